@@ -23,7 +23,7 @@ from solders.transaction_status import TransactionStatus
 
 from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE
 from psyche.core.rules.rounds import RECORDED_SLOTS
-from psyche.localchain.history import History, LandedTransaction, Landing
+from psyche.localchain.history import History, LandedBlock, LandedTransaction, Landing
 from psyche.localchain.tokens import find_token_balances
 from psyche.localchain.transactions import (
     compute_fee,
@@ -93,8 +93,7 @@ class Bank:
             self._svm.add_program(address, code)
         self.genesis = Hash(clocks.genesis)
         self.slot, self.height, self.unix = clocks.slot, clocks.height, clocks.unix
-        self.parent = 0
-        self.block_times: OrderedDict[int, int] = OrderedDict()
+        self.parent, self._first_slot = 0, 0  # the first that begins in this process
         self.history = History()
         self.accounts: dict[Pubkey, None] = {}  # all that were ever written
         self.on_block: list[Callable[[CompleteSlot], None]] = []
@@ -112,14 +111,12 @@ class Bank:
     def advance(self, unix: int, skipped: int = 0) -> None:
         """Complete the slot and begin the next one; `skipped` slots between them have no block, and so no hash."""
         block = CompleteSlot(self.slot, self.parent, self._records, tuple(self._written))
+        previous, height, begun_unix = self.newest_hash, self.height, self.unix
         if self.slot:
             self._slot_hashes.appendleft((self.slot, self._hash_block(block)))
         self.parent, self.slot = self.slot, self.slot + 1 + skipped
         self.height += 1
         self.unix = max(unix, self.unix)
-        self.block_times[self.slot] = self.unix
-        while len(self.block_times) > 1 << 16:
-            self.block_times.popitem(last=False)
         self._records, self._written = [], {}
         self._svm.expire_blockhash()
         self._svm.set_clock(Clock(self.slot, self.unix, 0, 1, self.unix))
@@ -127,6 +124,11 @@ class Bank:
         self._block_hashes[_hash(b"block", bytes(self.get_slot_hash()), self.slot)] = self.height + BLOCK_HASHES
         while next(iter(self._block_hashes.values())) < self.height:
             self._block_hashes.popitem(last=False)
+        if self._first_slot:
+            signatures = [record.signature for record in block.records]
+            made = LandedBlock(block.parent, height, begun_unix, self.newest_hash, previous, signatures)
+            self.history.add_block(block.slot, made)
+        self._first_slot = self._first_slot or self.slot
         for tell in self.on_block if block.slot else ():
             tell(block)
 
@@ -159,6 +161,12 @@ class Bank:
         """The newest slot that counts as finalized."""
         return max(0, self.slot - FINALIZED_SLOTS)
 
+    @property
+    def first_slot(self) -> int:
+        """The oldest slot that everything is known about."""
+        oldest = next(iter(self.history.blocks), self._first_slot)
+        return max(oldest, self.history.forgotten_slot + 1)
+
     def get_clocks(self) -> Clocks:
         """Where the chain is, to go on from there."""
         slot_hashes = [(slot, bytes(one)) for slot, one in self._slot_hashes]
@@ -189,17 +197,22 @@ class Bank:
         self._svm.set_account(key, account)
         self._note(key)
 
+    @property
+    def faucet(self) -> Pubkey:
+        """The account that airdrops come from."""
+        return self._faucet.pubkey()
+
     def airdrop(self, key: Pubkey, lamports: int) -> Signature:
         """Give an account lamports; returns the signature of the transaction that does.
 
         Raises:
             OverflowError: the faucet has not that many, or the account has no room for them.
         """
-        if not self.get_lamports(key) + lamports + LAMPORTS_PER_SIGNATURE < self.get_lamports(self._faucet.pubkey()):
+        if not self.get_lamports(key) + lamports + LAMPORTS_PER_SIGNATURE < self.get_lamports(self.faucet):
             raise OverflowError
-        giving = transfer(TransferParams(from_pubkey=self._faucet.pubkey(), to_pubkey=key, lamports=lamports))
+        giving = transfer(TransferParams(from_pubkey=self.faucet, to_pubkey=key, lamports=lamports))
         nonce = _hash(b"airdrop", bytes(self.newest_hash), self.history.count)  # so that two equal ones differ
-        message = Message.new_with_blockhash([giving], self._faucet.pubkey(), nonce)
+        message = Message.new_with_blockhash([giving], self.faucet, nonce)
         transaction = VersionedTransaction(message, [self._faucet])
         self._carry_out(transaction)
         return transaction.signatures[0]
@@ -271,7 +284,7 @@ class Bank:
             self._note(key)
 
     def _note(self, key: Pubkey) -> None:
-        if key != self._faucet.pubkey():
+        if key != self.faucet:
             self._written[key] = self.accounts[key] = None
 
     def _read(self, key: Pubkey) -> bytes | None:
@@ -290,11 +303,14 @@ class Bank:
             return Trial(None, done.meta(), dict(done.post_accounts()))
         return Trial(describe_failure(done), done.meta(), {})
 
+    def list_keys(self, message: Message | MessageV0) -> list[Pubkey]:
+        """The accounts of a message, those of lookup tables at the end."""
+        loaded = load_tables(message, self._read)
+        return [*message.account_keys, *loaded["writable"], *loaded["readonly"]]
+
     def compute_loaded_bytes(self, message: Message | MessageV0) -> int:
         """What a message loads, as the limit on loaded data counts it: accounts, and the code of programs."""
-        loaded = load_tables(message, self._read)
-        keys = [*message.account_keys, *loaded["writable"], *loaded["readonly"]]
-        accounts = [account for key in keys if (account := self.get_account(key)) is not None]
+        accounts = [account for key in self.list_keys(message) if (account := self.get_account(key)) is not None]
         programs = [Pubkey(bytes(one.data)[4:36]) for one in accounts if one.owner == UPGRADEABLE and one.executable]
         code = [account for key in programs if (account := self.get_account(key)) is not None]
         return sum(_ACCOUNT_BYTES + len(account.data) for account in (*accounts, *code))

@@ -11,6 +11,7 @@ from solders.pubkey import Pubkey
 
 from psyche.localchain.errors import INTERNAL_ERROR, INVALID_REQUEST, CallError, InvalidParams
 from psyche.localchain.params import Options
+from psyche.localchain.parsed.accounts import Read, parse_account
 
 BASE58_BYTES: Final = 128
 MAX_REPLY_BYTES: Final = 64 << 20  # of account data in one reply
@@ -41,7 +42,7 @@ class Form(NamedTuple):
         return data if self.length is None else data[self.start : self.start + self.length]
 
     def encode(self, data: bytes) -> Any:
-        """Encode data that are cut already. `jsonParsed` is base64: no program's accounts are explained here.
+        """Encode data that are cut already. `jsonParsed` is base64 where a program's accounts are not explained.
 
         Raises:
             CallError: they are too long for base58.
@@ -60,19 +61,25 @@ class Form(NamedTuple):
         return [base64.b64encode(data).decode(), "base64"]
 
 
-def describe_account(account: Account | None, form: Form) -> dict[str, Any] | None:
-    """An account in the form that a caller wants; None if there is none."""
+def describe_account(account: Account | None, form: Form, read: Read) -> dict[str, Any] | None:
+    """An account in the form that a caller wants, `read` gives others that explain it; None if there is none."""
     if account is None:
         return None
     data = bytes(account.data)
+    parsed = parse_account(account, read) if form.encoding == "jsonParsed" else None
     return {
-        "data": form.encode(form.cut(data)),
+        "data": parsed or form.encode(form.cut(data)),
         "executable": account.executable,
         "lamports": account.lamports,
         "owner": str(account.owner),
         "rentEpoch": account.rent_epoch,
         "space": len(data),
     }
+
+
+def describe_listed(found: Sequence[tuple[Pubkey, Account]], form: Form, read: Read) -> list[dict[str, Any]]:
+    """Accounts with their addresses; check_reply_size first."""
+    return [{"pubkey": str(key), "account": describe_account(account, form, read)} for key, account in found]
 
 
 def check_reply_size(accounts: Sequence[Account | None], form: Form) -> None:
@@ -82,12 +89,18 @@ def check_reply_size(accounts: Sequence[Account | None], form: Form) -> None:
         CallError: they do not.
     """
     size = sum(len(form.cut(bytes(account.data))) for account in accounts if account is not None)
-    if size > MAX_REPLY_BYTES:
-        raise CallError(
-            INTERNAL_ERROR,
-            f"the accounts have {size:,} bytes, and a reply at most {MAX_REPLY_BYTES:,}: ask for fewer, or for a "
-            "part of each with dataSlice",
-        )
+    check_reply_bytes(size, "the accounts", "ask for fewer, or for a part of each with dataSlice")
+
+
+def check_reply_bytes(size_bytes: int, what: str, instead: str) -> None:
+    """Check that what is to be told fits one reply.
+
+    Raises:
+        CallError: it does not; `instead` says what the caller can do.
+    """
+    if size_bytes > MAX_REPLY_BYTES:
+        text = f"{what} have {size_bytes:,} bytes, and a reply at most {MAX_REPLY_BYTES:,}: {instead}"
+        raise CallError(INTERNAL_ERROR, text)
 
 
 class AccountFilter(NamedTuple):

@@ -1,15 +1,17 @@
 """What became of transactions: a status for each recent one, and everything about as many as there is room for."""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from solders.hash import Hash
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 MAX_STATUSES: Final = 1 << 16
 MAX_RECORD_BYTES: Final = 128 << 20
+MAX_BLOCKS: Final = 1 << 16
 _OVERHEAD_BYTES: Final = 1_000  # of a record, apart from its transaction and logs
 
 
@@ -44,11 +46,25 @@ class LandedTransaction:
         return _OVERHEAD_BYTES + len(self.raw) + sum(map(len, self.logs)) + 100 * len(self.keys)
 
 
+@dataclass(frozen=True, slots=True)
+class LandedBlock:
+    """A block that is complete, without its transactions."""
+
+    parent_slot: int
+    height: int
+    unix: int
+    hash: Hash
+    previous_hash: Hash
+    signatures: Sequence[Signature]
+
+
 class History:
     """Landed transactions, oldest first. The oldest are forgotten: a status never while its blockhash is valid."""
 
     def __init__(self) -> None:
         self.statuses: OrderedDict[Signature, Landing] = OrderedDict()
+        self.blocks: OrderedDict[int, LandedBlock] = OrderedDict()  # by slot
+        self.forgotten_slot = -1  # the newest of whose transactions one is forgotten
         self.count = 0
         self._records: OrderedDict[Signature, LandedTransaction] = OrderedDict()
         self._by_key: dict[Pubkey, deque[Signature]] = {}
@@ -67,7 +83,14 @@ class History:
         while self._size_bytes > MAX_RECORD_BYTES:
             self._forget(self._records.popitem(last=False)[1])
 
+    def add_block(self, slot: int, block: LandedBlock) -> None:
+        """Add the newest block."""
+        self.blocks[slot] = block
+        if len(self.blocks) > MAX_BLOCKS:
+            self.blocks.popitem(last=False)
+
     def _forget(self, record: LandedTransaction) -> None:
+        self.forgotten_slot = record.status.slot
         self._size_bytes -= record.compute_size_bytes()
         for key in dict.fromkeys(record.keys):
             signatures = self._by_key[key]

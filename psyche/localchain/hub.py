@@ -13,7 +13,7 @@ from psyche.localchain.bank import Bank, CompleteSlot
 from psyche.localchain.calls import Method
 from psyche.localchain.encodings import CLOSED, AccountFilter, Form, accept_all, describe_account, read_filters
 from psyche.localchain.errors import CallError, InvalidParams
-from psyche.localchain.methods.transactions import describe_logs, names_any
+from psyche.localchain.methods.landed import describe_logs, names_any
 from psyche.localchain.params import COMMITMENTS, Params, check_key
 
 MAX_SUBSCRIPTIONS: Final = 100  # of one connection
@@ -171,7 +171,7 @@ class SubscriptionHub:
         if isinstance(topic, AccountTopic):
             if topic.key in block.written:
                 account = self._bank.get_account(topic.key) or CLOSED
-                found.tell("account", self._wrap(block.slot, _describe(account, topic.form)))
+                found.tell("account", self._wrap(block.slot, self._describe(account, topic.form)))
         elif isinstance(topic, ProgramTopic):
             self._tell_program(found, topic, block)
         elif isinstance(topic, LogsTopic):
@@ -189,7 +189,7 @@ class SubscriptionHub:
         for key in block.written:
             account = self._bank.get_account(key)
             if account is not None and account.owner == topic.program and accept_all(topic.filters, account):
-                value = {"pubkey": str(key), "account": _describe(account, topic.form)}
+                value = {"pubkey": str(key), "account": self._describe(account, topic.form)}
                 found.tell("program", self._wrap(block.slot, value))
 
     def _tell_signature(self, found: SharedSubscription, topic: SignatureTopic, block: CompleteSlot) -> None:
@@ -197,17 +197,16 @@ class SubscriptionHub:
             found.tell("signature", self._wrap(block.slot, "receivedSignature"))
         self._settle_one(found, topic)
 
+    def _describe(self, account: Account, form: Form) -> dict[str, Any] | None:
+        """As in replies, but nobody can be told that the account is too long for base58."""
+        try:
+            return describe_account(account, form, self._bank.get_account)
+        except CallError:
+            described = describe_account(account, Form("base64", 0, 0), self._bank.get_account)
+            return None if described is None else {**described, "data": _TOO_LONG}
+
     def _wrap(self, slot: int, value: Any) -> dict[str, Any]:
         return {"context": {"slot": slot}, "value": value}
-
-
-def _describe(account: Account, form: Form) -> dict[str, Any] | None:
-    """As in replies, but nobody can be told that the account is too long for base58."""
-    try:
-        return describe_account(account, form)
-    except CallError:
-        described = describe_account(account, Form("base64", 0, 0))
-        return None if described is None else {**described, "data": _TOO_LONG}
 
 
 def _read_account(params: Params) -> AccountTopic:

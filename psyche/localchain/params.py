@@ -40,12 +40,12 @@ class Options:
         value = self._raw.get(name)
         return None if value is None else check_integer(value, name, most)
 
-    def get_flag(self, name: str) -> bool:
-        """A boolean; false unless it is there."""
+    def get_flag(self, name: str, *, default: bool = False) -> bool:
+        """A boolean."""
         value = self._raw.get(name)
         if value is not None and not isinstance(value, bool):
             raise InvalidParams(f"Invalid params: {name}: expected a boolean.")
-        return bool(value)
+        return default if value is None else value
 
     def get_text(self, name: str) -> str:
         """A text; empty unless it is there."""

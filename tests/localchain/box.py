@@ -14,8 +14,15 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.message import Message
 from solders.pubkey import Pubkey
-from solders.system_program import TransferParams, transfer
+from solders.system_program import CreateAccountParams, TransferParams, create_account, transfer
 from solders.transaction import VersionedTransaction
+from spl.token.instructions import (
+    create_associated_token_account,
+    get_associated_token_address,
+    initialize_mint2,
+    mint_to_checked,
+)
+from spl.token.models import InitializeMint2Params, MintToCheckedParams
 
 from psyche.chain.addresses import EVERYBODY, JOIN_SCOPE, get_authorization_address
 from psyche.chain.authorizer import build_authorization_create, build_authorization_grantor_update
@@ -27,6 +34,7 @@ from psyche.core.state.state import Coordinator, Progress
 from psyche.localchain.bank import Bank, begin_chain
 from psyche.localchain.chain import LocalChain, open_local_chain
 from psyche.localchain.programs import load_programs
+from psyche.localchain.tokens import MINT_BYTES, TOKEN
 from psyche.testing.builders import build_config, build_model
 
 NOW = 1_800_000_000
@@ -59,6 +67,31 @@ def pay(bank: Bank, payer: Keypair, to: Pubkey, lamports: int = SOL) -> Versione
 
 def encode(transaction: VersionedTransaction) -> str:
     return base64.b64encode(bytes(transaction)).decode()
+
+
+def make_mint(bank: Bank, owner: Keypair) -> tuple[Pubkey, Pubkey]:
+    """A mint of six decimals, and the owner's account with five tokens."""
+    mint, key = Keypair(), owner.pubkey()
+    held = get_associated_token_address(key, mint.pubkey())
+    steps = [
+        create_account(
+            CreateAccountParams(
+                from_pubkey=key, to_pubkey=mint.pubkey(), lamports=bank.get_deposit(MINT_BYTES), space=MINT_BYTES,
+                owner=TOKEN,
+            )
+        ),
+        initialize_mint2(
+            InitializeMint2Params(decimals=6, program_id=TOKEN, mint=mint.pubkey(), mint_authority=key)
+        ),
+        create_associated_token_account(key, key, mint.pubkey()),
+        mint_to_checked(
+            MintToCheckedParams(
+                program_id=TOKEN, mint=mint.pubkey(), dest=held, mint_authority=key, amount=5_000_000, decimals=6
+            )
+        ),
+    ]  # fmt: skip
+    assert bank.execute(sign(bank.newest_hash, owner, steps, mint)) is None
+    return mint.pubkey(), held
 
 
 class Caller:

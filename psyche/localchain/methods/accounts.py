@@ -5,7 +5,13 @@ from typing import Any, Final
 
 from psyche.localchain.bank import Bank
 from psyche.localchain.calls import Method
-from psyche.localchain.encodings import Form, accept_all, check_reply_size, describe_account, read_filters
+from psyche.localchain.encodings import (
+    Form,
+    accept_all,
+    check_reply_size,
+    describe_account,
+    read_filters,
+)
 from psyche.localchain.errors import INTERNAL_ERROR, CallError
 from psyche.localchain.methods.context import check_context, wrap
 from psyche.localchain.params import Params, check_keys
@@ -30,7 +36,7 @@ def get_account_info(bank: Bank, params: Params) -> Any:
     """One account."""
     key, config = params.take_key(0), params.get_config(1)
     check_context(bank, config)
-    return wrap(bank, describe_account(bank.get_account(key), Form.read(config)))
+    return wrap(bank, describe_account(bank.get_account(key), Form.read(config), bank.get_account))
 
 
 def get_multiple_accounts(bank: Bank, params: Params) -> Any:
@@ -40,7 +46,7 @@ def get_multiple_accounts(bank: Bank, params: Params) -> Any:
     form = Form.read(config, default="base64")
     accounts = [bank.get_account(key) for key in keys]
     check_reply_size(accounts, form)
-    return wrap(bank, [describe_account(account, form) for account in accounts])
+    return wrap(bank, [describe_account(account, form, bank.get_account) for account in accounts])
 
 
 def get_program_accounts(bank: Bank, params: Params) -> Any:
@@ -50,7 +56,9 @@ def get_program_accounts(bank: Bank, params: Params) -> Any:
     form, filters = Form.read(config), read_filters(config)
     found = [(key, one) for key, one in bank.get_program_accounts(program) if accept_all(filters, one)]
     check_reply_size([account for _, account in found], form)
-    listed = [{"pubkey": str(key), "account": describe_account(account, form)} for key, account in found]
+    listed = [
+        {"pubkey": str(key), "account": describe_account(account, form, bank.get_account)} for key, account in found
+    ]
     return wrap(bank, listed) if config.get_flag("withContext") else listed
 
 

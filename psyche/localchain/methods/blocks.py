@@ -8,12 +8,12 @@ from solders.hash import Hash, ParseHashError
 from psyche import __version__
 from psyche.localchain.bank import Bank
 from psyche.localchain.calls import Method
-from psyche.localchain.errors import NO_BLOCK, SKIPPED_SLOT, CallError, InvalidParams
+from psyche.localchain.errors import InvalidParams
 from psyche.localchain.methods.context import API_VERSION, check_context, wrap
+from psyche.localchain.methods.landed import find_block
 from psyche.localchain.params import Params, check_keys
 
 SLOTS_IN_EPOCH: Final = 432_000
-IDENTITY: Final = "PsycheLoca1Chain111111111111111111111111111"
 MAX_LOCKED_ACCOUNTS: Final = 128
 _LISTED_SLOTS: Final = 150
 _SAMPLE_S: Final = 60
@@ -27,15 +27,13 @@ def make_block_methods(bank: Bank) -> dict[str, Method]:
         "getBlockTime": partial(get_block_time, bank),
         "getEpochInfo": partial(get_epoch_info, bank),
         "getEpochSchedule": get_epoch_schedule,
-        "getFirstAvailableBlock": lambda _params: 0,
+        "getFirstAvailableBlock": lambda _params: bank.first_slot,
         "getGenesisHash": lambda _params: str(bank.genesis),
         "getHealth": lambda _params: "ok",
-        "getIdentity": lambda _params: {"identity": IDENTITY},
         "getLatestBlockhash": partial(get_latest_blockhash, bank),
         "getRecentPerformanceSamples": partial(get_recent_performance_samples, bank),
         "getRecentPrioritizationFees": partial(get_recent_prioritization_fees, bank),
         "getSlot": partial(get_current_slot, bank),
-        "getSlotLeader": partial(get_slot_leader, bank),
         "getTransactionCount": partial(get_transaction_count, bank),
         "getVersion": lambda _params: {"solana-core": API_VERSION, "feature-set": 0, "psyche": __version__},
         "isBlockhashValid": partial(is_blockhash_valid, bank),
@@ -48,12 +46,6 @@ def get_current_slot(bank: Bank, params: Params) -> int:
     return bank.slot
 
 
-def get_slot_leader(bank: Bank, params: Params) -> str:
-    """Who makes blocks: always this chain."""
-    check_context(bank, params.get_config(0))
-    return IDENTITY
-
-
 def get_block_height(bank: Bank, params: Params) -> int:
     """The number of slots that were not skipped."""
     check_context(bank, params.get_config(0))
@@ -63,11 +55,7 @@ def get_block_height(bank: Bank, params: Params) -> int:
 def get_block_time(bank: Bank, params: Params) -> int:
     """When a slot was, by its Clock."""
     slot = params.take_integer(0)
-    if slot > bank.slot:
-        raise CallError(NO_BLOCK, f"Block not available for slot {slot}")
-    if slot not in bank.block_times:
-        raise CallError(SKIPPED_SLOT, f"Slot {slot} was skipped, or missing due to ledger jump to recent snapshot")
-    return bank.block_times[slot]
+    return bank.unix if slot == bank.slot else find_block(bank, slot, "confirmed").unix
 
 
 def get_latest_blockhash(bank: Bank, params: Params) -> Any:
@@ -96,7 +84,7 @@ def is_blockhash_valid(bank: Bank, params: Params) -> Any:
 def get_recent_prioritization_fees(bank: Bank, params: Params) -> Any:
     """What others paid to be preferred: nothing, because every transaction finds room."""
     check_keys(params.get(0) or [], MAX_LOCKED_ACCOUNTS)
-    return [{"slot": slot, "prioritizationFee": 0} for slot in list(bank.block_times)[-_LISTED_SLOTS:]]
+    return [{"slot": slot, "prioritizationFee": 0} for slot in list(bank.history.blocks)[-_LISTED_SLOTS:]]
 
 
 def get_epoch_info(bank: Bank, params: Params) -> Any:
@@ -133,7 +121,7 @@ def get_recent_performance_samples(bank: Bank, params: Params) -> Any:
     """How many slots there were in the last minute, as far as block times tell."""
     if params.get(0) is not None:
         params.take_integer(0, _MAX_SAMPLES)
-    recent = sum(1 for unix in bank.block_times.values() if unix > bank.unix - _SAMPLE_S)
+    recent = 1 + sum(1 for block in bank.history.blocks.values() if block.unix > bank.unix - _SAMPLE_S)
     return [
         {
             "slot": bank.slot,

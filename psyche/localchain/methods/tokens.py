@@ -1,18 +1,20 @@
 """Calls about tokens."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from solders.account import Account
 from solders.pubkey import Pubkey
 
 from psyche.localchain.bank import Bank
 from psyche.localchain.calls import Method
-from psyche.localchain.encodings import Form, describe_account
+from psyche.localchain.encodings import Form, describe_listed
 from psyche.localchain.errors import InvalidParams
 from psyche.localchain.methods.context import check_context, wrap
 from psyche.localchain.params import Params, check_key
 from psyche.localchain.tokens import PROGRAMS, Holding, describe_amount, read_holding, read_mint
+
+LARGEST: Final = 20
 
 
 def make_token_methods(bank: Bank) -> dict[str, Method]:
@@ -20,6 +22,7 @@ def make_token_methods(bank: Bank) -> dict[str, Method]:
     return {
         "getTokenAccountBalance": partial(get_token_account_balance, bank),
         "getTokenAccountsByOwner": partial(get_token_accounts_by_owner, bank),
+        "getTokenLargestAccounts": partial(get_token_largest_accounts, bank),
         "getTokenSupply": partial(get_token_supply, bank),
     }
 
@@ -47,6 +50,19 @@ def get_token_supply(bank: Bank, params: Params) -> Any:
     return wrap(bank, describe_amount(mint.supply, mint.decimals))
 
 
+def get_token_largest_accounts(bank: Bank, params: Params) -> Any:
+    """The accounts with most tokens of a mint."""
+    key = params.take_key(0)
+    check_context(bank, params.get_config(1))
+    mint = read_mint(account := bank.get_account(key))
+    if account is None or mint is None:
+        raise InvalidParams("Invalid param: not a Token mint")
+    listed = ((address, read_holding(one)) for address, one in bank.get_program_accounts(account.owner))
+    held = [(one.amount, str(address)) for address, one in listed if one is not None and one.mint == key]
+    largest = sorted(held, reverse=True)[:LARGEST]
+    return wrap(bank, [{"address": address, **describe_amount(amount, mint.decimals)} for amount, address in largest])
+
+
 def get_token_accounts_by_owner(bank: Bank, params: Params) -> Any:
     """The token accounts of an owner, of one mint or one token program."""
     owner, wanted, config = params.take_key(0), params.take(1), params.get_config(2)
@@ -62,11 +78,5 @@ def get_token_accounts_by_owner(bank: Bank, params: Params) -> Any:
     def is_wanted(holding: Holding | None) -> bool:
         return holding is not None and holding.owner == owner and ("programId" in wanted or holding.mint == key)
 
-    return wrap(
-        bank,
-        [
-            {"pubkey": str(address), "account": describe_account(account, form)}
-            for address, account in found
-            if is_wanted(read_holding(account))
-        ],
-    )
+    listed = [(address, account) for address, account in found if is_wanted(read_holding(account))]
+    return wrap(bank, describe_listed(listed, form, bank.get_account))

@@ -1,13 +1,11 @@
-"""Calls that send transactions, try them, and ask what became of them."""
+"""Calls that send transactions, and try them."""
 
 import base64
 import binascii
 from functools import partial
 from typing import Any, Final
 
-import base58
 from solders.message import Message, MessageV0, from_bytes_versioned
-from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
 from psyche.localchain.bank import Bank, Trial
@@ -16,39 +14,31 @@ from psyche.localchain.encodings import Form, check_reply_size, describe_account
 from psyche.localchain.errors import (
     PREFLIGHT_FAILED,
     SIGNATURE_FAILED,
-    UNSUPPORTED_VERSION,
     CallError,
     InvalidParams,
     describe_transaction_error,
 )
-from psyche.localchain.history import LandedTransaction, Landing
 from psyche.localchain.methods.blocks import describe_hash
 from psyche.localchain.methods.context import check_context, wrap
-from psyche.localchain.params import COMMITMENTS, Options, Params, check_signature
+from psyche.localchain.methods.landed import parse_inner
+from psyche.localchain.params import COMMITMENTS, Options, Params
 from psyche.localchain.transactions import (
     compute_fee,
     decode_text,
-    describe_instruction,
+    describe_inner,
     describe_returned,
-    get_version,
     read_transaction,
     take_message,
 )
 
-MAX_STATUSES: Final = 256
-MAX_LISTED: Final = 1_000
 MAX_SHOWN_ACCOUNTS: Final = 128
 _SENT_AS: Final = ("base58", "base64")
-_SHOWN_AS: Final = ("json", "jsonParsed", "base58", "base64")
 
 
 def make_transaction_methods(bank: Bank) -> dict[str, Method]:
     """The methods on a chain."""
     return {
         "getFeeForMessage": partial(get_fee_for_message, bank),
-        "getSignatureStatuses": partial(get_signature_statuses, bank),
-        "getSignaturesForAddress": partial(get_signatures_for_address, bank),
-        "getTransaction": partial(get_transaction, bank),
         "sendTransaction": partial(send_transaction, bank),
         "simulateTransaction": partial(simulate_transaction, bank),
     }
@@ -108,6 +98,9 @@ def simulate_transaction(bank: Bank, params: Params) -> Any:
         trial = Trial(refusal, None, {})
     described = _describe_trial(bank, transaction, trial)
     described["accounts"] = _describe_accounts(bank, config, trial)
+    if config.get_flag("innerInstructions") and trial.result is not None:
+        keys = bank.list_keys(take_message(transaction))
+        described["innerInstructions"] = parse_inner(describe_inner(trial.result), keys)
     if is_replaced:
         described["replacementBlockhash"] = describe_hash(bank)
     return wrap(bank, described)
@@ -138,7 +131,7 @@ def _describe_accounts(bank: Bank, config: Options, trial: Trial) -> list[Any] |
         return [None] * len(keys)
     accounts = [trial.accounts.get(key) or bank.get_account(key) for key in keys]
     check_reply_size(accounts, form)
-    return [describe_account(account, form) for account in accounts]
+    return [describe_account(account, form, bank.get_account) for account in accounts]
 
 
 def get_fee_for_message(bank: Bank, params: Params) -> Any:
@@ -153,162 +146,3 @@ def get_fee_for_message(bank: Bank, params: Params) -> Any:
         raise InvalidParams("failed to deserialize the message: expected a valid transaction message version")
     is_valid = bank.get_last_height(message.recent_blockhash) is not None
     return wrap(bank, compute_fee(message) if is_valid else None)
-
-
-# --- asking -------------------------------------------------------------------------------------------------
-
-
-def get_signature_statuses(bank: Bank, params: Params) -> Any:
-    """Where transactions landed, null for those that have not."""
-    listed = params.take(0)
-    params.get_config(1).get_flag("searchTransactionHistory")
-    if not isinstance(listed, list) or len(listed) > MAX_STATUSES:
-        raise InvalidParams(f"Too many inputs provided; max {MAX_STATUSES}")
-    statuses = [bank.history.statuses.get(check_signature(one)) for one in listed]
-    return wrap(bank, [_describe_status(bank, status) for status in statuses])
-
-
-def _describe_status(bank: Bank, status: Landing | None) -> dict[str, Any] | None:
-    if status is None:
-        return None
-    level = bank.get_level(status.slot)
-    return {
-        "slot": status.slot,
-        "confirmations": None if level == "finalized" else bank.slot - status.slot,
-        "err": status.error,
-        "status": _describe_outcome(status.error),
-        "confirmationStatus": level,
-    }
-
-
-def _describe_outcome(error: Any) -> dict[str, Any]:
-    return {"Ok": None} if error is None else {"Err": error}
-
-
-def get_signatures_for_address(bank: Bank, params: Params) -> Any:
-    """The transactions that name an account, newest first."""
-    key, config = params.take_key(0), params.get_config(1)
-    check_context(bank, config)
-    least = _take_settled_level(config)
-    limit = config.get_integer("limit", MAX_LISTED) or MAX_LISTED
-    before, until = config.get_signature("before"), config.get_signature("until")
-    found: list[dict[str, Any]] = []
-    is_open = before is None
-    for record in bank.history.find(key):
-        if record.signature == until or len(found) == limit:
-            break
-        if is_open and _has_reached(bank, record, least):
-            found.append(_list(bank, record))
-        is_open = is_open or record.signature == before
-    return found
-
-
-def _list(bank: Bank, record: LandedTransaction) -> dict[str, Any]:
-    return {
-        "signature": str(record.signature),
-        "slot": record.status.slot,
-        "err": record.status.error,
-        "memo": None,
-        "blockTime": record.unix,
-        "confirmationStatus": bank.get_level(record.status.slot),
-    }
-
-
-def _take_settled_level(config: Options) -> str:
-    level = config.get_commitment()
-    if level == "processed":
-        raise InvalidParams("Method does not support commitment below `confirmed`")
-    return level
-
-
-def _has_reached(bank: Bank, record: LandedTransaction, level: str) -> bool:
-    return COMMITMENTS.index(bank.get_level(record.status.slot)) >= COMMITMENTS.index(level)
-
-
-def get_transaction(bank: Bank, params: Params) -> Any:
-    """Everything about a transaction; null until it has reached the commitment."""
-    raw_config = params.get(1)
-    config = Options({"encoding": raw_config} if isinstance(raw_config, str) else raw_config)
-    encoding, level = config.get_choice("encoding", _SHOWN_AS, "json"), _take_settled_level(config)
-    newest = config.get_integer("maxSupportedTransactionVersion", most=255)
-    record = bank.history.get(params.take_signature(0))
-    if record is None or not _has_reached(bank, record, level):
-        return None
-    transaction = VersionedTransaction.from_bytes(record.raw)
-    version = get_version(transaction)
-    if newest is None and version != "legacy":
-        raise CallError(
-            UNSUPPORTED_VERSION,
-            f"Transaction version ({version}) is not supported by the requesting client. Please try the request "
-            f'again with the following configuration parameter: "maxSupportedTransactionVersion": {version}',
-        )
-    reply = {
-        "slot": record.status.slot,
-        "blockTime": record.unix,
-        "transaction": _show(record, transaction, encoding),
-        "meta": _describe_record(record),
-    }
-    return reply if newest is None else {**reply, "version": version}
-
-
-def _show(record: LandedTransaction, transaction: VersionedTransaction, encoding: str) -> Any:
-    if encoding == "base64":
-        return [base64.b64encode(record.raw).decode(), encoding]
-    if encoding == "base58":
-        return [base58.b58encode(record.raw).decode(), encoding]
-    return {
-        "signatures": [str(one) for one in transaction.signatures],
-        "message": _show_message(take_message(transaction)),
-    }
-
-
-def _show_message(message: Message | MessageV0) -> dict[str, Any]:
-    header = message.header
-    shown: dict[str, Any] = {
-        "header": {
-            "numRequiredSignatures": header.num_required_signatures,
-            "numReadonlySignedAccounts": header.num_readonly_signed_accounts,
-            "numReadonlyUnsignedAccounts": header.num_readonly_unsigned_accounts,
-        },
-        "accountKeys": [str(key) for key in message.account_keys],
-        "recentBlockhash": str(message.recent_blockhash),
-        "instructions": [describe_instruction(one) for one in message.instructions],
-    }
-    if isinstance(message, MessageV0):
-        shown["addressTableLookups"] = [
-            {
-                "accountKey": str(one.account_key),
-                "writableIndexes": list(bytes(one.writable_indexes)),
-                "readonlyIndexes": list(bytes(one.readonly_indexes)),
-            }
-            for one in message.address_table_lookups
-        ]
-    return shown
-
-
-def _describe_record(record: LandedTransaction) -> dict[str, Any]:
-    meta: dict[str, Any] = {
-        "err": record.status.error,
-        "status": _describe_outcome(record.status.error),
-        "fee": record.fee_lamports,
-        "preBalances": record.balances[0],
-        "postBalances": record.balances[1],
-        "innerInstructions": record.inner,
-        "logMessages": record.logs,
-        "preTokenBalances": record.tokens[0],
-        "postTokenBalances": record.tokens[1],
-        "rewards": [],
-        "loadedAddresses": record.loaded,
-        "computeUnitsConsumed": record.units,
-    }
-    return meta if record.returned is None else {**meta, "returnData": record.returned}
-
-
-def describe_logs(record: LandedTransaction) -> dict[str, Any]:
-    """What subscribers of logs learn of a transaction."""
-    return {"signature": str(record.signature), "err": record.status.error, "logs": record.logs}
-
-
-def names_any(record: LandedTransaction, keys: frozenset[Pubkey]) -> bool:
-    """Whether a transaction names one of these accounts."""
-    return not keys.isdisjoint(record.keys)

@@ -65,7 +65,7 @@ def format_accounts(accounts: Accounts) -> str:
     if not rounds:
         return "no round was finished"
     bounds = accounts.bounds.most_common(3)
-    last = "; ".join(f"{Bound(kind, who, 'others').text} ({n} of {len(rounds)})" for (kind, who), n in bounds)
+    last = "; ".join(f"{Bound(kind, who, 'others').text}: {n} of {len(rounds)}" for (kind, who), n in bounds)
     head = ("node", *COLUMN_NAMES, "cut off", "tokens", "sent", "received")
     rows = [
         [node.name, *(format_percent(compute_shares([node])[what]) for what in COLUMNS), str(len(node.cut_off)),
@@ -82,7 +82,7 @@ def format_accounts(accounts: Accounts) -> str:
             "",
             *format_between(accounts),
             f"tokens per second      {format_count(accounts.tokens_per_s)}",
-            f"rounds waited last for {last}",
+            f"rounds waited for      {last}",
             "",
             format_tables(head, rows),
         ]

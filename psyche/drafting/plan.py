@@ -5,12 +5,17 @@ from typing import Final
 
 from psyche.config.schema import ConfigTable
 from psyche.core.state.limits import U16_MAX
+from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.drafting.model_choice import ModelChoice
+from psyche.forecast.whole_run import WholeRun
+from psyche.forecast.workload import compute_even_shapes, compute_payload_bytes
 
 FETCH_BYTES_PER_S: Final = 6_250_000  # 50 Mbit/s: a slow line of those that can take part
 SAVE_BYTES_PER_S: Final = 100_000_000  # a slow disk
 SAVED_BYTES: Final = 16  # of a parameter: weights, momentum, export
 START_S: Final = 60  # a client's processes start, and load torch
+APPLY_S: Final = 0.5  # a round's results, on a usual machine
+LOAD_S: Final = 10.0  # in Warmup
 TENS_S: Final = 10
 LEAST_COOLDOWN_S: Final = 3
 CHAIN_WITNESS_S: Final = 10  # a report is on record only seconds after it was sent
@@ -81,6 +86,23 @@ def compute_run_plan(answers: Answers, model: ModelChoice) -> Plan:
         "global_batch_size_warmup_tokens": 0,
     }
     return Plan(config, answers.steps // WARMUP_SHARE, recipe.base_lr / FINAL_LR_SHARE, epoch_rounds // 10)
+
+
+def estimate_whole_run(answers: Answers, model: ModelChoice) -> WholeRun:
+    """The whole run on usual machines with lines that are fast enough; `psyche simulate` takes the owner's."""
+    recipe, config = model.recipe, compute_run_plan(answers, model).config
+    optimizer = Optimizer(
+        OptimizerKind.DISTRO, compression_chunk=recipe.chunk, compression_topk=recipe.topk, quantize_1bit=True
+    )
+    payload_bytes = compute_payload_bytes(compute_even_shapes(model.parameters, recipe.chunk), optimizer)
+    tokens = config["global_batch_size_end"] * model.sequence_tokens
+    train_s = tokens / answers.members / recipe.tokens_per_s
+    others_bytes = payload_bytes * (answers.members - 1)
+    return WholeRun(
+        steps=answers.steps, epochs=-(-answers.steps // config["rounds_per_epoch"]), round_s=train_s + APPLY_S,
+        around_s=config["waiting_for_members_extra_time"] + LOAD_S + config["cooldown_time"], train_s=train_s,
+        tokens=tokens, sent_bytes=others_bytes, received_bytes=others_bytes, send_s=train_s + APPLY_S,
+    )  # fmt: skip
 
 
 def _round_up(seconds: float, step: int) -> int:

@@ -31,6 +31,7 @@ class Recipe:
         base_lr: highest learning rate.
         train_s: a time in which slow machines too have trained a round.
         witness_s: a time in which slow lines too have brought a round's results.
+        tokens_per_s: that a usual machine at home trains.
         chunk, topk, decay: settings of DisTrO.
     """
 
@@ -41,6 +42,7 @@ class Recipe:
     base_lr: float
     train_s: int
     witness_s: int
+    tokens_per_s: int
     chunk: int = 64
     topk: int = 8
     decay: float = 0.999
@@ -59,13 +61,13 @@ class ModelSize:
 # Heads have 64 dimensions from 20m on. 124m is as large as GPT-2 with its vocabulary; 1b is Llama 3.2 1B.
 _ALL: Final = (
     ModelSize("1m", 900_000, Shape(128, 384, 4, 4, 4, is_tied=False, initializer_range=0.09),
-              Recipe(128, 8, 500, 50, 1e-3, 30, 5, chunk=16, topk=16, decay=0.95)),
+              Recipe(128, 8, 500, 50, 1e-3, 30, 5, 3_000, chunk=16, topk=16, decay=0.95)),
     ModelSize("20m", 14_000_000, Shape(384, 1_024, 8, 6, 6, is_tied=True),
-              Recipe(512, 8, 5_000, 200, 4e-4, 120, 10)),
+              Recipe(512, 8, 5_000, 200, 4e-4, 120, 10, 30_000)),
     ModelSize("124m", 85_000_000, Shape(768, 2_048, 12, 12, 12, is_tied=True),
-              Recipe(1_024, 16, 20_000, 200, 4e-4, 300, 20)),
+              Recipe(1_024, 16, 20_000, 200, 4e-4, 300, 20, 15_000)),
     ModelSize("1b", 973_000_000, Shape(2_048, 8_192, 16, 32, 8, is_tied=True),
-              Recipe(2_048, 16, 50_000, 200, 3e-4, 600, 60)),
+              Recipe(2_048, 16, 50_000, 200, 3e-4, 600, 60, 3_000)),
 )  # fmt: skip
 SIZES: Final = {size.name: size for size in _ALL}
 

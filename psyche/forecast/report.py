@@ -12,6 +12,8 @@ from psyche.forecast.obstacle import describe_obstacle
 from psyche.forecast.play import Forecast
 from psyche.forecast.question import Question
 from psyche.forecast.recorder import Carried
+from psyche.forecast.settled import compute_whole_run, find_narrow
+from psyche.forecast.whole_run import build_whole_json, format_whole_run
 from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds, format_tables
 
 SHOWN: Final = 8  # members named one by one
@@ -77,6 +79,7 @@ def format_forecast(forecast: Forecast) -> str:
         "",
         format_classes(forecast),
         *_format_exits(forecast),
+        *_format_whole(forecast),
     ]
     if forecast.stood_still:
         lines += ["", f"THE RUN STOOD STILL: {describe_obstacle(forecast)}"]
@@ -98,17 +101,13 @@ def _format_members(forecast: Forecast) -> list[str]:
 
 def _format_sums(forecast: Forecast) -> list[str]:
     accounts = forecast.accounts
-    whole = format_percent(accounts.whole_training_share)
     lost, samples = forecast.lost_samples, forecast.samples
     return [
-        (
-            f"share in training      {format_percent(accounts.shares[What.TRAIN])} of rounds with data, {whole} "
-            "with Warmup, drains and Cooldown"
-        ),
+        f"share in training      {format_percent(accounts.shares[What.TRAIN])} of rounds with data",
         f"tokens per second      {format_count(accounts.tokens_per_s)}",
         f"samples lost           {lost:.0f} of {samples:.0f} ({format_percent(lost / samples if samples else 0.0)})",
         *_format_voids(accounts),
-        f"rounds waited last for {_format_bounds(forecast)}",
+        f"rounds waited for      {_format_bounds(forecast)}",
     ]
 
 
@@ -121,7 +120,7 @@ def _format_voids(accounts: Accounts) -> list[str]:
 
 def _format_bounds(forecast: Forecast) -> str:
     total = len(forecast.accounts.data_rounds)
-    parts = [f"{describe_bound(forecast, kind, who)} ({n} of {total})" for (kind, who), n in count_bounds(forecast)]
+    parts = [f"{describe_bound(forecast, kind, who)}: {n} of {total}" for (kind, who), n in count_bounds(forecast)]
     return "; ".join(parts[:3]) or "nothing"
 
 
@@ -211,6 +210,14 @@ def _format_exits(forecast: Forecast) -> list[str]:
     return lines
 
 
+def _format_whole(forecast: Forecast) -> list[str]:
+    """Describe the run of full length, if there is one to come."""
+    run = compute_whole_run(forecast)
+    if run is None or forecast.stood_still or forecast.came_to_nothing:
+        return []
+    return ["", *format_whole_run(run, "at the pace of the simulated rounds"), *find_narrow(run, forecast.question)]
+
+
 def format_defects(forecast: Forecast) -> str:
     """Describe defects of the program itself, with everything needed to debug them; empty if there are none."""
     outcome = forecast.outcome
@@ -254,6 +261,7 @@ def build_json(forecast: Forecast, with_server: Forecast | None = None) -> dict[
         "whole_training_share": accounts.whole_training_share,
         "seconds_by_state": dict(accounts.phases),
         "bounds": [{"kind": kind, "class": who, "rounds": n} for (kind, who), n in count_bounds(forecast)],
+        "whole_run": build_whole_json(compute_whole_run(forecast)),
         "exits": [asdict(one) for one in forecast.exits],
         "rounds": [get_round_json(one) for one in accounts.rounds],
         "members": [_get_member(forecast, node) for node in sort_nodes(accounts.nodes.values())],

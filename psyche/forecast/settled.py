@@ -1,4 +1,4 @@
-"""Whether a forecast has reached a steady state: a run's first rounds differ from the rest.
+"""Whether a forecast has reached a steady state, and the whole run from there: the first rounds differ from the rest.
 
 A member that is too slow is cut off for some rounds before it is dropped; afterwards rounds are shorter.
 """
@@ -6,9 +6,15 @@ A member that is too slow is cut off for some rounds before it is dropped; after
 import math
 from typing import Final
 
-from psyche.analysis.accounts import RoundAccount
+from psyche.analysis.accounts import RoundAccount, What
+from psyche.analysis.tally import compute_times
+from psyche.core.state.state import Config
+from psyche.forecast.chain_costs import count_rounds, count_steps
+from psyche.forecast.obstacle import estimate_slowest_s
 from psyche.forecast.play import Forecast
+from psyche.forecast.question import Question
 from psyche.forecast.recorder import ExitCause
+from psyche.forecast.whole_run import WholeRun
 
 LAST_SHARE: Final = 0.25  # of the rounds
 IN_A_ROW: Final = 2  # last rounds in which a member was cut off, so that it may soon be dropped
@@ -42,3 +48,54 @@ def _is_anybody_about_to_go(forecast: Forecast, rounds: list[RoundAccount]) -> b
     places = {one.place for one in rounds}
     nodes = forecast.accounts.nodes.values()
     return any(node.name not in gone and places <= set(node.cut_off) for node in nodes)
+
+
+def compute_whole_run(forecast: Forecast) -> WholeRun | None:
+    """The whole run, from the later half of the rounds that were played; None if no round was finished."""
+    question, accounts = forecast.question, forecast.accounts
+    rounds = accounts.data_rounds
+    if not rounds:
+        return None
+    later = rounds[len(rounds) // 2 :]
+    drains_s = math.fsum(one.seconds for one in accounts.rounds if one.is_drain)
+    between_s = accounts.phases["warmup"] + accounts.phases["cooldown"] + drains_s
+    sizes = [sum(one.place in node.present for node in forecast.members) for one in rounds]
+    pairs, peers = sum(size * (size - 1) for size in sizes) or 1, max(0, sizes[-1] - 1)
+    sent, received = (
+        peers * sum(getattr(forecast.carried[node.name], way) for node in forecast.members) / pairs
+        for way in ("sent", "received")
+    )
+    round_s = _average([one.seconds for one in later])
+    waited_s = _average([max(compute_times(node, one)[What.TRANSFER] for node in forecast.members) for one in later])
+    train_s = _average([one.shares[What.TRAIN] * one.seconds for one in later])
+    growth = _compute_growth(question.config, later, question.workload.sequence_tokens)
+    round_s += (growth - 1) * train_s
+    in_time_s = question.config.max_round_train_time - estimate_slowest_s(question)
+    return WholeRun(
+        steps=count_steps(question.config), epochs=round(count_rounds(forecast)[1]), round_s=round_s,
+        around_s=between_s / len({one.epoch for one in accounts.rounds})
+        + question.config.waiting_for_members_extra_time,
+        train_s=growth * train_s, tokens=growth * _average([one.tokens for one in later]), sent_bytes=sent,
+        received_bytes=received, send_s=round_s - waited_s if question.config.overlap else max(1.0, in_time_s),
+    )  # fmt: skip
+
+
+def _compute_growth(config: Config, played: list[RoundAccount], sequence_tokens: int) -> float:
+    """How many times as large as in these rounds the run's batch is on average."""
+    start, end, steps = config.global_batch_size_start, config.global_batch_size_end, count_steps(config)
+    growing = min(steps, 2 * config.global_batch_size_warmup_tokens / ((start + end) * sequence_tokens))
+    samples = end - (end - start) / 2 * growing / steps
+    return samples * sequence_tokens / (_average([one.batch_tokens for one in played]) or samples * sequence_tokens)
+
+
+def _average(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def find_narrow(run: WholeRun, question: Question) -> list[str]:
+    """Name the classes that cannot send so much."""
+    return [
+        f"  too little has       class {one.name}, {one.up_mbit_s:g} Mbit/s"
+        for one, count in zip(question.classes, question.counts, strict=True)
+        if count and one.up_mbit_s < run.upload_mbit_s
+    ]

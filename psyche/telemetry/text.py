@@ -31,7 +31,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`0.42 s`, `12 s`, `3 min 05 s`, `2 h 07 min`."""
+    """`0.42 s`, `12 s`, `3 min 05 s`, `2 h 07 min`, `12 days 4 h`."""
     if seconds < 10:
         return f"{max(0.0, seconds):.2f} s".replace(".00 s", " s")
     whole = round(seconds)
@@ -39,7 +39,9 @@ def format_seconds(seconds: float) -> str:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86_400} days {whole % 86_400 // 3600} h"
 
 
 def format_count(count: float) -> str:

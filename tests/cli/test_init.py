@@ -414,9 +414,9 @@ def test_the_commands_that_come_next_are_commands(prepare: str, tmp_path: Path) 
     model = ("--model", make_model(tmp_path)) if prepare == "--prepare" else ()  # whose weights are there
     result = run(folder, "--data", make_text(tmp_path), *model, prepare, "--members", 3, "--yes")
     lines = [line.strip() for line in result.output.splitlines() if line.startswith("  psyche ")]
-    names = [" ".join(word for word in shlex.split(line)[1:3] if not word.startswith("-")) for line in lines]
+    names = [" ".join(itertools.takewhile(is_name, shlex.split(line)[1:3])) for line in lines]
     made = [] if prepare == "--prepare" else ["data tokenize", "model init"]
-    assert names == [*made, "local-testnet start", "server run", "client train", "run allow"]
+    assert names == ["simulate", *made, "local-testnet start", "server run", "client train", "run allow"]
     for line in lines:
         assert_parses(shlex.split(line)[1:])
 
@@ -432,7 +432,11 @@ def test_a_run_on_a_chain_is_valid_there_at_once_and_says_how_to_create_it(tmp_p
     assert found is not None
     assert open_local(loaded.model.data_location, found, folder, found.sequence_length, 256).check_vocabulary() is None
     lines = [line.strip() for line in result.output.splitlines() if line.startswith("  psyche ")]
-    assert [shlex.split(line)[1:3] for line in lines] == [["local-testnet", "start"], ["run", "create"]]
+    assert [shlex.split(line)[1:3] for line in lines] == [
+        ["simulate", "--state"],
+        ["local-testnet", "start"],
+        ["run", "create"],
+    ]
     for line in lines:
         assert_parses(shlex.split(line)[1:])
     both = run(tmp_path / "both", *words, "--rpc", "localhost", "--server-addr", "127.0.0.1:1")
@@ -452,6 +456,18 @@ def test_a_run_of_several_clients_on_a_chain_needs_an_address_on_record(
     assert "bootstrap" not in capsys.readouterr().err
 
 
+def test_an_owner_is_told_how_long_the_run_takes_and_what_it_sends(tmp_path: Path) -> None:
+    words = ("--model", "1b", "--data", make_text(tmp_path), "--members", 4, "--no-prepare", "--yes")
+    output = run(tmp_path / "r", *words).output
+    (line,) = [line for line in output.splitlines() if "it takes" in line]
+    batch = 64 * 2_048
+    days = (50_000 * (batch / 4 / SIZES["1b"].recipe.tokens_per_s + 0.5) + 250 * 175) / 86_400
+    assert f"it takes             {int(days)} days " in line
+    assert "for 6.6G tokens" in line
+    assert "if each member trains 3,000 tokens/s of this model" in output
+    assert " GB a day, 397 GB in all" in output, "payloads of 2.6 MB to 3 others, 50,000 times"
+
+
 def test_a_run_of_one_is_described_as_one(tmp_path: Path) -> None:
     assert run(tmp_path / "r", "--data", make_text(tmp_path), "--no-prepare", "--members", 1, "--yes").exit_code == 0
     text = (tmp_path / "r" / "run.toml").read_text()
@@ -466,6 +482,10 @@ def test_two_clients_of_one_machine_do_not_collide_if_they_are_started_as_told(t
     (told,) = [line for line in output.splitlines() if line.startswith("  # several clients on one machine")]
     assert "--data-dir" in told
     assert "--threads" in told
+
+
+def is_name(word: str) -> bool:
+    return not word.startswith("-")
 
 
 def assert_parses(arguments: list[str]) -> None:

@@ -45,7 +45,8 @@ def test_every_command_of_the_page_runs(outputs: dict[str, str]) -> None:
 
 def test_what_the_page_says_of_its_example_holds(outputs: dict[str, str]) -> None:
     answer = outputs[COMMANDS[0]]
-    assert re.search(r"rounds waited last for max_round_train_time, 30 s \(laptop missing\)", answer)
+    assert re.search(r"rounds waited for      max_round_train_time, 30 s \(laptop missing\)", answer)
+    assert re.search(r"\n(the whole run, [^`]*)```", TEXT)[1] in answer  # pyright: ignore[reportOptionalSubscript]
     change = re.search(
         r"(  without the 2 of class laptop: tokens/s \S+ -> \S+), .*(samples lost \S+ % -> 0.0 %, cut off \d+ -> 0)",
         answer,

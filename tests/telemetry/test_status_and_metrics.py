@@ -270,6 +270,8 @@ def test_medians() -> None:
         (format_seconds(-1), "0 s"),
         (format_seconds(59.7), "1 min 00 s"),
         (format_seconds(7_620), "2 h 07 min"),
+        (format_seconds(172_799), "47 h 59 min"),
+        (format_seconds(1_054_900), "12 days 5 h"),
         (format_number(1, "member"), "1 member"),
         (format_number(0, "member"), "0 members"),
         (format_number(2, "client waits", "clients wait"), "2 clients wait"),

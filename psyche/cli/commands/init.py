@@ -83,7 +83,10 @@ def init(
 
 
 def show_draft(draft: "Draft", built: "Built") -> None:
-    """Print what was made, and the commands that come next."""
+    """Print what was made, how long it takes to train, and the commands that come next."""
+    from psyche.drafting.plan import estimate_whole_run
+    from psyche.forecast.whole_run import format_whole_run
+
     answers, model = draft.answers, draft.model
     for warning in built.warnings:
         typer.echo(f"warning: {warning}", err=True)
@@ -95,6 +98,11 @@ def show_draft(draft: "Draft", built: "Built") -> None:
         f"{answers.steps:,} steps of {batch} samples with {model.sequence_tokens:,} tokens: "
         f"{format_count(trained)} tokens" + format_passes(trained, built.tokens)
     )
+    basis = f"if each member trains {model.recipe.tokens_per_s:,} tokens/s of this model"
+    typer.echo("\n".join(format_whole_run(estimate_whole_run(answers, model), basis)))
+    simulation = f"psyche simulate --state {quote(draft.folder)} --clients {answers.members} --profile PROFILE"
+    chain = " --backend solana" if answers.is_on_chain else ""
+    show_commands("with your own machines (docs/simulate.md describes PROFILE):", [f"{simulation}{chain}"])
     show_commands("to be made first:", list_preparations(draft))
     show_commands("then:" if not draft.is_prepared else "next:", list_next(draft))
 

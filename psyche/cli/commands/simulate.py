@@ -52,11 +52,14 @@ AllKinds = Annotated[
     bool, typer.Option("--all-kinds", help="Also the kinds with very many events: waits, payloads, counters.")
 ]
 Picture = Annotated[
-    Path | None, typer.Option(help="Draw who trained, waited, fetched and was cut off, as a PNG; needs matplotlib.")
+    Path | None,
+    typer.Option(help="Draw when each client trained, sent, waited or was away, as a PNG; needs matplotlib."),
 ]
 Backend = Annotated[
     HomeKind,
-    typer.Option(help="What keeps the run: tcp, a server; solana, a chain as the profile's [chain] describes it."),
+    typer.Option(
+        help="What keeps the run's record: a server (tcp), or a chain as the profile's [chain] describes it (solana)."
+    ),
 ]
 Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
 FILTERS: Final = ("node", "kind", "from_s", "to_s", "height", "all_kinds")
@@ -69,7 +72,7 @@ QUESTION: Final = (
 def simulate(
     ctx: typer.Context,
     *,
-    state: Annotated[Path | None, typer.Option(help="The run: a run.toml, or its folder.")] = None,
+    state: Annotated[Path | None, typer.Option(help="The run: its folder, or its run.toml.")] = None,
     clients: Annotated[int, typer.Option(min=1, max=256, help="How many clients take part.")] = 16,
     profile: Annotated[
         Path | None, typer.Option(help="The machines: a TOML file of classes, as in config/profiles/home.toml.")
@@ -82,7 +85,7 @@ def simulate(
     rounds: Annotated[
         int,
         typer.Option(
-            help="Rounds to simulate, at most 100000. A round of 16 clients takes about a second, of 64 about 25."
+            help="Rounds to play, at most 100000. One of 16 clients takes about a second, one of 64 about 25."
         ),
     ] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices; the same seed gives the same run.")] = 0,
@@ -91,7 +94,7 @@ def simulate(
     ] = "",
     model: Annotated[Path | None, typer.Option(help="The model's config.json, if it is elsewhere.")] = None,
     no_suggestions: Annotated[
-        bool, typer.Option("--no-suggestions", help="Do not try other settings; takes a fifth of the time.")
+        bool, typer.Option("--no-suggestions", help="Do not try other settings. That takes a fifth of the time.")
     ] = False,
     picture: Picture = None,
     json_file: Json = None,
@@ -99,8 +102,8 @@ def simulate(
     replay: Annotated[
         str | None,
         typer.Option(
-            help="Instead of a forecast: play a seed of the project's own tests, or a scenario's TOML file, and show "
-            "its events. The options above have no effect on it; those below apply to it alone."
+            help="Instead of a forecast: play the run that the project's tests draw from this seed, or the scenario of "
+            "a TOML file, and show its events. Only the options below go with it."
         ),
     ] = None,
     node: Nodes = None,
@@ -110,15 +113,17 @@ def simulate(
     height: Height = None,
     all_kinds: AllKinds = False,
 ) -> None:
-    """Play a run in simulated time, before it begins.
+    """Forecast a run before it begins.
 
-    The real clients and the real server run, and with --backend solana their real way to a chain; only training,
-    lines, disks and the chain are simulated, with the times of your machines and the payload sizes of your model.
-    Shows how long rounds take and what they wait for, what is lost, who is dropped and what a chain costs, and
-    proposes settings that were better when they were tried.
+    Some rounds are played in simulated time. Clients and server are the real programs. Training, lines, disks and
+    a chain are simulated: they are as fast as the profile says, and payloads are as large as your model's.
 
-    Exit code 1 where the run would stand still or learn nothing, where the replayed scenario breaks a promise, and
-    after any error, which is a line on stderr; 2 for options that do not exist; 130 after Ctrl-C, 143 after SIGTERM.
+    The answer says how long rounds take and what they wait for, what work is lost, who is dropped, how long the
+    whole run takes, what each member sends and receives, and what a chain costs. Then the command tries other
+    settings, and proposes those that did better.
+
+    Exit code 1: the run would stand still or learn nothing, a replayed scenario breaks a promise, or an error, which
+    is a line on stderr. 2: no such option. 130: Ctrl-C. 143: SIGTERM.
     """
     from psyche.errors import ConfigError
 

@@ -1,0 +1,78 @@
+"""The whole run of which a forecast plays a few rounds: how long it takes, and what each member sends and receives."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from psyche.analysis.summary import format_percent
+from psyche.telemetry.text import format_bytes, format_count, format_number, format_seconds
+
+DAY_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRun:
+    """A run of full length.
+
+    Args:
+        steps, epochs: of the run.
+        round_s: of a round with data.
+        around_s: of an epoch outside of these: waiting for members, Warmup, drains, Cooldown.
+        train_s: that a member trains in a round.
+        tokens: of a round, applied.
+        sent_bytes, received_bytes: of a member in a round.
+        send_s: time that a member has to send them without anybody waiting for it.
+    """
+
+    steps: int
+    epochs: int
+    round_s: float
+    around_s: float
+    train_s: float
+    tokens: float
+    sent_bytes: float
+    received_bytes: float
+    send_s: float
+
+    @property
+    def seconds(self) -> float:
+        """How long the run takes."""
+        return self.steps * self.round_s + self.epochs * self.around_s
+
+    @property
+    def training_share(self) -> float:
+        """The share of it in which a member trains."""
+        return self.steps * self.train_s / self.seconds
+
+    @property
+    def upload_mbit_s(self) -> float:
+        """The upload that each member needs."""
+        return 8e-6 * self.sent_bytes / self.send_s
+
+
+def format_whole_run(run: WholeRun, basis: str) -> list[str]:
+    """Describe the whole run in lines."""
+
+    def describe_traffic(round_bytes: float) -> str:
+        in_all = round_bytes * run.steps
+        daily = f"{format_bytes(in_all * DAY_S / run.seconds)} a day, " if run.seconds > DAY_S else ""
+        return f"{daily}{format_bytes(in_all)} in all"
+
+    return [
+        f"the whole run, {run.steps:,} steps in {format_number(run.epochs, 'epoch')}, {basis}:",
+        (
+            f"  it takes             {format_seconds(run.seconds)} for {format_count(run.tokens * run.steps)} tokens: "
+            f"{format_seconds(run.round_s)} a round, {format_seconds(run.around_s)} between two epochs"
+        ),
+        f"  a member trains      {format_percent(run.training_share)} of that time",
+        f"  a member sends       {describe_traffic(run.sent_bytes)}",
+        f"  a member receives    {describe_traffic(run.received_bytes)}",
+        f"  upload it needs      {run.upload_mbit_s:.3g} Mbit/s; with less, others wait for its results",
+    ]
+
+
+def build_whole_json(run: WholeRun | None) -> dict[str, Any] | None:
+    """The whole run as plain data."""
+    if run is None:
+        return None
+    figures = ("seconds", "training_share", "upload_mbit_s")
+    return asdict(run) | {name: getattr(run, name) for name in figures}

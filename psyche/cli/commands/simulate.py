@@ -78,10 +78,7 @@ def simulate(
         Path | None, typer.Option(help="The machines: a TOML file of classes, as in config/profiles/home.toml.")
     ] = None,
     backend: Backend = HomeKind.tcp,
-    faults: Annotated[
-        Path | None,
-        typer.Option(help="What goes wrong: a TOML file of [[fault]] tables; at_s counts from the start of the run."),
-    ] = None,
+    faults: Annotated[Path | None, typer.Option(help="What goes wrong, and when: a TOML file of [[fault]].")] = None,
     rounds: Annotated[
         int,
         typer.Option(

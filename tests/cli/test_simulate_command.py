@@ -236,11 +236,16 @@ def test_parameters_that_are_no_size_are_refused(text: str) -> None:
         parse_parameters(text)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code", "ignored"),
+    [(signal.SIGINT, 130, ""), (signal.SIGTERM, 143, ""), (signal.SIGTERM, 143, "signal.signal(2, signal.SIG_IGN); ")],
+    ids=["ctrl-c", "sigterm", "sigterm where a script has it ignore ctrl-c"],
+)
 def test_ctrl_c_and_sigterm_end_a_simulation_at_once_and_leave_nothing(
-    number: signal.Signals, code: int, profile: Path, tmp_path: Path
+    number: signal.Signals, code: int, ignored: str, profile: Path, tmp_path: Path
 ) -> None:
     program = (
+        f"import signal; {ignored}"
         f"from pathlib import Path; from psyche.sim import world; world.SHARED_MEMORY = Path({str(tmp_path)!r}); "
         "from psyche.cli.main import main; main()"
     )

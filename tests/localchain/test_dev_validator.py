@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
+import pytest
 from box import SOL
 
 from psyche.chain.wallet import read_wallet
@@ -55,6 +56,20 @@ def test_ctrl_c_ends_it_and_the_next_start_goes_on(tmp_path: Path) -> None:
         assert process.wait(30) == 143
     with run_validator(tmp_path, "--ledger", "chain", "--reset") as (_, said):
         assert said["genesis hash"] != genesis
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_one_that_a_script_has_started_in_the_background(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for `... &`
+    try:
+        with run_validator(tmp_path, "--ledger", "chain") as (process, _):
+            process.send_signal(number)
+            assert process.wait(30) == code
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert (tmp_path / "chain" / FILE).exists()
 
 
 def fail(folder: Path, *options: str) -> str:

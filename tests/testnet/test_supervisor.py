@@ -246,10 +246,14 @@ async def test_a_server_that_cannot_start_ends_the_run_with_its_reason(
     assert raised.group_contains(PsycheError, match="no room on the disk")
 
 
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "in the background of a script"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-async def test_whatever_ends_the_supervisor_nothing_stays(number: signal.Signals, tmp_path: Path) -> None:
+async def test_whatever_ends_the_supervisor_nothing_stays(
+    number: signal.Signals, ignored: bool, tmp_path: Path
+) -> None:
     program = f"""
-import sys, trio, pathlib
+import signal, sys, trio, pathlib
+if {ignored}: signal.signal(signal.SIGINT, signal.SIG_IGN)
 sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]}
 import test_supervisor as t
 from _pytest.monkeypatch import MonkeyPatch

@@ -110,7 +110,10 @@ def run_async(function: Any, *args: Any) -> Any:
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C while the block runs, so that it cleans up; the exit code is 143."""
+    """Treat SIGTERM as Ctrl-C while the block runs, so that it cleans up; the exit code is 143.
+
+    Both end it too where SIGINT was ignored at the start, as a shell script lets `psyche ... &` do.
+    """
     is_ended = False
 
     def end(_number: int, _frame: FrameType | None) -> None:
@@ -118,7 +121,8 @@ def ending_on_sigterm() -> Iterator[None]:
         is_ended = True
         signal.raise_signal(signal.SIGINT)
 
-    former = signal.signal(signal.SIGTERM, end)
+    handlers = {signal.SIGTERM: end, signal.SIGINT: signal.default_int_handler}  # trio takes no other one over
+    former = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     except BaseException:
@@ -126,7 +130,8 @@ def ending_on_sigterm() -> Iterator[None]:
             raise typer.Exit(EXIT_TERMINATED) from None
         raise
     finally:
-        signal.signal(signal.SIGTERM, former)
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def parse_hex(name: str, text: str) -> bytes:

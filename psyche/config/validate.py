@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from psyche.config.load import LoadedData, LoadedRun, load_data, load_run
@@ -106,7 +107,7 @@ def _find_missing(run: LoadedRun, data: LoadedData | None) -> Iterator[str]:
     elif not has_token_files(data.folder):
         yield (
             f"{data.path}: no token file in {data.folder} yet; `psyche data tokenize TEXT --output "
-            f"{data.folder / 'train.bin'}` makes one"
+            f"{quote(str(data.folder / 'train.bin'))}` makes one"
         )
 
 
@@ -116,11 +117,11 @@ def _find_file_warnings(run: LoadedRun, data: LoadedData | None) -> list[str]:
     location, checkpoint = run.model.data_location, run.model.checkpoint
     if location.kind is not DataLocationKind.SERVER and data is not None:
         found.append("--data-config is not used: model.LLM.data_location is not 'Server'")
-    if checkpoint.kind is CheckpointKind.LOCAL and not run.resolve(checkpoint.name).exists():
+    if checkpoint.kind is CheckpointKind.LOCAL and not (folder := run.resolve(checkpoint.name)).exists():
         found.append(
-            f"model.LLM.checkpoint: no folder {run.resolve(checkpoint.name)} on this machine yet; with it here the "
+            f"model.LLM.checkpoint: no folder {folder} on this machine yet; with it here the "
             "server puts its digest on record, and clients without the folder fetch it from others; "
-            f"`psyche model init --config {_find_model_file(run)} --output {run.resolve(checkpoint.name)}` makes one"
+            f"`psyche model init --config {_find_model_file(run)} --output {quote(str(folder))}` makes one"
         )
     return found
 
@@ -128,7 +129,7 @@ def _find_file_warnings(run: LoadedRun, data: LoadedData | None) -> list[str]:
 def _find_model_file(run: LoadedRun) -> str:
     """The file beside the run's that describes its model, as `psyche init` writes it, or a word for one."""
     named = [run.folder / name for name in ("model.toml", "model.json")]
-    return next((str(path) for path in named if path.is_file()), "FILE")
+    return next((quote(str(path)) for path in named if path.is_file()), "FILE")
 
 
 def has_token_files(folder: Path) -> bool:

@@ -150,7 +150,7 @@ def build(draft: Draft, make_weights: MakeWeights, progress: Progress) -> Built:
     folder = draft.folder
     parent = folder if folder.is_dir() else folder.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
-    with naming(folder), tempfile.TemporaryDirectory(prefix=f".{folder.name}.init-", dir=parent) as name:
+    with naming(folder), tempfile.TemporaryDirectory(prefix=".psyche-init-", dir=parent) as name:
         scratch = Path(name) / "run"
         scratch.mkdir()
         tokens = _write_all(draft, scratch, make_weights, progress)

@@ -359,6 +359,15 @@ def test_a_folder_that_force_would_replace_is_no_source_for_what_replaces_it(fla
     assert inside.is_dir()
 
 
+def test_a_folder_may_have_the_longest_name_that_a_disk_takes(tmp_path: Path) -> None:
+    folder = tmp_path / ("n" * 255)
+    for force in ((), ("--force",)):
+        result = run(folder, "--yes", "--members", 1, "--no-prepare", *force)
+        assert result.exit_code == 0, result.output
+    assert load_run(folder).run_id == "n" * 32
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     result = run(tmp_path / "r", "--data", tmp_path / "empty.txt", "--yes")

@@ -1,6 +1,7 @@
 """validate-config: exit 1 for what is wrong, warnings for what is seldom meant, names for what is not built."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -190,3 +191,15 @@ def test_all_shipped_configurations_but_the_sample_can_run() -> None:
     for path in sorted({file.parent for file in CONFIG.glob("*/run.toml")}):
         run = load_run(path)
         assert (find_unsupported(run.model, run.config) == []) == (path.name != "sample"), path.name
+
+
+def test_commands_that_are_told_can_be_pasted_whatever_the_folder_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "it's a run"
+    folder.mkdir()
+    (folder / "run.toml").write_text(DEMO)
+    (folder / "data.toml").write_text(DEMO_DATA)
+    (folder / "model.toml").touch()
+    told = re.findall(r"`(psyche (?:data|model) .*?)`", "\n".join(show(folder)[1]))
+    commands = {words[2]: words for words in map(shlex.split, told)}
+    assert commands["tokenize"][-1] == str(folder / "standard-library" / "train.bin")
+    assert commands["init"][-3:] == [str(folder / "model.toml"), "--output", str(folder / "model")]

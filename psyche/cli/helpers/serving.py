@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -54,9 +55,10 @@ async def serve_until_signal(
 def describe(settings: ServerSettings, bound: BoundServer) -> str:
     """Describe how to take part, for the owner to pass on."""
     run_id, key = settings.run.run_id, bound.key.hex()
+    where = f"--server-addr HOST:{bound.port} --server-key {key}"
     return (
         f"run {run_id!r} is served on {bound.host}:{bound.port} by process {os.getpid()}, server key {key}\n"
-        f"to take part: psyche client train --run-id {run_id} --server-addr HOST:{bound.port} --server-key {key}"
+        f"to take part: psyche client train --run-id {shlex.quote(run_id)} {where}"
     )
 
 
@@ -65,7 +67,7 @@ def describe_access(settings: ServerSettings, bound: BoundServer) -> str:
     if bound.is_open:
         return "warning: the run is open: anybody may join, even to slow it down"
     way = (
-        f"psyche run allow KEY --server-addr 127.0.0.1:{bound.port} --state-dir {settings.state_dir}"
+        f"psyche run allow KEY --server-addr 127.0.0.1:{bound.port} --state-dir {shlex.quote(str(settings.state_dir))}"
         "  (the key is what `psyche client show-identity` prints)"
     )
     if bound.allowed:

@@ -1,6 +1,7 @@
 """An owner's changes to a run on record (P9): the update that a run.toml or a later end asks for, key by key."""
 
 import copy
+import textwrap
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from enum import IntEnum
@@ -26,6 +27,7 @@ from psyche.core.state.state import (
     ScheduleKind,
 )
 from psyche.errors import ConfigError
+from psyche.telemetry.text import TEXT_COLUMNS, format_table
 from psyche.wire.home import Spell, spell_briefly
 
 PAGE: Final = "docs/owner.md"
@@ -207,6 +209,13 @@ def find_changes(state: Coordinator, update: Update) -> Iterator[KeyChange]:
     for key, before, after in parts:
         if after is not None:
             yield from _compare(key, before, after)
+
+
+def lay_out_changes(state: Coordinator, update: Update) -> str:
+    """Lay out each key that an update changes, with both values, and what else the owner should know of it."""
+    rows = [(change.key, change.before, "->", change.after) for change in find_changes(state, update)]
+    table = [format_table(("key", "now", "", "then"), rows, left=4)] if rows else []
+    return "\n".join([*table, *(textwrap.fill(note, TEXT_COLUMNS) for note in describe_update(state, update))])
 
 
 def _compare(key: str, before: object, after: object) -> Iterator[KeyChange]:

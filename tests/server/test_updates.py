@@ -124,6 +124,9 @@ async def test_an_owner_extends_a_paused_run_and_it_trains_to_its_new_end(tmp_pa
         home = TcpHome(server.address, OWNER)
         assert (await home.get_record()).config.total_steps == 5
         code, said = await command(server, tmp_path, "extend", "--total-steps", "8")
+        assert (code, "nothing was sent: this is no terminal" in said) == (1, True)
+        assert (await home.get_record()).config.total_steps == 5
+        code, said = await command(server, tmp_path, "extend", "--total-steps", "8", "--yes")
         assert code == 0
         assert "of 8" in said
         assert "write total_steps = 8 in your run.toml" in said
@@ -145,15 +148,15 @@ async def test_an_owner_gives_a_run_the_settings_of_a_file(tmp_path: Path, clock
     assert load_run(path).run_id == "test-run"
     async with open_server(tmp_path) as server:
         await command(server, tmp_path, "pause")
-        code, said = await command(server, tmp_path, "update-config", "--state", str(path))
+        code, said = await command(server, tmp_path, "update-config", "--yes", "--state", str(path))
         assert code == 0, said
         assert "config.total_steps" in said
         record, file = await TcpHome(server.address, OWNER).get_record(), load_run(path)
         assert (record.config, record.metadata, record.run_state) == (file.config, file.metadata, RunState.PAUSED)
-        code, said = await command(server, tmp_path, "update-config", "--state", str(path))
+        code, said = await command(server, tmp_path, "update-config", "--yes", "--state", str(path))
         assert (code, said.count("nothing changes: the run has these settings already")) == (0, 1)
         assert encode_state(await TcpHome(server.address, OWNER).get_record()) == encode_state(record)
-        code, said = await command(server, tmp_path, "update-config", "--restart-from-step", "3")
+        code, said = await command(server, tmp_path, "update-config", "--yes", "--restart-from-step", "3")
         assert (code, said.count("the run trains on from step 3")) == (0, 1)
         assert (await TcpHome(server.address, OWNER).get_record()).progress.step == 3
 

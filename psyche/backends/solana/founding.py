@@ -1,5 +1,6 @@
 """Creating a run on a chain, in the fewest transactions, and closing it with all deposits given back."""
 
+import shlex
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,7 +20,7 @@ from psyche.chain.treasurer import NewRun, build_run_close, build_run_create, co
 from psyche.chain.treasury import TreasurerRun
 from psyche.config.load import LoadedRun
 from psyche.config.rules import delay_entropy
-from psyche.config.update import check_update
+from psyche.config.update import check_update, lay_out_changes
 from psyche.core.encoding.account import decode_model, encode_model
 from psyche.core.state.limits import STATE_BYTES
 from psyche.core.state.messages import Update
@@ -81,13 +82,15 @@ async def plan_create(session: ChainSession, new: Founding) -> ChainPlan:
     found.check_owner(session.key)
     if found.state.run_state is not RunState.UNINITIALIZED:
         raise ConfigError(
-            f"run {run_id!r}: exists already; {session.spell('run update-config --state FILE', run_id)} changes it, "
-            "and another run needs another id (--run-id)"
+            f"run {run_id!r}: exists already; "
+            f"{session.spell(f'run update-config --state {shlex.quote(str(new.file.path))}', run_id)} changes it, and "
+            "another run needs another id (--run-id)"
         )
     update = _check(found.state, new)
-    return ChainPlan(
-        f"completes run {run_id!r}, which exists without all of its settings", build_steps(found.target, update)
-    )
+    says = f"completes run {run_id!r}, which exists without all of its settings"
+    if found.state.config.total_steps:  # which no settings leave at 0
+        says = f"changes run {run_id!r}, which is not started:\n{lay_out_changes(found.state, update)}"
+    return ChainPlan(says, build_steps(found.target, update))
 
 
 def _check(state: Coordinator, new: Founding) -> Update:

@@ -28,16 +28,11 @@ class Changes:
         return bool(self.metadata) or self.restart_from_step is not None
 
 
-def load_changes(path: Path | None, changes: Changes, *, run_id: str | None) -> Callable[[Coordinator], Update]:
-    """Load a file of settings, if there is one, and return what builds the update of a record.
+def load_changes(file: LoadedRun | None, changes: Changes) -> Callable[[Coordinator], Update]:
+    """Return what builds the update of a record from a file of settings, if there is one.
 
-    `run_id` is that of a run on a chain, where many runs can have the settings of one file; None: it is on a server.
     The digest of other weights to begin with goes on record as at the run's creation; their files are read for it.
-
-    Raises:
-        ConfigError: the file has problems, or settings that cannot run at the home.
     """
-    file = None if path is None else _load(path, run_id)
     weights = FirstWeights(file)
 
     def build(record: Coordinator) -> Update:
@@ -54,11 +49,16 @@ def load_changes(path: Path | None, changes: Changes, *, run_id: str | None) -> 
     return build
 
 
-def _load(path: Path, run_id: str | None) -> LoadedRun:
-    if run_id is not None:
+def load_settings(path: Path, *, on_chain: bool) -> LoadedRun:
+    """Load a file of settings, and print warnings.
+
+    Raises:
+        ConfigError: the file has problems, or settings that cannot run at the home.
+    """
+    if on_chain:
         from psyche.cli.chain.files import load_chain_run
 
-        return replace(load_chain_run(path), run_id=run_id)
+        return load_chain_run(path)
     file = load_run(path)
     if unsupported := find_unsupported(file.model, file.config):
         raise ConfigError("\n".join(f"{file.path}: {problem}" for problem in unsupported))

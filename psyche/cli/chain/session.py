@@ -1,6 +1,5 @@
 """A command's session at a chain: opened from its options, with a question before money is spent."""
 
-import sys
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -12,6 +11,7 @@ from psyche.backends.solana.session import Approve, ChainSession, Quote
 from psyche.chain.cluster import name_foreign
 from psyche.cli.helpers.chain import ChainOptions
 from psyche.cli.helpers.common import run_async
+from psyche.cli.helpers.questions import confirm
 from psyche.errors import ConfigError
 
 _Found = TypeVar("_Found")
@@ -43,15 +43,8 @@ def make_approval(foreign: str, *, yes: bool) -> Approve:
     def approve(quote: Quote) -> None:
         where = f"on {foreign}: " if foreign else ""
         _say(where + quote.describe())
-        if not foreign or yes:
-            return
-        if not sys.stdin.isatty():
-            raise ConfigError(
-                f"nothing was sent: this is no terminal, so nobody can be asked; say --yes to spend on {foreign}"
-            )
-        if not typer.confirm("Do it?"):
-            _say("nothing was sent")
-            raise typer.Exit(1)
+        if foreign:
+            confirm("Do it?", f"spend on {foreign}", yes=yes)
 
     return approve
 

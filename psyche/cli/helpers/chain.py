@@ -43,7 +43,7 @@ WalletPath = Annotated[
 ]
 Yes = Annotated[
     bool,
-    typer.Option("--yes", "-y", help="Do not ask. Changes on a chain that others share are made without a question."),
+    typer.Option("--yes", "-y", help="Make the change without a question; needed where no terminal is."),
 ]
 ARGUMENTS: Final = frozenset({"key"})  # parameters that are not options
 

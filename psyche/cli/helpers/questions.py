@@ -36,6 +36,22 @@ def is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
+def confirm(question: str, change: str, *, yes: bool) -> None:
+    """Ask a person before a change, unless --yes answers already; `change` is what it does, as an infinitive.
+
+    Raises:
+        ConfigError: nobody can be asked.
+        typer.Exit: the person said no.
+    """
+    if yes:
+        return
+    if not is_terminal():
+        raise ConfigError(f"nothing was sent: this is no terminal, so nobody can be asked; say --yes to {change}")
+    if not typer.confirm(question):
+        typer.echo("nothing was sent", err=True)
+        raise typer.Exit(1)
+
+
 class Interviewer:
     """Asks what no flag has answered; off a terminal, without defaults, it collects what is missing.
 

@@ -82,7 +82,7 @@ def test_a_run_that_is_not_paused_is_paused_changed_and_resumed_by_what_the_refu
     said = box.refuse(*update, wallet="refused")
     run_one(said, "run pause")
     assert "paused" in run_one(said, "run info")
-    box.call(*update, wallet="refused")
+    box.call(*update, "--yes", wallet="refused")
     again = box.refuse("run", "pause", "-r", "refused", wallet="refused")
     assert "waiting for members" in run_one(again, "run resume")
 

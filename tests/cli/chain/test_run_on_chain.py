@@ -96,11 +96,16 @@ def test_a_creation_that_stopped_half_way_goes_on_and_a_complete_one_says_so(box
     assert "completes run 'half'" in printed
     assert "deposit" not in printed
     assert read_state(box, "half").config.total_steps == 300
+    edited = box.call("run", "create", "--state", file, "-r", "half", wallet="half")
+    shown = "changes run 'half', which is not started: key now then config.total_steps 300 ->"
+    assert shown in " ".join(edited.split())
+    box.call("run", "create", "--state", other, "-r", "half", wallet="half")
     before = box.get_lamports(owner.pubkey())
     assert "is there" in box.call("run", "create", "--state", other, "-r", "half", wallet="half")
     assert box.get_lamports(owner.pubkey()) == before
     box.call("run", "resume", "-r", "half", wallet="half")
-    assert "exists already" in box.refuse("run", "create", "--state", file, "-r", "half", wallet="half")
+    exists = box.refuse("run", "create", "--state", file, "-r", "half", wallet="half")
+    assert f"exists already; `psyche run update-config --state {file} --run-id half --rpc" in exists
 
 
 def test_settings_texts_version_and_rates_change_on_the_chain(box: ChainBox) -> None:
@@ -109,19 +114,24 @@ def test_settings_texts_version_and_rates_change_on_the_chain(box: ChainBox) -> 
     shown = box.call("run", "update-config", "--state", file, "-r", "settings", "--dry-run", wallet="settings")
     assert "config.total_steps" in shown
     assert read_state(box, "settings").config.total_steps != 999
-    box.call("run", "update-config", "--config-path", file, "-r", "settings", "--name", "N", "--description", "D",
-             "--num-parameters", "7", "--vocab-size", "8", "--client-version", "9.9", wallet="settings")  # fmt: skip
+    change = ("run", "update-config", "--config-path", file, "-r", "settings", "--name", "N", "--description", "D",
+              "--num-parameters", "7", "--vocab-size", "8", "--client-version", "9.9")  # fmt: skip
+    for words in (change, ("run", "update-config", "-r", "settings", *change[-2:])):
+        refused = box.refuse(*words, wallet="settings")
+        assert "this is no terminal, so nobody can be asked; say --yes to change the run" in refused
+    assert (read_state(box, "settings").config.total_steps, read_state(box, "settings").client_version) != (999, "9.9")
+    box.call(*change, "--yes", wallet="settings")
     state = read_state(box, "settings")
     assert (state.config.total_steps, state.config.entropy_delay, state.client_version) == (999, 4, "9.9")
     assert (state.metadata.name, state.metadata.description) == ("N", "D")
     assert (state.metadata.num_parameters, state.metadata.vocab_size) == (7, 8)
-    box.call("run", "extend", "--total-steps", "1200", "-r", "settings", wallet="settings")
+    box.call("run", "extend", "--total-steps", "1200", "-r", "settings", "--yes", wallet="settings")
     box.call(
         "run", "set-future-epoch-rates", "--earning-rate-total-shared", "1000", "-r", "settings", wallet="settings"
     )
     state = read_state(box, "settings")
     assert (state.config.total_steps, state.registry.future_earning_rate) == (1200, 1000)
-    restart = ("run", "update-config", "-r", "settings", "--restart-from-step")
+    restart = ("run", "update-config", "-r", "settings", "--yes", "--restart-from-step")
     assert "trains on from step 11" in box.call(*restart, "11", wallet="settings")
     assert "nothing changes" in box.call(*restart, "11", wallet="settings")
     progress, batch = read_state(box, "settings").progress, state.config.global_batch_size_end
@@ -139,7 +149,7 @@ def test_s11_the_digest_of_new_first_weights_goes_on_record_with_their_source(bo
     box.fund("begins")
     file = put_file(tmp_path)
     assert "not on record" in box.call("run", "create", "--state", file, "-r", "begins", wallet="begins")
-    words = ("run", "update-config", "-r", "begins", "--state")
+    words = ("run", "update-config", "-r", "begins", "--yes", "--state")
     assert "not on record" not in box.call(*words, file, "--name", "N", wallet="begins")
     digests = [compute_first_digest(write_model_folder(tmp_path / "model", **sizes), is_exact=True)]
     assert digests[0].hex() in box.call(*words, file, wallet="begins")
@@ -155,7 +165,7 @@ def test_s11_the_digest_of_new_first_weights_goes_on_record_with_their_source(bo
     box.call(*words, other, wallet="begins")
     state = read_state(box, "begins")
     assert (state.model.checkpoint.name, state.certified.digest) == ("larger", digests[1])
-    restart = ("run", "update-config", "-r", "begins", "--restart-from-step", "11")
+    restart = ("run", "update-config", "-r", "begins", "--yes", "--restart-from-step", "11")
     assert "name the run.toml beside it with --state" in box.call(*restart, "--dry-run", wallet="begins")
     box.call(*restart, "--state", other, wallet="begins")
     state = read_state(box, "begins")
@@ -289,7 +299,7 @@ class TestRefusals:
         owner = create(box, "owned")
         box.fund("thief")
         file = put_file(box.folder)
-        for words in (("pause",), ("close",), ("create", "--state", file), ("update-config", "--name", "x")):
+        for words in (("pause",), ("close",), ("create", "--state", file), ("update-config", "--name", "x", "--yes")):
             printed = box.refuse("run", *words, "-r", "owned", wallet="thief")
             assert f"belongs to {owner.pubkey()}" in printed
 
@@ -337,3 +347,12 @@ def test_a_shared_chain_is_asked_about_and_a_local_one_is_not(box: ChainBox, mon
     assert box.get_lamports(owner.pubkey()) == before
     assert "on devnet: resumes run" in box.call("run", "resume", "-r", "devnet", "--yes", wallet="devnet")
     assert box.get_lamports(owner.pubkey()) == before - 5_000
+
+
+def test_the_file_of_a_run_names_it_where_no_option_does(box: ChainBox, tmp_path: Path) -> None:
+    owner, file = box.fund("named"), put_file(tmp_path)
+    file.write_text(file.read_text().replace('run_id = "demo"', 'run_id = "named"'))
+    box.call("run", "create", "--state", file, wallet="named")
+    assert "run 'named'" in box.call("run", "update-config", "--state", file, "--name", "N", "--yes", wallet="named")
+    assert read_state(box, "named").metadata.name == "N"
+    assert read_instance(box, "named").main_authority == owner.pubkey()

@@ -16,7 +16,8 @@ Json = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 Authorizer = Annotated[
     str | None,
     typer.Option(
-        help="The wallet that was authorized, if ADDRESS is one of its delegates. Default: ADDRESS, everybody."
+        help="The wallet that was authorized, if the one that wants to join is its delegate. Default: the one that "
+        "wants to join, or everybody."
     ),
 ]
 
@@ -143,7 +144,7 @@ def can_join(
 ) -> None:
     """Say whether a wallet may join a run now.
 
-    And what stands against it. Exit code 1 if it may not.
+    If it may not, say what stands against it, and the command that mends it; the exit code is 1 then.
     """
     from psyche.backends.solana.listing import judge_join
     from psyche.chain.addresses import parse_key

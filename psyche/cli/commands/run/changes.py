@@ -1,17 +1,16 @@
 """`psyche run update-config` and `extend`: changes to a run on record (P9)."""
 
-import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from psyche.cli.commands.run.group import ON_CHAIN, OWNED, owner_command
 from psyche.cli.commands.run.info import show_status
 from psyche.cli.helpers.owners import Owner, say
+from psyche.cli.helpers.questions import confirm
 from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from psyche.wire.home import Home, Spell
 
 Build = Callable[["Coordinator"], "Update"]  # from the record to the update of it that is wanted
+ASKED: Final = "Change the run?"
+CHANGE: Final = "change the run"
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show and check the changes, and send nothing.")]
 
 
@@ -30,8 +31,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show and check the chan
     f"    {OWNED}",
     "psyche run update-config --state my-run --yes \\",
     f"    {OWNED}",
-    f"psyche run update-config --state my-run {ON_CHAIN}",
-    f'psyche run update-config --name "Speech" {ON_CHAIN}',
+    "psyche run update-config --state my-run --rpc localhost --yes",
+    f"psyche run update-config --name Speech {ON_CHAIN} --yes",
 )
 def update_config(
     *,
@@ -59,11 +60,12 @@ def update_config(
 ) -> None:
     """Give a run other settings or texts.
 
-    Shows every key that changes, with its old and new value, and asks before it sends them. The run must be paused,
+    Shows every key that changes, with its old and new value, and asks before it sends them; where there is no terminal
+    it needs --yes. The run must be paused,
     unless only [metadata] and bootstrap change. The run keeps its weights, its step and its members, unless you name
     --restart-from-step. [progress] and [access] of the file have no effect here.
     """
-    from psyche.cli.chain.changes import Changes, load_changes
+    from psyche.cli.chain.changes import Changes, load_changes, load_settings
     from psyche.core.state.messages import UpdateClientVersion
 
     if switch_to_hub:
@@ -74,21 +76,26 @@ def update_config(
         )
     texts = {"name": name, "description": description, "num_parameters": num_parameters, "vocab_size": vocab_size}
     changes = Changes({key: value for key, value in texts.items() if value is not None}, restart_from_step)
+    is_agreed = False
     if state is not None or changes.is_any:
-        change_run(
-            owner, load_changes(state, changes, run_id=owner.run_id if owner.is_on_chain else None), dry_run=dry_run
-        )
+        file = None if state is None else load_settings(state, on_chain=owner.is_on_chain)
+        if file is not None and owner.is_on_chain:  # where many runs can have the settings of one file
+            owner = replace(owner, run_id=owner.run_id or file.run_id)
+            file = replace(file, run_id=owner.run_id)
+        is_agreed = change_run(owner, load_changes(file, changes), dry_run=dry_run)
     elif client_version is None:
         raise ConfigError("name what changes: --state FILE, --name, --description or --client-version, for example")
     if client_version is not None and not dry_run:
+        say(f"clients must have version {client_version} then")
+        confirm(ASKED, CHANGE, yes=owner.yes or is_agreed)
         show_status(owner, owner.command(UpdateClientVersion(client_version)))
 
 
 @owner_command(
     "extend",
-    "psyche run extend --total-steps 6000 \\",
+    "psyche run extend --total-steps 6000 --yes \\",
     f"    {OWNED}",
-    "psyche run extend --total-steps 8000 --stretch-schedule \\",
+    "psyche run extend --total-steps 8000 --stretch-schedule --yes \\",
     f"    {OWNED}",
 )
 def extend(
@@ -123,37 +130,23 @@ def change_run(owner: Owner, build: Build, *, dry_run: bool) -> bool:
 
     Raises:
         BackendError: the result would break a rule.
-        ConfigError: it cannot be made now, or the record has changed while the owner was asked.
+        ConfigError: it cannot be made now, nobody can be asked, or the record has changed while the owner was asked.
         typer.Exit: the owner said no.
     """
+    from psyche.config.update import lay_out_changes
     from psyche.core.state.messages import Update
 
     record, update = owner.run(lambda home: prepare_update(home, build, owner.spell))
     if update == Update():
         say("nothing changes: the run has these settings already")
         return False
-    show_changes(record, update)
+    typer.echo(lay_out_changes(record, update))
     if dry_run:
         say("nothing was sent (--dry-run)")
         return False
-    if not owner.yes and sys.stdin.isatty() and not typer.confirm("Change the run?"):
-        say("nothing was changed")
-        raise typer.Exit(1)
+    confirm(ASKED, CHANGE, yes=owner.yes)
     show_status(owner, owner.run(lambda home: send_update(home, update, build)))
     return True
-
-
-def show_changes(record: "Coordinator", update: "Update") -> None:
-    """Print each key that an update changes, with both values, and what else the owner should know of it."""
-    from psyche.cli.helpers.members import COLUMNS
-    from psyche.config.update import describe_update, find_changes
-    from psyche.telemetry.text import format_table
-
-    rows = [(change.key, change.before, "->", change.after) for change in find_changes(record, update)]
-    if rows:
-        typer.echo(format_table(("key", "now", "", "then"), rows, left=4))
-    for note in describe_update(record, update):
-        typer.echo(textwrap.fill(note, COLUMNS))
 
 
 async def prepare_update(home: "Home", build: Build, spell: "Spell") -> tuple["Coordinator", "Update"]:

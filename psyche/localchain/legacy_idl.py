@@ -29,6 +29,7 @@ def convert_to_legacy(idl: dict[str, Any]) -> dict[str, Any]:
             for name in events
         ],
         "errors": idl["errors"],
+        "constants": idl.get("constants", []),
         "metadata": {"address": idl["address"]},
     }
 

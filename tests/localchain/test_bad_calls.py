@@ -4,6 +4,7 @@ import base64
 import json
 from typing import Any
 
+import base58
 import pytest
 import trio
 import trio.testing
@@ -13,14 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from solders.account import Account
 from solders.keypair import Keypair
+from solders.pubkey import Pubkey
 
 from psyche.chain.addresses import COORDINATOR
 from psyche.localchain import web
+from psyche.localchain.bank import UPGRADEABLE
 from psyche.localchain.calls import MAX_BATCH, MAX_REQUEST_BYTES, answer_body
 from psyche.localchain.chain import LocalChain
 from psyche.localchain.hub import MAX_SUBSCRIPTIONS, SubscriptionHub
 from psyche.localchain.methods import make_methods
-from psyche.localchain.tokens import TOKEN
+from psyche.localchain.parsed.accounts import SYSVAR, parse_account
+from psyche.localchain.parsed.instructions import PROGRAMS as INSTRUCTIONS
+from psyche.localchain.parsed.instructions import parse_instruction
+from psyche.localchain.tokens import TOKEN, TOKEN_2022
 
 
 class Silent:
@@ -109,6 +115,29 @@ def test_any_change_of_a_transaction_is_answered(data: st.DataObject) -> None:
     for method, options in (("simulateTransaction", {}), ("sendTransaction", {"skipPreflight": True})):
         reply = ask(method, [text, {"encoding": "base64", **options}])
         assert reply.get("error", {}).get("code") != -32603, reply
+
+
+OWNERS = st.sampled_from([TOKEN, TOKEN_2022, UPGRADEABLE, SYSVAR, COORDINATOR])
+LENGTHS = st.sampled_from([0, 4, 12, 36, 40, 45, 82, 165, 166, 170, 355])
+
+
+@settings(max_examples=500, deadline=None)
+@given(OWNERS, LENGTHS, st.data())
+def test_any_account_is_told_or_left_as_bytes(owner: Pubkey, length: int, data: st.DataObject) -> None:
+    raw = data.draw(st.binary(min_size=length, max_size=length)) if length else b""
+    small = bytes(byte % 3 for byte in raw)  # more of it has a meaning
+    for content in (raw, small):
+        told = parse_account(Account(SOL, content, owner), lambda _key: Account(SOL, small[:82], TOKEN))
+        assert told is None or told["space"] == length
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.sampled_from(sorted(INSTRUCTIONS)), st.integers(0, 24), st.binary(max_size=80), st.integers(0, 12))
+def test_any_instruction_is_told_or_left_as_bytes(program: str, kind: int, body: bytes, count: int) -> None:
+    for head in (bytes([kind]), bytes([kind, 0, 0, 0])):
+        shown = {"programIdIndex": 0, "accounts": list(range(count)), "data": base58.b58encode(head + body).decode()}
+        told = parse_instruction({**shown, "stackHeight": 1}, [Pubkey.from_string(program), *[COORDINATOR] * 12])
+        assert ("parsed" in told) != ("accounts" in told)
 
 
 def test_deep_nesting_is_answered() -> None:

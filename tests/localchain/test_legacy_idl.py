@@ -19,6 +19,7 @@ def test_the_legacy_form_has_every_instruction_account_and_error(program: str) -
         assert flags == [(one["isMut"], one["isSigner"]) for one in after["accounts"]]
     assert [one["name"] for one in old["accounts"]] == [one["name"] for one in new["accounts"]]
     assert old["errors"] == new["errors"]
+    assert old["constants"] == new.get("constants", [])
 
 
 def test_types_are_named_as_they_were() -> None:

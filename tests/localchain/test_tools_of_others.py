@@ -1,6 +1,6 @@
 """Other people's tools join a run on the chain in a box: they share no code with this project, only the interfaces.
 
-They are installed once, from the usual registries, into a cache of the user's: 36 MB of npm's packages and 59 MB of
+They are installed once, from the usual registries, into a cache of the user's: 40 MB of npm's packages and 59 MB of
 Python's, in half a minute. After that all of them together take about 10 seconds.
 """
 
@@ -21,6 +21,7 @@ from psyche.chain.addresses import AUTHORIZER, COORDINATOR
 from psyche.chain.interface.files import find_file
 from psyche.chain.interface.idl import load_idl
 from psyche.core.state.limits import STATE_BYTES
+from psyche.core.state.state import RunState, SlotState
 from psyche.localchain.chain import LocalChain, open_local_chain
 from psyche.localchain.legacy_idl import convert_to_legacy
 
@@ -98,14 +99,17 @@ async def test_web3_js_joins_and_follows_the_run(modules: Path) -> None:
     assert said["refused"]["logs"] == 5
 
 
-async def test_anchors_client_begins_a_run_and_joins_another(modules: Path) -> None:
+@pytest.mark.parametrize(("client", "p2p_name"), [("@anchor-lang/core", "p2p"), ("@coral-xyz/anchor", "p2P")])
+async def test_anchors_clients_begin_a_run_and_join_another(modules: Path, client: str, p2p_name: str) -> None:
     async with open_local_chain(slot_ms=50) as chain:
         run = begin_run(chain.bank)
         command = ["node", str(FOLDER / "anchor.cjs")]
-        said = await join(command, chain, run, modules=str(modules))
+        said = await join(command, chain, run, modules=str(modules), client=client, p2p_name=p2p_name)
     assert said["instance"] == {"run_id": "anchored", "account": said["own"]}
     assert said["active"] is True
-    assert said["events"] == 1
+    assert said["events"] == said["keys"] == [said["p2p"]]
+    assert (said["paused"], said["states"]) == (RunState.PAUSED, [said["joined"]])
+    assert said["joined"] == SlotState.JOINED
     assert said["signers"] == [said["user"]]
     assert said["refused"]["code"] == REGISTRY_NOT_FULL
 

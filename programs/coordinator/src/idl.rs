@@ -1,4 +1,4 @@
-//! The account's layout for the IDL, from the records of `psyche_rules::state`: a second text of it could differ.
+//! The account's layout and its enumerations for the IDL, from `psyche_rules`: a second text of them could differ.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +7,7 @@ use anchor_lang::idl::types::{
     IdlTypeDefTy,
 };
 use anchor_lang::IdlBuild;
+use psyche_rules::enums::{ClientState, RunState, SlotState, StopReason};
 use psyche_rules::state::{Field, RECORDS};
 
 use crate::account::CoordinatorAccount;
@@ -76,5 +77,23 @@ fn size_of_entry(written: &str) -> Option<usize> {
         "u8" => Some(1),
         "u16" => Some(2),
         record => RECORDS.iter().find(|(name, ..)| *name == record).map(|(_, size, _)| *size),
+    }
+}
+
+/// Prints the values of the enumerations as constants, in the way of Anchor's own parts: the build collects them.
+#[test]
+fn __anchor_private_print_idl_const_states() {
+    let enumerations = [
+        ("RUN_STATE", RunState::VALUES),
+        ("CLIENT_STATE", ClientState::VALUES),
+        ("SLOT_STATE", SlotState::VALUES),
+        ("STOP_REASON", StopReason::VALUES),
+    ];
+    for (name, values) in enumerations {
+        for (value, number) in values {
+            println!("--- IDL begin const ---");
+            println!(r#"{{"name": "{name}_{value}", "type": "u8", "value": "{number}"}}"#);
+            println!("--- IDL end const ---");
+        }
     }
 }

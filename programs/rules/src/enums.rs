@@ -9,7 +9,11 @@ macro_rules! enumeration {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct $name(pub u8);
 
-        impl $name { $(pub const $value: $name = $name($number);)+ }
+        impl $name {
+            $(pub const $value: $name = $name($number);)+
+            /// All of them by name.
+            pub const VALUES: &'static [(&'static str, u8)] = &[$((stringify!($value), $number),)+];
+        }
     };
 }
 

@@ -64,7 +64,7 @@ _LOADER: Final = {
     "05000000": "close account recipient authority? programAccount?",
     "06000000": "extendProgram programDataAccount programAccount systemProgram? payerAccount? additionalBytes:u32",
 }
-_PROGRAMS: Final[dict[str, tuple[str, dict[str, str]]]] = {
+PROGRAMS: Final[dict[str, tuple[str, dict[str, str]]]] = {
     str(Pubkey.default()): ("system", _SYSTEM),
     str(TOKEN): ("spl-token", _TOKEN),
     str(TOKEN_2022): ("spl-token", _TOKEN),
@@ -84,7 +84,7 @@ def parse_instruction(shown: dict[str, Any], keys: Sequence[Pubkey]) -> dict[str
     data, told = base58.b58decode(shown["data"]), {"programId": program, "stackHeight": shown["stackHeight"]}
     if program in _MEMO:
         return {**told, "program": "spl-memo", "parsed": data.decode(errors="replace")}
-    name, kinds = _PROGRAMS.get(program, ("", dict[str, str]()))
+    name, kinds = PROGRAMS.get(program, ("", dict[str, str]()))
     for size in (4, 2, 1):
         if (words := kinds.get((data or bytes(1))[:size].hex())) is not None:
             try:

@@ -1,9 +1,9 @@
-// Begins a run of its own and joins another one with @anchor-lang/core and the checked-in interfaces.
+// Begins a run of its own and joins another one with one of Anchor's clients and the checked-in interfaces.
 const { createRequire } = require("node:module");
 const fs = require("node:fs");
 const told = JSON.parse(fs.readFileSync(0, "utf8"));
 const load = createRequire(told.modules);
-const anchor = load("@anchor-lang/core");
+const anchor = load(told.client);
 const { Connection, Keypair, PublicKey, SystemProgram, LAMPORTS_PER_SOL } = load("@solana/web3.js");
 
 const read = (path) => JSON.parse(fs.readFileSync(path, "utf8"));
@@ -45,13 +45,14 @@ async function main() {
   const told_of = new Promise((resolve) => coordinator.addEventListener("joined", (event) => { joined.push(event); resolve(); }));
   await new Promise((resolve) => setTimeout(resolve, 300));
   const accounts = {
-    user: user.publicKey, p2p: p2p.publicKey, authorization: findGrant(new PublicKey(told.grantor)),
+    user: user.publicKey, [told.p2p_name]: p2p.publicKey, authorization: findGrant(new PublicKey(told.grantor)),
     coordinatorInstance: findInstance(told.run_id), coordinatorAccount: new PublicKey(told.account),
   };
   await coordinator.methods.joinRun(new anchor.BN(0)).accounts(accounts).signers([p2p]).rpc();
   await told_of;
   const state = await coordinator.account.coordinatorAccount.fetch(accounts.coordinatorAccount);
   const slots = state.registry.slots.slice(0, state.registry.slotsLen);
+  const constants = Object.fromEntries(coordinator.idl.constants.map((one) => [one.name, Number(one.value)]));
   let refused = null;
   try {
     await coordinator.methods.reclaimSlot().accounts(accounts).rpc();
@@ -61,7 +62,10 @@ async function main() {
   console.log(JSON.stringify({
     user: user.publicKey.toBase58(), p2p: p2p.publicKey.toBase58(), own: own.publicKey.toBase58(),
     instance: { run_id: instance.runId, account: instance.coordinatorAccount.toBase58() }, active: grant.active,
-    events: joined.length, signers: slots.map((slot) => new PublicKey(slot.signer).toBase58()), refused,
+    events: joined.map((one) => one[told.p2p_name].toBase58()),
+    keys: slots.map((slot) => new PublicKey(slot[told.p2p_name]).toBase58()),
+    paused: constants.runStatePaused, joined: constants.slotStateJoined, states: slots.map((slot) => slot.state),
+    signers: slots.map((slot) => new PublicKey(slot.signer).toBase58()), refused,
   }));
   process.exit(0);
 }

@@ -18,6 +18,7 @@ from psyche.core.encoding import tables
 from psyche.core.encoding.fields import Field
 from psyche.core.encoding.records import FieldLayout
 from psyche.core.state.errors import REFUSALS
+from psyche.core.state.state import ClientState, RunState, SlotState, StopReason
 
 IDL: Final = json.loads((BUILT / "psyche_coordinator.json").read_text())
 TYPES: Final = {one["name"]: one["type"] for one in IDL["types"]}
@@ -117,3 +118,10 @@ def test_python_builds_each_instruction_with_the_accounts_of_the_idl() -> None:
 
 def test_the_program_has_the_address_that_python_knows() -> None:
     assert IDL["address"] == str(COORDINATOR)
+
+
+def test_constants_name_the_values_of_the_states() -> None:
+    kinds = {"RUN_STATE": RunState, "CLIENT_STATE": ClientState, "SLOT_STATE": SlotState, "STOP_REASON": StopReason}
+    named = {f"{prefix}_{one.name}": str(one.value) for prefix, kind in kinds.items() for one in kind}
+    assert {one["name"]: one["value"] for one in IDL["constants"]} == named
+    assert {one["type"] for one in IDL["constants"]} == {"u8"}

@@ -14,7 +14,7 @@ pub const JOIN_RUN_SCOPE: &[u8] = b"CoordinatorJoinRun";
 pub struct JoinRun<'info> {
     /// The wallet: it owns the slot and what the slot earns.
     pub user: Signer<'info>,
-    /// The session key: it signs all that the member sends. It signs here so that nobody joins with another's key.
+    /// The session key (`p2P` in @coral-xyz/anchor), which signs so that nobody joins with a key of somebody else.
     pub p2p: Signer<'info>,
     /// CHECK: belongs to the authorizer, and `process` reads it.
     #[account(owner = psyche_authorizer::ID)]

@@ -62,6 +62,7 @@ class TokenRows:
         if not self.num_sequences:
             names = ", ".join(str(path) for path in paths)
             raise DataError(f"{names}: no file holds {sequence_length} tokens, the length of one sequence")
+        self.kept_files = min(len(self.files), MAX_OPEN_FILES)
         self._seed = shuffle_seed
         self._permutations: OrderedDict[int, Permutation] = OrderedDict()
         self._maps: OrderedDict[int, TokenArray] = OrderedDict()

@@ -96,6 +96,10 @@ class DataServer:
         )
         self._reads = trio.CapacityLimiter(MAX_READS)
 
+    def limit(self, places: int) -> None:
+        """Keep at most this many connections open."""
+        self._places.most = places
+
     def set_assignments(
         self,
         epoch: int,

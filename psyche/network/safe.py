@@ -41,6 +41,7 @@ from multiaddr import Multiaddr
 
 from psyche.network.limits import NetworkLimits
 from psyche.network.unread import PART_BYTES, StreamBuffers, UnreadBudget
+from psyche.wire.line.descriptors import WAY_OUT, get_limit, is_spare
 
 log: Final = logging.getLogger("psyche.network.libp2p")
 NOT_SECURE: Final = "not secure"  # prefix of the reasons for failed handshakes
@@ -288,6 +289,10 @@ class Gate:
         """Do the handshake within the upgrade timeout, then wait until the connection is closed."""
         remote = stream.get_remote_address()
         ip = remote[0] if remote else ""
+        if is_spare(stream.stream.socket.fileno()):
+            self._tell("connections are refused: this process may open only %d files; %s", get_limit(), WAY_OUT)
+            await stream.close()
+            return
         if self._open >= self._limits.connections or self._pending.get(ip, 0) >= self._limits.pending_per_ip:
             await stream.close()
             return
@@ -304,14 +309,17 @@ class Gate:
         try:
             return await self._swarm.upgrade_inbound_raw_conn(RawConnection(stream, False), address)
         except Exception as error:  # noqa: BLE001 - strangers' bytes may raise anything
-            if trio.current_time() >= self._tell_at:
-                self._tell_at = trio.current_time() + TELL_S
-                log.info("connection from %s refused: %s", ip, describe_connection_failure(error))
+            self._tell("connection from %s refused: %s", ip, describe_connection_failure(error))
             return None
         finally:
             self._pending[ip] -= 1
             if not self._pending[ip]:
                 del self._pending[ip]
+
+    def _tell(self, text: str, *values: object) -> None:
+        if trio.current_time() >= self._tell_at:
+            self._tell_at = trio.current_time() + TELL_S
+            log.info(text, *values)
 
 
 def build_host(seed: bytes, listen: Multiaddr, limits: NetworkLimits, budget: UnreadBudget) -> Any:

@@ -18,10 +18,12 @@ class RunData:
         server: serves the samples.
         host: the address to listen on.
         port: from the run's `data_location`, which clients use.
+        kept_files: how many files it may keep open.
     """
 
-    def __init__(self, server: DataServer, host: str, port: int) -> None:
+    def __init__(self, server: DataServer, host: str, port: int, kept_files: int = 0) -> None:
         self.server = server
+        self.kept_files = kept_files
         self._host, self._port = host, port
         self._round: tuple[int, int] | None = None
 
@@ -60,4 +62,4 @@ def open_run_data(state: Coordinator, files: LocalFiles | None, identity: Identi
             "they must be equal"
         )
     source = open_files(files, state.metadata.vocab_size or None)
-    return RunData(DataServer(source, identity), host, int(port))
+    return RunData(DataServer(source, identity), host, int(port), source.kept_files)

@@ -19,13 +19,14 @@ import trio
 
 from psyche import __version__
 from psyche.core.encoding.account import decode_state
+from psyche.core.state.limits import MAX_CLIENTS
 from psyche.core.state.state import Coordinator, DataLocationKind
 from psyche.data.provider import LocalFiles
 from psyche.errors import BackendError, ConfigError
 from psyche.server.access import AllowList
 from psyche.server.clock import RunClock
 from psyche.server.connections.hub import Hub
-from psyche.server.connections.limits import TICK_S
+from psyche.server.connections.limits import MAX_STRANGERS, TICK_S
 from psyche.server.connections.push import StateVersion, compute_delay_s
 from psyche.server.data import RunData, open_run_data
 from psyche.server.handler import CoordinatorHandler
@@ -37,6 +38,7 @@ from psyche.telemetry import kinds
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire.access import Access
 from psyche.wire.crypto import Identity
+from psyche.wire.line.descriptors import WAY_OUT, count_places, get_limit
 from psyche.wire.line.tls import TlsListener
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.report import SelfReport
@@ -44,6 +46,8 @@ from psyche.wire.report import SelfReport
 PROGRAM: Final = f"psyche {__version__}"
 ENTROPY_BYTES: Final = 32
 CLOSING_TIMEOUT_S: Final = 5.0
+LEAST_PLACES: Final = 8
+USUAL_PLACES: Final = MAX_CLIENTS + MAX_STRANGERS
 
 
 class ServerDisk(JournalDisk, Protocol):
@@ -182,6 +186,7 @@ class _Server:
     def __init__(self, settings: ServerSettings, opened: OpenRun, disk: JournalDisk) -> None:
         self._settings = settings
         self._opened = opened
+        self._notes = opened.notes
         self._disk = disk
         self._config = opened.state.config
         self._sink = settings.sink or NoEvents()
@@ -208,6 +213,7 @@ class _Server:
 
     async def _serve(self, nursery: trio.Nursery, bound: BoundListener, task_status: Started) -> None:
         data_port = await self._start_data(nursery)
+        self._share_places()
         await self._publish(self._durable)
         for task in (self._write_journal, self._push, self._tick):
             nursery.start_soon(task)
@@ -219,7 +225,7 @@ class _Server:
     def _get_address(self, port: int, data_port: int | None) -> BoundServer:
         key, uid = self._settings.identity.public, self._handler.state.run_uid
         access = self._handler.access
-        notes = self._opened.notes
+        notes = self._notes
         return BoundServer(self._settings.host, port, key, uid, data_port, notes, access.is_open, len(access.keys))
 
     async def _listen(self) -> BoundListener:
@@ -248,6 +254,22 @@ class _Server:
         )
         port: int = await nursery.start(self._data.serve)  # pyright: ignore[reportArgumentType]  # stubs lag behind
         return port
+
+    def _share_places(self) -> None:
+        """Give each service its share of the connections for which there are descriptors.
+
+        Raises:
+            ConfigError: there are too few.
+        """
+        services = [self._hub] if self._data is None else [self._hub, self._data.server]
+        places = count_places(self._data.kept_files if self._data else 0) // len(services)
+        if places < LEAST_PLACES:
+            raise ConfigError(f"server: this process may open only {get_limit()} files; {WAY_OUT}")
+        if places < USUAL_PLACES:
+            what = f"this process may open only {get_limit()} files, so each service has {places} connections"
+            self._notes += (f"{what}, and a full run needs {USUAL_PLACES}; {WAY_OUT}",)
+        for service in services:
+            service.limit(places)
 
     async def _tick(self) -> None:
         while True:

@@ -255,6 +255,8 @@ def test_allow_takes_no_key_of_nobody_and_no_more_than_a_list_has_room_for(tmp_p
     for name in ("run.toml", "data.toml"):
         text = (ROOT / "config" / "demo" / name).read_text()
         (tmp_path / name).write_text(text)
+    (tmp_path / "standard-library").mkdir()
+    (tmp_path / "standard-library" / "tokens.bin").write_bytes(bytes(512))
     state = ("--state", str(tmp_path), "--state-dir", str(tmp_path / "state"))
     nobody = run("server", "run", *state, "--allow", "00" * 32)
     assert nobody.exit_code == 1

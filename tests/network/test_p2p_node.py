@@ -1,5 +1,7 @@
 """What only the libp2p node has: ports, addresses, the mesh, Noise, dead peers, inbound slots."""
 
+import logging
+import resource
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ from psyche.network.listening import build_address, get_machine_addresses, get_r
 from psyche.network.node import P2PNode, get_key, get_peer_id, open_node, parse_address
 from psyche.network.streams import BLOB
 from psyche.testing.builders import build_identity
+from psyche.wire.line.descriptors import SPARE
 
 MESH_ONLY = NetworkLimits(direct_peers=0)
 
@@ -256,3 +259,24 @@ async def test_a_node_closes_in_time_with_a_peer_that_takes_nothing(victim: Vict
 def test_the_memory_twin_starts_without_libp2p() -> None:
     code = "import sys, psyche.network.memory.node; sys.exit(any(m.split('.')[0] == 'libp2p' for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+async def test_a_port_that_runs_out_of_files_refuses_and_tells_it_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with AsyncExitStack() as stack:
+        node = await open_p2p(stack, 1, tmp_path)
+        port = int(node._transport.addresses()[0].rsplit("/", 1)[1])
+        newest = stack.enter_context(socket.create_connection(("127.0.0.1", port))).fileno()
+        former = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (newest + SPARE // 2 + 4, former[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, former)
+        ended = 0
+        for _ in range(6):
+            stream = await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
+            with trio.fail_after(20):
+                ended += not await stream.receive_some(1)
+        assert ended >= 4, "each takes two descriptors of this process"
+        assert caplog.text.count("connections are refused: this process may open only") == 1
+        assert "Traceback" not in caplog.text

@@ -169,6 +169,7 @@ def run(
     from psyche.cli.helpers.common import run_async
     from psyche.client.runtime.app import run_client
     from psyche.telemetry.live import open_live_view
+    from psyche.wire.line.descriptors import raise_limit
 
     def open_home(client: "ClientSettings", identity: "Identity") -> "contextlib.AbstractAsyncContextManager[Backend]":
         return place.open(identity, client.data_dir, events)
@@ -177,6 +178,7 @@ def run(
         async with open_live_view(events, console, logs.value):
             return await run_client(settings, events, open_home)
 
+    raise_limit()
     with contextlib.closing(events):
         return int(run_async(main))
 

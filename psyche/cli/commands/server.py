@@ -133,6 +133,7 @@ def serve(
     from psyche.cli.helpers.common import run_async
     from psyche.cli.helpers.serving import ServerLine, serve_until_signal
     from psyche.telemetry.live import open_live_view
+    from psyche.wire.line.descriptors import raise_limit
 
     async def main() -> None:
         if logs is not opt.Logs.console:
@@ -143,6 +144,7 @@ def serve(
         async with open_live_view(events, console, logs.value, line):
             await serve_until_signal(line.attach(settings), console, on_start)
 
+    raise_limit()
     with contextlib.closing(events):
         run_async(main)
 

@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import platform
-import resource
 import shutil
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 from psyche.cli.helpers.packages import get_install_command
 from psyche.telemetry.text import format_number
+from psyche.wire.line.descriptors import WAY_OUT, get_limit, raise_limit
 
 IMPORT_TIMEOUT_S: Final = 120  # a cold torch on a slow disk
 WARN_DISK_BYTES: Final = 20 << 30
@@ -186,10 +186,10 @@ def check_disk(folder: Path) -> Check:
 
 def check_open_files() -> Check:
     """Open files: each peer takes a few."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < WARN_FILES:
-        return Check("files", CheckVerdict.WARN, f"{soft} open files allowed", f"ulimit -n {min(hard, 65_536)}")
-    return Check("files", CheckVerdict.OK, f"{soft} open files allowed")
+    raise_limit()  # as server and client do
+    if get_limit() < WARN_FILES:
+        return Check("files", CheckVerdict.WARN, f"{get_limit()} open files allowed", WAY_OUT)
+    return Check("files", CheckVerdict.OK, f"{get_limit()} open files allowed")
 
 
 def check_port(port: int) -> Check:

@@ -77,6 +77,10 @@ class Hub:
         self._book_changes: dict[tuple[int, int], bytes] = {}
         self._book_told = 0
 
+    def limit(self, places: int) -> None:
+        """Keep at most this many connections open."""
+        self._places.most = places
+
     def publish(self, version: StateVersion) -> None:
         """Push this state, whose record is on disk, to all subscribers."""
         self.published = version

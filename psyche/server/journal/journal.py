@@ -8,6 +8,7 @@ continues from there. Two snapshots are kept, and the segments since the older o
 The disk is a port, so that a simulator can tear writes and lose data that was not synced.
 """
 
+import errno
 import re
 import struct
 import zlib
@@ -307,6 +308,12 @@ class Journal:
                 self._disk.remove(name)
         except OSError as error:
             self._has_failed = True
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise JournalError(
+                    f"journal: its next file cannot be opened ({error.strerror}); the server stops rather than promise "
+                    "what is not on disk. Allow more open files (ulimit -n), then start the server again: it "
+                    "continues from its journal"
+                ) from error
             raise JournalError(
                 f"journal: the disk failed ({error}); the server stops rather than promise what is not on disk. "
                 "Check the disk (space, health), then start the server again: it continues from its journal"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import trio
 
+from psyche.wire.line.descriptors import ENOUGH
 from psyche.wire.line.pace import PacedStream, get_host
 
 
@@ -29,9 +30,12 @@ class Places:
     Args:
         general: the limit of strangers' connections.
         per_host: the limit of strangers' connections of one address, if known; less than `general`.
+        most: the limit of all connections, for which there are descriptors.
         per_key: the limit of connections of one key, member or stranger.
         get_first: returns the keys that have priority now.
     """
+
+    most = ENOUGH
 
     def __init__(self, *, general: int, per_host: int, per_key: int, get_first: Callable[[], Container[bytes]]) -> None:
         self.closed = 0
@@ -61,7 +65,7 @@ class Places:
         self._open.pop(place, None)
 
     def _make_room(self) -> None:
-        if len(self._open) <= min(self._general, self._per_host):
+        if len(self._open) <= min(self._general, self._per_host, self.most):
             return
         first = self._get_first()
         strangers = [one for one in self._open if one.key is None or one.key not in first]
@@ -69,7 +73,8 @@ class Places:
         if not hosts:
             return
         greediest, count = hosts.most_common(1)[0]
-        if len(strangers) > self._general or (greediest and count > self._per_host):
+        is_full = len(strangers) > self._general or len(self._open) > self.most
+        if is_full or (greediest and count > self._per_host):
             oldest = next(one for one in strangers if one.host == greediest)
             self._end(oldest, f"made room for a newer connection: {count} strangers at {greediest or 'one address'}")
 

@@ -26,6 +26,7 @@ from cryptography.x509.oid import NameOID
 
 from psyche.errors import WireError
 from psyche.wire.crypto import Identity, blake3_hash
+from psyche.wire.line.descriptors import is_spare
 from psyche.wire.line.pace import HostTurns, PacedStream, get_host
 
 ACCEPTED_AT_ONCE: Final = 4  # few enough that accepted connections are counted before the next ones are
@@ -143,7 +144,7 @@ class TlsListener(trio.abc.Listener[trio.SSLStream]):
             self._take(trio.SocketStream(trio.socket.from_stdlib_socket(one)))
 
     def _take(self, stream: trio.SocketStream) -> None:
-        if self._pace.is_full(get_host(stream)):
+        if self._pace.is_full(get_host(stream)) or is_spare(stream.socket.fileno()):
             stream.socket.close()
         else:
             self._accepted.append(stream)

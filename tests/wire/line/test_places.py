@@ -69,3 +69,15 @@ async def test_the_host_of_a_connection_is_its_address() -> None:
     await stream.aclose()
     assert get_peer_host(stream) == ""
     await listeners[0].aclose()
+
+
+def test_where_descriptors_are_few_strangers_make_room_for_members_and_the_last_to_come_for_all() -> None:
+    hall = Hall(per_key=9)
+    hall.places.most = 3
+    hall.enter("stranger", "a")
+    for number in range(3):
+        hall.enter(f"member {number}", "b", MEMBER)
+    assert hall.closed == ["stranger"]
+    hall.enter("newcomer", "c")
+    assert hall.closed == ["stranger", "newcomer"]
+    assert len(hall.places) == 3

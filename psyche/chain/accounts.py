@@ -4,8 +4,8 @@ from typing import Any, Final, NamedTuple, Self
 
 from solders.pubkey import Pubkey
 
+from psyche.chain.addresses import get_program_id
 from psyche.chain.interface.borsh import decode_value
-from psyche.chain.interface.files import NAMES
 from psyche.chain.interface.idl import DataKind, load_program
 from psyche.core.state.limits import RUN_ID_BYTES
 from psyche.errors import WireError
@@ -20,7 +20,7 @@ class AccountKind(NamedTuple):
     @property
     def owner(self) -> Pubkey:
         """The program's address."""
-        return NAMES[self.program]
+        return get_program_id(self.program)
 
     @property
     def discriminator(self) -> bytes:

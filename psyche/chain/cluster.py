@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
+from psyche.chain.programs.vouching import name_cluster
 from psyche.durable import expand_user, read_file
 from psyche.errors import ConfigError
 
@@ -22,12 +23,6 @@ _SHORT: Final = {"l": "localhost", "d": "devnet", "t": "testnet", "m": "mainnet-
 _SOCKETS: Final = {"http": "ws", "https": "wss"}
 MAX_CLI_CONFIG_BYTES: Final = 1 << 16
 MAX_ENDPOINTS: Final = 3
-# What clusters answer to getGenesisHash.
-GENESIS: Final = {
-    "5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d": "mainnet-beta",
-    "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG": "devnet",
-    "4uhcVJyU9pJkvQyS88uRDiswHXSCkY3zQawwpjk2NsNY": "testnet",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +145,7 @@ def find_endpoints(given: Sequence[tuple[str, str]], environment: Mapping[str, s
 
 def name_foreign(genesis_hash: str, endpoints: Sequence[Endpoint]) -> str:
     """Name a chain that others share, whose SOL may have a value; empty: a local one, on this machine only."""
-    if known := GENESIS.get(genesis_hash):
+    if known := name_cluster(genesis_hash):
         return known
     if all(endpoint.is_here for endpoint in endpoints):
         return ""

@@ -12,7 +12,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
-from psyche.chain.addresses import COORDINATOR, get_earned_points_address, get_instance_address
+from psyche.chain.addresses import get_earned_points_address, get_instance_address, get_program_id
 from psyche.chain.instructions import encode_body
 from psyche.chain.interface.borsh import Encoded
 from psyche.chain.interface.calls import build_call
@@ -92,7 +92,7 @@ def build_init(
 def build_account(payer: Pubkey, account: Pubkey, deposit: int) -> Instruction:
     """Create the account of a run's state, which is too large for a program to create; both keys sign."""
     params = CreateAccountParams(
-        from_pubkey=payer, to_pubkey=account, lamports=deposit, space=STATE_BYTES, owner=COORDINATOR
+        from_pubkey=payer, to_pubkey=account, lamports=deposit, space=STATE_BYTES, owner=get_program_id("coordinator")
     )
     return create_account(params)
 

@@ -11,9 +11,8 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM
 from solders.token import ID as TOKEN
 
-from psyche.chain.addresses import COORDINATOR
+from psyche.chain.addresses import ProgramIds, get_program_ids
 from psyche.chain.failure_texts import ANCHOR, ANCHOR_KINDS, CHAIN, INSTRUCTION, PROGRAMS
-from psyche.chain.interface.files import NAMES
 from psyche.chain.interface.idl import load_program
 from psyche.core.state.errors import REFUSALS, CoordinatorError
 from psyche.errors import BackendError
@@ -21,7 +20,6 @@ from psyche.errors import BackendError
 REFUSAL_BASE: Final = 6_000  # errors of a program's own start here
 _FAILED_LINE: Final = re.compile(r"Program (\w{32,44}) failed: ")
 _ANCHOR_LINE: Final = re.compile(r"AnchorError (?:caused by account: (\w+)\.)?.*Error Number: (\d+)\.")
-_NAMES: Final = {**{address: name for name, address in NAMES.items()}, SYSTEM: "system", TOKEN: "token"}
 _RULES: Final = re.compile(r" \((?:[A-Z]\d+(?:, | to )?)+\)")  # in an IDL's sentence, for those who write programs
 _EMPTY: Final = frozenset({"AccountNotFound", "InsufficientFundsForFee", "InsufficientFundsForRent"})
 
@@ -101,12 +99,17 @@ def _read_key(text: str) -> Pubkey | None:
         return None
 
 
+def _name_program(program: Pubkey | None) -> str:
+    ours = {address: name for name, address in get_program_ids()._asdict().items()}
+    return {**ours, SYSTEM: "system", TOKEN: "token", None: "a program"}.get(program, str(program))
+
+
 def _read_custom(failure: _Failure) -> CoordinatorError | TransactionFailed:
     program, number, account = failure
-    name = _NAMES.get(program, str(program)) if program is not None else "a program"
-    if name in NAMES and (known := load_program(name).errors.get(number)):
+    name = _name_program(program)
+    if name in ProgramIds._fields and (known := load_program(name).errors.get(number)):
         text = _RULES.sub("", known[1])
-        refusal = REFUSALS.get(number - REFUSAL_BASE) if program == COORDINATOR else None
+        refusal = REFUSALS.get(number - REFUSAL_BASE) if name == "coordinator" else None
         return refusal(text) if refusal else ProgramRefused(name, number, known[0], text)
     if name in PROGRAMS and number in PROGRAMS[name]:
         kind = WalletEmpty if (name, number) == ("system", 1) else TransactionFailed
@@ -125,7 +128,7 @@ def _read_custom(failure: _Failure) -> CoordinatorError | TransactionFailed:
 
 def _read_instruction(place: int, reason: str, programs: Sequence[Pubkey]) -> TransactionFailed:
     program = programs[place] if 0 <= place < len(programs) else None
-    name = _NAMES.get(program, str(program)) if program is not None else "a program"
+    name = _name_program(program)
     text = INSTRUCTION.get(reason, "the program stopped; if it happens again, report it with the command you ran")
     kind = WalletEmpty if reason == "InsufficientFunds" else TransactionFailed
     return kind(f"{name}: {text} ({reason})", reason)

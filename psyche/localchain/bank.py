@@ -22,6 +22,7 @@ from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTra
 from solders.transaction_status import TransactionStatus
 
 from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE
+from psyche.chain.programs.loader import UPGRADEABLE
 from psyche.core.rules.rounds import RECORDED_SLOTS
 from psyche.localchain.history import History, LandedBlock, LandedTransaction, Landing
 from psyche.localchain.tokens import find_token_balances
@@ -316,7 +317,6 @@ class Bank:
         return sum(_ACCOUNT_BYTES + len(account.data) for account in (*accounts, *code))
 
 
-UPGRADEABLE: Final = Pubkey.from_string("BPFLoaderUpgradeab1e11111111111111111111111")
 _ACCOUNT_BYTES: Final = 64  # that every account counts beside its data
 
 

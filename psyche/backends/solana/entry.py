@@ -17,11 +17,12 @@ from psyche.backends.solana.rpc.client import Rpc, open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
 from psyche.backends.solana.session import ChainSession, Spelling
 from psyche.backends.solana.version import check_version
-from psyche.chain.addresses import EVERYBODY, get_authorization_address
+from psyche.chain.addresses import EVERYBODY, get_authorization_address, use_program_ids
 from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE, format_sol
 from psyche.chain.cluster import Endpoint
 from psyche.chain.coordinator import ChainRun
 from psyche.chain.failures import WalletEmpty
+from psyche.chain.programs.vouching import choose_programs
 from psyche.config.rules import find_chain_problems
 from psyche.core.state.state import Coordinator, RunState
 from psyche.durable import make_folder
@@ -41,11 +42,19 @@ FLOOR_FILE: Final = "chain-slot"  # in the client's data folder
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How a wallet gets into a run: the run's accounts, the authorization that lets it in, and a note for its owner."""
+    """How a wallet gets into a run.
+
+    Args:
+        accounts: of the run.
+        authorization: lets the wallet in.
+        note: for the wallet's owner.
+        programs: who may change the programs, a sentence.
+    """
 
     accounts: ChainRun
     authorization: Pubkey
     note: str = ""
+    programs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,7 @@ class ChainMember:
         run_id: the run.
         authorizer: whose authorization lets the wallet join; None: the wallet's own, or everybody's.
         spelling: completes the commands that messages name.
+        program_ids: the file of the chain's programs; None: what this version knows.
     """
 
     endpoints: Sequence[Endpoint]
@@ -65,6 +75,7 @@ class ChainMember:
     run_id: str
     authorizer: Pubkey | None = None
     spelling: Spelling = Spelling()
+    program_ids: Path | None = None
 
     async def check(self) -> Entry:
         """Check that the wallet can take part, before the seconds that a trainer takes to start.
@@ -74,13 +85,16 @@ class ChainMember:
             VersionMismatch: the run's owner wants another version of this program.
             ConfigError: the wallet may not join, or the run cannot be trained on a chain.
             WalletEmpty: the wallet has nothing to pay with.
-            BackendError: no endpoint answers, or it is another chain.
+            BackendError: no endpoint answers, or the chain has other programs than those that are vouched for.
         """
         async with open_rpc(self.endpoints) as rpc:
             return await self._find_entry(rpc)
 
     async def _find_entry(self, rpc: Rpc) -> Entry:
-        session = ChainSession(rpc, self.wallet, lambda _quote: None, spelling=self.spelling)
+        vouching = choose_programs(await rpc.get_genesis_hash(), self.program_ids)
+        use_program_ids(vouching.ids)
+        session = ChainSession(rpc, self.wallet, lambda _quote: None, spelling=self.spelling, vouching=vouching)
+        programs = await session.check_programs()
         found = await find_run(session, self.run_id)
         state, wallet = found.state, session.key
         if state.run_state is RunState.FINISHED:
@@ -96,7 +110,7 @@ class ChainMember:
         if funds.lamports <= funds.reserve:
             raise WalletEmpty(f"on the chain at {self.endpoints[0].name}, {funds.describe_shortage()}")
         note = "" if funds.is_enough else funds.describe_shortage()
-        return Entry(found.accounts, get_authorization_address(grantor, grantee), note)
+        return Entry(found.accounts, get_authorization_address(grantor, grantee), note, programs)
 
     def _explain_refusal(self, session: ChainSession, grantor: Pubkey) -> str:
         wallet = session.key

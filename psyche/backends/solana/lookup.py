@@ -9,7 +9,7 @@ from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.rpc.replies import get_data
 from psyche.backends.solana.session import ChainSession, NoRun
 from psyche.chain.accounts import INSTANCE, RUN_STATE, TREASURER_RUN, InstanceData
-from psyche.chain.addresses import TREASURER, get_instance_address
+from psyche.chain.addresses import get_instance_address, get_program_id
 from psyche.chain.coordinator import ChainRun
 from psyche.chain.tokens import read_decimals
 from psyche.chain.treasury import TreasurerRun
@@ -111,7 +111,7 @@ async def read_run(rpc: Rpc, instance: InstanceData, min_slot: int | None = None
             f"run {instance.run_id!r}: its record cannot be read ({error}); this needs another version of Psyche"
         ) from error
     treasurer = None
-    if main is not None and main.owner == TREASURER:
+    if main is not None and main.owner == get_program_id("treasurer"):
         TREASURER_RUN.check(instance.main_authority, main.owner, main.data)
         treasurer = TreasurerRun.read(instance.main_authority, main.data)
     return FoundRun(

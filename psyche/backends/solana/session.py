@@ -8,13 +8,14 @@ from typing import NamedTuple
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
+from psyche.backends.solana.programs.check import check_programs
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.rpc.sender import Landed, TransactionSender
-from psyche.chain.addresses import COORDINATOR
 from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE, format_sol
 from psyche.chain.failures import WalletEmpty
 from psyche.chain.interface.events import ChainEvent
 from psyche.chain.packing import Step, count_signatures, pack_steps
+from psyche.chain.programs.vouching import Vouching, choose_programs
 from psyche.errors import BackendError, ConfigError
 
 
@@ -97,6 +98,7 @@ class ChainSession:
         approve: shows what a plan does and costs, and raises where the person does not want that.
         say: is told of progress.
         spelling: completes the commands that messages name.
+        vouching: the chain's programs; None: those of a local chain.
     """
 
     rpc: Rpc
@@ -104,6 +106,7 @@ class ChainSession:
     approve: Approve
     say: Callable[[str], None] = field(default=lambda _text: None)
     spelling: Spelling = Spelling()
+    vouching: Vouching | None = None
 
     def spell(self, command: str, run_id: str = "", *, signed: bool = True) -> str:
         """A further command at this chain, in quotes, that can be run as it is printed."""
@@ -133,9 +136,7 @@ class ChainSession:
         if not steps:
             return None
         quote = await self._make_quote(plan, steps)
-        if is_asked:
-            self.approve(quote)
-        self._check_balance(quote)
+        self.ask(quote, is_asked=is_asked)
         return await self._send(plan, steps)
 
     async def _make_quote(self, plan: ChainPlan, steps: Sequence[Step]) -> Quote:
@@ -146,7 +147,14 @@ class ChainSession:
             plan.kept_lamports, str(self.key), balance,
         )  # fmt: skip
 
-    def _check_balance(self, quote: Quote) -> None:
+    def ask(self, quote: Quote, *, is_asked: bool = True) -> None:
+        """Show what a change does and costs; raise if the person does not want it, or cannot pay for it.
+
+        Raises:
+            WalletEmpty: the wallet has less than that.
+        """
+        if is_asked:
+            self.approve(quote)
         needed = quote.fee_lamports + quote.deposit_lamports + quote.kept_lamports
         if quote.balance_lamports < needed:
             raise WalletEmpty(
@@ -171,15 +179,10 @@ class ChainSession:
             events += landed.events
         return replace(landed, events=tuple(events)) if landed else None
 
-    async def check_programs(self) -> None:
-        """Check that the programs are on this chain.
+    async def check_programs(self) -> str:
+        """Check that this chain has the programs that are vouched for; return who may change them, a sentence.
 
         Raises:
-            BackendError: they are not.
+            BackendError: they are not there, or others.
         """
-        if await self.rpc.get_account(COORDINATOR) is None:
-            where = self.rpc.endpoints[0].name
-            raise BackendError(
-                f"the chain at {where} does not have Psyche's programs ({COORDINATOR}): check --rpc; on a chain of "
-                "your own, deploy them first (docs/programs.md)"
-            )
+        return await check_programs(self.rpc, self.vouching or choose_programs("", None))

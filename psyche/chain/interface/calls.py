@@ -8,15 +8,14 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM
 from solders.token import ID as TOKEN
 
-from psyche.chain.addresses import ASSOCIATED_TOKEN, COORDINATOR, INSTRUCTIONS
+from psyche.chain.addresses import ASSOCIATED_TOKEN, INSTRUCTIONS, get_program_id
 from psyche.chain.interface.borsh import encode_value
 from psyche.chain.interface.idl import load_program
 
-_KNOWN: Final[Mapping[str, Pubkey]] = {  # accounts of the chain and of the programs, which callers need not name
+_KNOWN: Final[Mapping[str, Pubkey]] = {  # accounts of the chain, which callers need not name
     "system_program": SYSTEM,
     "token_program": TOKEN,
     "associated_token_program": ASSOCIATED_TOKEN,
-    "coordinator_program": COORDINATOR,
     "instructions": INSTRUCTIONS,
 }
 
@@ -43,9 +42,10 @@ def build_call(
     """
     interface = load_program(program)
     kind = interface.instructions[name]
-    keys = {**{use.name: _KNOWN[use.name] for use in kind.accounts if use.name in _KNOWN}, **accounts}
+    known = {**_KNOWN, "coordinator_program": get_program_id("coordinator")}
+    keys = {**{use.name: known[use.name] for use in kind.accounts if use.name in known}, **accounts}
     wrong = keys.keys() ^ {use.name for use in kind.accounts}
     assert not wrong, f"{name} has other accounts: {wrong}"
     metas = [AccountMeta(keys[use.name], is_signer=use.signs, is_writable=use.is_written) for use in kind.accounts]
     data = kind.discriminator + encode_value(kind.arguments, arguments or {}, name)
-    return Instruction(interface.address, data, [*metas, *others])
+    return Instruction(get_program_id(program), data, [*metas, *others])

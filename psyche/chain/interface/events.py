@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from solders.pubkey import Pubkey
 
-from psyche.chain.addresses import COORDINATOR
+from psyche.chain.addresses import get_program_id
 from psyche.chain.interface.borsh import decode_value
 from psyche.chain.interface.idl import DISCRIMINATOR_BYTES, load_program
 from psyche.core.state.state import RunState
@@ -126,6 +126,7 @@ def read_events(logs: Sequence[str]) -> tuple[ChainEvent, ...]:
     as one is passed over.
     """
     running: list[str] = []
+    coordinator = str(get_program_id("coordinator"))
     found: list[ChainEvent] = []
     for line in logs:
         if begin := _BEGIN.fullmatch(line):
@@ -137,7 +138,7 @@ def read_events(logs: Sequence[str]) -> tuple[ChainEvent, ...]:
                 return ()
             if not running or running.pop() != end[1]:
                 break
-        elif line.startswith(_DATA) and running and running[-1] == str(COORDINATOR):
+        elif line.startswith(_DATA) and running and running[-1] == coordinator:
             found += _read_data(line.removeprefix(_DATA))
     return tuple(found)
 

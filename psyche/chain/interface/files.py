@@ -7,10 +7,10 @@ from typing import Final
 from solders.pubkey import Pubkey
 
 import psyche
-from psyche.chain.addresses import AUTHORIZER, COORDINATOR, TREASURER
+from psyche.chain.addresses import SOURCE_IDS
 from psyche.errors import ConfigError
 
-NAMES: Final[Mapping[str, Pubkey]] = {"coordinator": COORDINATOR, "authorizer": AUTHORIZER, "treasurer": TREASURER}
+NAMES: Final[Mapping[str, Pubkey]] = SOURCE_IDS._asdict()  # with the ids of the sources
 _PACKAGE: Final = Path(psyche.__file__).parent
 _FOLDERS: Final = (_PACKAGE / "programs", _PACKAGE.parent / "programs" / "built")  # of a wheel, of a checkout
 

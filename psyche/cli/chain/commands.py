@@ -21,6 +21,7 @@ READING: Final[dict[str, tuple[object, object]]] = {
     "ws_rpc_2": (opt.WsRpc2, None),
     "rpc_3": (opt.Rpc3, None),
     "ws_rpc_3": (opt.WsRpc3, None),
+    "program_ids": (opt.ProgramIds, None),
 }
 CHANGING: Final = READING | {"wallet_private_key_path": (opt.WalletPath, None), "yes": (opt.Yes, False)}
 

@@ -79,6 +79,8 @@ class ChainPlace:
         """
         self._entry = run_async(self.member.check)
         assert self._entry is not None, "a check raises or finds the way in"
+        if self._entry.programs:
+            typer.echo(f"note: {self._entry.programs}", err=True)
         if self._entry.note:
             typer.echo(f"warning: {self._entry.note}", err=True)
 
@@ -106,4 +108,6 @@ def make_place(
     from psyche.chain.addresses import parse_key
 
     grantee = parse_key(authorizer, "--authorizer") if authorizer else None
-    return ChainPlace(ChainMember(chain.find_endpoints(), chain.load_wallet(), run_id, grantee, chain.spelling))
+    return ChainPlace(
+        ChainMember(chain.find_endpoints(), chain.load_wallet(), run_id, grantee, chain.spelling, chain.program_ids)
+    )

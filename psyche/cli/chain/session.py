@@ -8,7 +8,9 @@ import typer
 from psyche.backends.solana.home import SolanaHome
 from psyche.backends.solana.rpc.client import open_rpc
 from psyche.backends.solana.session import Approve, ChainSession, Quote
+from psyche.chain.addresses import use_program_ids
 from psyche.chain.cluster import name_foreign
+from psyche.chain.programs.vouching import choose_programs
 from psyche.cli.helpers.chain import ChainOptions
 from psyche.cli.helpers.common import run_async
 from psyche.cli.helpers.questions import confirm
@@ -31,8 +33,11 @@ def call_at_chain(
 
     async def call() -> _Found:
         async with open_rpc(endpoints) as rpc:
-            foreign = "" if reads else name_foreign(await rpc.get_genesis_hash(), endpoints)
-            return await function(ChainSession(rpc, wallet, make_approval(foreign, yes=yes), _say, options.spelling))
+            genesis = await rpc.get_genesis_hash()
+            vouching = choose_programs(genesis, options.program_ids)
+            use_program_ids(vouching.ids)
+            approve = make_approval("" if reads else name_foreign(genesis, endpoints), yes=yes)
+            return await function(ChainSession(rpc, wallet, approve, _say, options.spelling, vouching))
 
     return run_async(call)
 

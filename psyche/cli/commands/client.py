@@ -57,6 +57,7 @@ def train(
     rpc_3: chain.Rpc3 = None,
     ws_rpc_3: chain.WsRpc3 = None,
     wallet_private_key_path: chain.WalletPath = None,
+    program_ids: chain.ProgramIds = None,
     authorizer: opt.Authorizer = None,
     identity_secret_key_path: opt.IdentityPath = None,
     data_dir: opt.DataDir = None,
@@ -99,7 +100,7 @@ def train(
     console = Console()
     configure_logging(logs.value, log, console=console, write_log=write_log)
     data_dir = get_data_dir(data_dir, run_id)
-    named = chain.ChainOptions(rpc, ws_rpc, rpc_2, ws_rpc_2, rpc_3, ws_rpc_3, wallet_private_key_path)
+    named = chain.ChainOptions(rpc, ws_rpc, rpc_2, ws_rpc_2, rpc_3, ws_rpc_3, wallet_private_key_path, program_ids)
     place = make_place(run_id, server_addr, server_key, named, authorizer)
     settings = ClientSettings(
         run_id=run_id, server_key=parse_hex("--server-key", server_key) if server_key else None, data_dir=data_dir,

@@ -41,6 +41,15 @@ WalletPath = Annotated[
         "hold the key instead, and wins. Default: ANCHOR_WALLET, then the Solana CLI's wallet.",
     ),
 ]
+ProgramIds = Annotated[
+    Path | None,
+    typer.Option(
+        "--program-ids",
+        envvar="PSYCHE_PROGRAM_IDS",
+        help="File of the ids of Psyche's programs on this chain, which the run's owner gives to members, and `psyche "
+        "dev deploy` writes. Default: what this version knows of the chain.",
+    ),
+]
 Yes = Annotated[
     bool,
     typer.Option("--yes", "-y", help="Make the change without a question; needed where no terminal is."),
@@ -59,6 +68,7 @@ class ChainOptions:
     rpc_3: str | None = None
     ws_rpc_3: str | None = None
     wallet_private_key_path: Path | None = None
+    program_ids: Path | None = None
 
     def find_endpoints(self) -> "tuple[Endpoint, ...]":
         """Find the endpoints: the options, their variables, ANCHOR_PROVIDER_URL, or the Solana CLI's configuration.
@@ -117,7 +127,8 @@ def spell_options(given: Mapping[str, object]) -> dict[str, str]:
     return {
         name: f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
         for name, value in given.items()
-        if value is not None and str(value) != os.environ.get(name.upper())
+        if value is not None
+        and str(value) not in (os.environ.get(name.upper()), os.environ.get(f"PSYCHE_{name.upper()}"))
     }
 
 

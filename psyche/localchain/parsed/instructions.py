@@ -10,8 +10,8 @@ from typing import Any, Final
 import base58
 from solders.pubkey import Pubkey
 
+from psyche.chain.programs.loader import UPGRADEABLE
 from psyche.errors import WireError
-from psyche.localchain.bank import UPGRADEABLE
 from psyche.localchain.parsed.layouts import read_fields
 from psyche.localchain.tokens import TOKEN, TOKEN_2022
 

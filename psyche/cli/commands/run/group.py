@@ -94,6 +94,7 @@ OPTIONS: Final[dict[str, tuple[object, object]]] = {  # their types and defaults
     "ws_rpc_2": (chain.WsRpc2, None),
     "rpc_3": (chain.Rpc3, None),
     "ws_rpc_3": (chain.WsRpc3, None),
+    "program_ids": (chain.ProgramIds, None),
     "treasurer_index": (TreasurerIndex, None),
     "yes": (chain.Yes, False),
 }

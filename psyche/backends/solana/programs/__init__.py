@@ -1,0 +1,1 @@
+"""The programs on a chain: putting them there, and checking which ones are there."""

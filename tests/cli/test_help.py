@@ -116,6 +116,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         "client train",
         "client show-identity",
         "client show-wallet",
+        "dev deploy",
         "dev idl",
         "dev replay",
         "dev validator",

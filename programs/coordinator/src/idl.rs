@@ -7,7 +7,6 @@ use anchor_lang::idl::types::{
     IdlTypeDefTy,
 };
 use anchor_lang::IdlBuild;
-use psyche_rules::enums::{ClientState, RunState, SlotState, StopReason};
 use psyche_rules::state::{Field, RECORDS};
 
 use crate::account::CoordinatorAccount;
@@ -83,6 +82,8 @@ fn size_of_entry(written: &str) -> Option<usize> {
 /// Prints the values of the enumerations as constants, in the way of Anchor's own parts: the build collects them.
 #[test]
 fn __anchor_private_print_idl_const_states() {
+    use psyche_rules::enums::{ClientState, RunState, SlotState, StopReason};
+
     let enumerations = [
         ("RUN_STATE", RunState::VALUES),
         ("CLIENT_STATE", ClientState::VALUES),

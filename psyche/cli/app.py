@@ -8,7 +8,7 @@ from psyche import __version__
 from psyche.cli.commands import client, data, dev, doctor, init, model, server, simulate, testnet
 
 from psyche.cli.commands.run import info, founding, steering, changes, access, chain  # noqa: F401  # isort: skip  # in the order of the help
-from psyche.cli.commands import deploy as _deploy  # noqa: F401  # isort: skip  # a command of `dev`
+from psyche.cli.commands import deploy as _deploy, funds as _funds  # noqa: F401  # isort: skip  # commands of `dev`
 from psyche.cli.commands.auth import commands as auth
 from psyche.cli.commands.rewards import commands as rewards
 from psyche.cli.commands.run import group as run

@@ -50,6 +50,7 @@ async def found_run(
     Raises:
         PsycheError: the chain does not answer, or refuses.
     """
+    from psyche.backends.solana.funds.faucet import request_lamports
     from psyche.backends.solana.rpc.client import open_rpc
     from psyche.backends.solana.session import ChainSession
     from psyche.chain.cluster import parse_endpoint
@@ -60,9 +61,7 @@ async def found_run(
         session = ChainSession(rpc, read_wallet(layout.owner_wallet), lambda _quote: None)
         await _until_ready(rpc, session.key)
         for wallet in clients:
-            await rpc.call("requestAirdrop", str(wallet.pubkey()), LAMPORTS)
-        for wallet in clients:
-            await _until_funded(rpc, wallet.pubkey())
+            await request_lamports(rpc, wallet.pubkey(), LAMPORTS)
         await _create(session, run, [] if run.access.is_open else clients)
     who = "everybody" if run.access.is_open else format_number(len(clients), "wallet")
     say(f"run {run.run_id!r} is on the chain, and {who} may join it")

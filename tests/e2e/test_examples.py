@@ -287,9 +287,10 @@ def test_every_example_of_a_local_testnet_runs_as_printed(world: World) -> None:
 
 # Each command that changes a run on a chain, in an order in which all of them can be carried out; reads come last.
 ON_CHAIN: Final = (
-    "init", "run create", "run update-config", "run resume", "run set-paused", "run pause", "auth create",
-    "auth delegate", "auth read", "run can-join", "run list", "run info", "run json-dump-run", "run json-dump-user",
-    "rewards top-up", "run set-future-epoch-rates", "rewards show", "run close",
+    "init", "dev airdrop", "dev mint", "run create", "run update-config", "run resume", "run set-paused", "run pause",
+    "auth create", "auth delegate", "auth read", "run can-join", "run list", "run info", "run json-dump-run",
+    "run json-dump-user", "rewards top-up", "run set-future-epoch-rates", "rewards show", "rewards withdraw",
+    "run close",
 )  # fmt: skip
 # What only a run with members has: tests/cli/chain follows them there.
 WITH_MEMBERS: Final = ("run tick", "run checkpoint", "rewards claim", "rewards close", "auth delete", "client train")

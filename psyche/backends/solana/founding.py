@@ -8,9 +8,10 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.token.associated import get_associated_token_address
 
+from psyche.backends.solana.funds.holders import find_token_deposit
 from psyche.backends.solana.home import build_steps
 from psyche.backends.solana.lookup import FoundRun, RunTarget, find_decimals, find_instance, read_run
-from psyche.backends.solana.rewards import describe_return, find_earners, find_token_deposit, plan_settlement
+from psyche.backends.solana.rewards import describe_return, find_earners, plan_settlement
 from psyche.backends.solana.session import ChainPlan, ChainSession
 from psyche.chain.addresses import get_instance_address, get_run_address
 from psyche.chain.coordinator import Authorities, ChainRun, build_free, build_init

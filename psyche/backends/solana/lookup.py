@@ -11,7 +11,7 @@ from psyche.backends.solana.session import ChainSession, NoRun
 from psyche.chain.accounts import INSTANCE, RUN_STATE, TREASURER_RUN, InstanceData
 from psyche.chain.addresses import get_instance_address, get_program_id
 from psyche.chain.coordinator import ChainRun
-from psyche.chain.tokens import read_decimals
+from psyche.chain.tokens import read_mint
 from psyche.chain.treasury import TreasurerRun
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator
@@ -141,4 +141,4 @@ async def find_decimals(rpc: Rpc, mint: Pubkey) -> int:
     account = await rpc.get_account(mint)
     if account is None:
         raise ConfigError(f"token {mint}: there is no such token on this chain")
-    return read_decimals(account.owner, account.data, mint)
+    return read_mint(account.owner, account.data, mint).decimals

@@ -8,6 +8,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.token.associated import get_associated_token_address
 
+from psyche.backends.solana.funds.holders import find_target, find_token_deposit
 from psyche.backends.solana.lookup import FoundRun
 from psyche.backends.solana.rpc.replies import get_data
 from psyche.backends.solana.session import ChainPlan, ChainSession
@@ -16,8 +17,13 @@ from psyche.chain.addresses import get_earned_points_address, get_participant_ad
 from psyche.chain.amounts import format_amount
 from psyche.chain.coordinator import build_collect
 from psyche.chain.packing import Step
-from psyche.chain.tokens import TOKEN_BYTES, build_token_account, read_decimals, read_token_account
-from psyche.chain.treasurer import build_participant_claim, build_participant_create, build_top_up
+from psyche.chain.tokens import build_token_account, read_mint, read_token_account
+from psyche.chain.treasurer import (
+    build_participant_claim,
+    build_participant_create,
+    build_run_withdraw,
+    build_top_up,
+)
 from psyche.chain.treasury import ParticipantData, TreasurerRun, compute_owed
 from psyche.errors import ConfigError
 from psyche.telemetry.text import format_number, format_table
@@ -55,6 +61,11 @@ class Treasury:
     def missing(self) -> int:
         """What must be paid in before every member can be paid."""
         return max(0, self.owed - self.held)
+
+    @property
+    def surplus(self) -> int:
+        """What it holds and does not owe."""
+        return max(0, self.held - self.owed)
 
     def describe(self, amount: int) -> str:
         """An amount of its token, in words."""
@@ -115,7 +126,7 @@ async def find_treasury(session: ChainSession, found: FoundRun) -> Treasury:
     mint, tokens = await session.rpc.get_accounts([run.collateral_mint, run.run_collateral])
     if mint is None or tokens is None:
         raise ConfigError(f"run {found.state.run_id!r}: its token accounts are gone")
-    decimals = read_decimals(mint.owner, mint.data, run.collateral_mint)
+    decimals = read_mint(mint.owner, mint.data, run.collateral_mint).decimals
     held = read_token_account(tokens.owner, tokens.data).amount
     return Treasury(run, decimals, held, compute_owed(run, found.instance, found.state))
 
@@ -191,13 +202,6 @@ def describe_return(session: ChainSession, *, is_own: bool) -> str:
     return says if is_own else f"{says}, but that of earnings only as the member runs it with its own wallet"
 
 
-async def find_token_deposit(session: ChainSession, owner: Pubkey, mint: Pubkey) -> int:
-    """The deposit that the owner's associated token account still needs; 0 if it is there."""
-    if await session.rpc.get_account(get_associated_token_address(owner, mint)) is not None:
-        return 0
-    return await session.rpc.get_deposit(TOKEN_BYTES)
-
-
 async def _build_payment(session: ChainSession, found: FoundRun, member: Earner, points: int) -> _Payment:
     """Build the collection of a member's earnings and the payment of `points`."""
     instructions: list[Instruction] = []
@@ -236,6 +240,30 @@ async def plan_top_up(session: ChainSession, found: FoundRun, treasury: Treasury
     return ChainPlan(says, (Step("top-up", (build_top_up(run, session.key, source, amount),)),), is_lasting=True)
 
 
+async def plan_withdraw(
+    session: ChainSession, found: FoundRun, treasury: Treasury, amount: int | None, to: Pubkey
+) -> ChainPlan:
+    """ChainPlan the return of tokens that a run does not owe to a wallet or a token account; `amount` None: all.
+
+    Raises:
+        ConfigError: the wallet does not own the run, or it has not that many.
+    """
+    found.check_owner(session.key)
+    taken = treasury.surplus if amount is None else amount
+    if not 0 < taken <= treasury.surplus:
+        held, owed, most = (
+            format_amount(n, treasury.decimals) for n in (treasury.held, treasury.owed, treasury.surplus)
+        )
+        raise ConfigError(
+            f"run {found.state.run_id!r}: holds {held} tokens and owes its members {owed}, so {most} can be withdrawn"
+        )
+    target = await find_target(session, to, treasury.run.collateral_mint)
+    withdraw = build_run_withdraw(treasury.run, target.account, taken)
+    says = f"takes {treasury.describe(taken)} out of run {found.state.run_id!r}, to {to}"
+    steps = (Step("withdraw", (*target.making, withdraw)),)
+    return ChainPlan(says, steps, is_lasting=True, kept_lamports=target.deposit_lamports)
+
+
 async def describe_rewards(session: ChainSession, found: FoundRun) -> dict[str, Any]:
     """Describe a run's rewards as JSON can hold them; amounts are base units."""
     members = await find_earners(session, found)
@@ -267,8 +295,8 @@ async def describe_rewards(session: ChainSession, found: FoundRun) -> dict[str, 
             "held": treasury.held,
             "owed": treasury.owed,
             "missing": treasury.missing,
-            "surplus": max(0, treasury.held - treasury.owed),
-            "epochs_funded": max(0, treasury.held - treasury.owed) // rate if rate else None,
+            "surplus": treasury.surplus,
+            "epochs_funded": treasury.surplus // rate if rate else None,
         }
     return plain
 

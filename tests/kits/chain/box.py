@@ -60,6 +60,11 @@ class ChainBox:
         account = self._do(lambda bank: bank.get_account(key))
         return b"" if account is None else bytes(account.data)
 
+    def get_owner(self, key: Pubkey) -> Pubkey:
+        account = self._do(lambda bank: bank.get_account(key))
+        assert account is not None
+        return account.owner
+
     def put(self, key: Pubkey, owner: Pubkey, data: bytes) -> None:
         def write(bank: Bank) -> None:
             old = bank.get_account(key)

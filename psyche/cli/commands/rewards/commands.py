@@ -1,4 +1,4 @@
-"""`psyche rewards claim`, `top-up`, `show` and `close`."""
+"""`psyche rewards claim`, `top-up`, `withdraw`, `show` and `close`."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,6 +95,46 @@ def top_up(
         if not amount:
             raise ConfigError("--collateral-amount: must be more than 0")
         await carry_out(session, await plan_top_up(session, found, treasury, amount), "paid in", "")
+
+    chain.run(do)
+
+
+@chain_command(
+    group,
+    "withdraw",
+    f"psyche rewards withdraw {RUN} --collateral-amount 2.5 {LOCAL}",
+    f"psyche rewards withdraw {RUN} {LOCAL}  # all",
+)
+def withdraw(
+    *,
+    chain: ChainAccess,
+    run_id: RunId,
+    collateral_amount: Annotated[
+        str | None, typer.Option(help="How many tokens to take. Default: all that the run does not owe.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option(help="The wallet that gets them, or an account of the token. Default: your wallet.")
+    ] = None,
+    treasurer_index: TreasurerIndex = None,
+) -> None:
+    """Take tokens out of your run that it does not owe.
+
+    What members have earned stays, with what the running epoch pays at its end.
+    """
+    from psyche.backends.solana.rewards import find_treasury, plan_withdraw
+    from psyche.chain.addresses import parse_key
+    from psyche.chain.amounts import parse_amount
+    from psyche.cli.chain.session import get_home
+
+    target = parse_key(to, "--to") if to else None
+
+    async def do(session: "ChainSession") -> None:
+        found = await (await get_home(session, run_id, treasurer_index)).find()
+        treasury = await find_treasury(session, found)
+        text = collateral_amount
+        amount = None if text is None else parse_amount(text, treasury.decimals, "--collateral-amount")
+        plan = await plan_withdraw(session, found, treasury, amount, target or session.key)
+        await carry_out(session, plan, "withdrawn", "")
 
     chain.run(do)
 

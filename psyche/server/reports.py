@@ -122,8 +122,9 @@ def _make_row(
     if kept is None:
         return MemberInfo(key, index, state, is_connected)
     has_error = bool(kept.report.error)
+    report = kept.report if is_connected else replace(kept.report, tokens_per_s=0.0)  # who is away trains nothing
     return MemberInfo(
-        key, index, state, is_connected, kept.report, max(0, now - kept.at), has_error,
+        key, index, state, is_connected, report, max(0, now - kept.at), has_error,
         max(0, now - kept.error_at) if has_error else 0,
     )  # fmt: skip
 

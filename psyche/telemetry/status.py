@@ -38,6 +38,7 @@ PHASES: Final = {
     RunState.FINISHED: "finished",
     RunState.PAUSED: "paused",
 }
+CONNECTING: Final = "connecting"
 STARTING: Final = "starting"
 LOADING: Final = "starting: loads PyTorch, which takes longest the first time"
 LEFT: Final = "left the epoch"
@@ -53,7 +54,7 @@ class NodeView:
     """
 
     node: str
-    phase: str = STARTING
+    phase: str = CONNECTING
     epoch: int = 0
     height: int = 0
     step: int = 0
@@ -113,7 +114,7 @@ class NodeView:
     def start(self) -> None:
         """A new process of this node: reset the state of the previous one; counters go on."""
         self.starts += 1
-        self.phase, self.note, self.note_kind = STARTING, "", None
+        self.phase, self.note, self.note_kind = CONNECTING, "", None
         self.waits.clear()
         self._sent_before, self._received_before = self.bytes_sent, self.bytes_received
 
@@ -140,9 +141,9 @@ def _on_started(view: NodeView, _event: kinds.ClientStarted) -> None:
     view.start()
 
 
-def _on_connecting(view: NodeView, _event: kinds.TrainerStarted) -> None:
-    if view.phase == STARTING:
-        view.phase = "connecting"
+def _on_trainer_started(view: NodeView, _event: kinds.TrainerStarted) -> None:
+    if view.phase in (CONNECTING, STARTING):
+        view.phase = "joining"
 
 
 def _on_round(view: NodeView, event: kinds.RoundStarted) -> None:
@@ -219,6 +220,7 @@ def _on_weights(view: NodeView, _event: kinds.ModelLoaded) -> None:
 
 
 def _on_connected(view: NodeView, _event: kinds.HomeConnected) -> None:
+    view.phase = STARTING if view.phase == CONNECTING else view.phase
     view.drop_note(kinds.HomeLost)
 
 
@@ -282,7 +284,7 @@ TROUBLES: Final = {
 }
 HANDLERS: Final[dict[type[kinds.Event], Callable[[NodeView, Any], None]]] = {
     kinds.ClientStarted: _on_started,
-    kinds.TrainerStarted: _on_connecting,
+    kinds.TrainerStarted: _on_trainer_started,
     kinds.StateChanged: _on_state,
     kinds.RoundStarted: _on_round,
     kinds.Member: _on_member,

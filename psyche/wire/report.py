@@ -19,7 +19,7 @@ class SelfReport(msgspec.Struct, frozen=True, array_like=True):
 
     Args:
         name: the client's name in logs.
-        phase: the run's phase as the client sees it, or "starting", "connecting",
+        phase: the run's phase as the client sees it, or "connecting", "starting", "joining",
             "left the epoch", "ended".
         wait: what it waits for; empty if nothing.
         epoch, height, step: where it is in the run.

@@ -116,6 +116,7 @@ def test_who_is_gone_counts_no_more_and_its_last_error_is_shown_for_a_while() ->
     row = look(members, OWNER.public)[0]
     assert row.report is not None
     assert (row.is_connected, row.report.error) == (False, ERROR)
+    assert row.report.tokens_per_s == 0, "who is away trains nothing"
     members.now += GONE_SHOWN_S + 1
     members.handler.tick(members.now)
     assert members.handler.get_status().failing == 0

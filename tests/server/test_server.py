@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -398,6 +399,32 @@ async def test_who_cannot_reach_the_server_waits_for_it_by_name_and_reason(tmp_p
         (ended,) = sink.get(kinds.WaitEnded)
         assert (ended.what, ended.outcome) == (wait.what, kinds.WaitOutcome.CONNECTED)
         nursery.cancel_scope.cancel()
+
+
+async def test_where_no_server_was_ever_found_the_client_says_what_to_check(clock: SteadyClock) -> None:
+    sink = Log()
+    backend = TcpBackend(ServerAddress(host="127.0.0.1", port=1), CLIENTS[0], sink=sink)
+    with trio.move_on_after(20):
+        await backend.run()
+    told = [event.reason for event in sink.get(kinds.HomeLost)]
+    assert set(told[:3]) == {"server 127.0.0.1:1: cannot be reached (Connection refused)"}
+    assert "psyche server run --state FOLDER --server-port 1" in told[3]
+    for part in ("host and port", "firewall"):
+        assert part in told[3]
+    assert len(sink.get(kinds.WaitStarted)) == 1, "the wait is the same as before"
+
+
+async def test_a_client_that_only_looks_for_the_server_is_not_there_yet(tmp_path: Path, clock: SteadyClock) -> None:
+    """H6: one that came back and still loads PyTorch must not keep its place among those that train."""
+    async with (
+        open_server(tmp_path) as server,
+        open_backend(server.address, CLIENTS[0], follows_at_once=False) as backend,
+    ):
+        await backend.reach()
+        assert (await TcpHome(server.address, OWNER).get_status()).connections == 0
+        async with aclosing(backend.states()) as states:
+            await anext(states)
+        assert (await TcpHome(server.address, OWNER).get_status()).connections == 1
 
 
 async def test_a_server_that_hangs_up_at_once_is_not_hammered(clock: SteadyClock) -> None:

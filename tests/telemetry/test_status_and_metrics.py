@@ -224,6 +224,9 @@ def test_on_a_terminal_the_line_is_redrawn_in_place() -> None:
     stream = io.StringIO()
     line = StatusLine(log.subscribe(), "client-1", Console(stream, live=True), now=lambda: 0.0)
     line.refresh()
+    assert "connecting" in stream.getvalue()
+    log.emit(make(kinds.HomeConnected))
+    line.refresh()
     line.close()
     assert "starting: loads PyTorch" in stream.getvalue(), "what takes so long"
     assert "\n" not in stream.getvalue()

@@ -39,6 +39,7 @@ PING_S: Final = 5.0
 SILENCE_S: Final = 20.0  # the server answers every ping: four unanswered in a row mean a dead connection
 SEND_TIMEOUT_S: Final = 10.0
 BACK_OFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # H6 allows 15 s to reconnect
+HINT_TRIES: Final = 3  # after so many in vain, what to check is said
 HASTE_S: Final = 0.5  # once peers are in a later round, which waits 2 s at least for who is missing (A3)
 ALLOWED_AGAIN_S: Final = (1.0, 2.0, 5.0, 10.0)  # a key that is not on the allow list asks again after this
 _FATAL: Final = (HandshakeError, wire.RequestRefused, wire.Replaced)
@@ -98,11 +99,12 @@ class TcpBackend:
         identity: the client's key, both signer and p2p key.
         sink: receives events.
         platform: connections, clock and randomness; those of this machine if not given.
+        follows_at_once: subscribe when connected, not only once the backend is used.
     """
 
     def __init__(
         self, address: ServerAddress, identity: Identity, *, sink: EventSink | None = None,
-        platform: Platform | None = None,
+        platform: Platform | None = None, follows_at_once: bool = True,
     ) -> None:  # fmt: skip
         self.address = address
         self.connects = 0
@@ -122,6 +124,7 @@ class TcpBackend:
         self._run_uid: bytes | None = None
         self._clock_offset_s = 0.0
         self._subscription = -1  # the request that subscribes to the run
+        self._is_following = follows_at_once
         self._refusals = 0  # refusals in a row, because the owner has not allowed this key yet (M12)
         self._refused = trio.Event()
         self._hastened = trio.Event()
@@ -180,6 +183,26 @@ class TcpBackend:
             self._hastened = trio.Event()
             await trio.sleep(HASTE_S * spread(0.5, 1.0))
 
+    async def reach(self) -> None:
+        """Wait for the first connection to the server.
+
+        Raises:
+            BackendError: the backend gave up for good.
+        """
+        while not self.connects:
+            self._check_alive()
+            await self._changed.wait()
+
+    def _follow(self) -> None:
+        """Subscribe, now and on every new connection: for the server a client is there only then (H6)."""
+        if not self._is_following and self._is_connected:
+            self._subscribe()
+        self._is_following = True
+
+    def _subscribe(self) -> None:
+        self._send(self._encode(wire.SubscribeRequest()))
+        self._subscription = self._next_id
+
     async def states(self) -> AsyncGenerator[Coordinator, None]:
         """Receive states as they change: only the newest, with increasing nonces; each is the caller's own copy.
 
@@ -187,6 +210,7 @@ class TcpBackend:
             BackendError: the backend gave up for good.
         """
         seen = -1
+        self._follow()
         while True:
             while self._nonce <= seen:
                 self._check_alive()
@@ -221,6 +245,7 @@ class TcpBackend:
     def report(self, report: SelfReport) -> None:
         """Tell the server what this client does (K8); the last report is repeated on every new connection."""
         self._report = report
+        self._follow()
         if kinds.Wait.PERMISSION not in self._waits:
             self._send(self._encode(wire.ReportRequest(report)))
 
@@ -237,6 +262,7 @@ class TcpBackend:
         """
         async with AtOnce(self._room):
             self._check_alive()
+            self._follow()
             self._next_id += 1
             pending = _Pending(self._next_id, wire.encode_message(wire.Request(self._next_id, body)))
             self._pending[pending.id] = pending
@@ -287,6 +313,7 @@ class TcpBackend:
             self._waits.end(kinds.Wait.HOME, kinds.WaitOutcome.CONNECTED)
             self._renew()
             self._sink.emit(kinds.HomeConnected(run_id=greeting.run_id, program=greeting.program))
+            self._note_change()
             await self._talk(frames)
         finally:
             self._is_connected = False
@@ -304,7 +331,7 @@ class TcpBackend:
     def _renew(self) -> None:
         """Build the first requests of a new connection: subscription, address record, report, unanswered requests."""
         self._is_connected = True
-        bodies: list[wire.RequestBody] = [wire.SubscribeRequest()]
+        bodies: list[wire.RequestBody] = [wire.SubscribeRequest()] if self._is_following else []
         if self._record is not None:
             bodies.append(wire.AnnounceRequest(self._record))
         if self._report is not None:
@@ -343,8 +370,7 @@ class TcpBackend:
             await self._refused.wait()
             self._refused = trio.Event()
             await trio.sleep(ALLOWED_AGAIN_S[min(self._refusals, len(ALLOWED_AGAIN_S)) - 1])
-            self._send(self._encode(wire.SubscribeRequest()))
-            self._subscription = self._next_id
+            self._subscribe()
 
     async def _receive_all(self, frames: FrameStream) -> None:
         while True:
@@ -387,12 +413,21 @@ class TcpBackend:
     def _note_lost(self, error: PsycheError, tries: int) -> None:
         """Show a named wait: for the server, and why it cannot be reached."""
         reason = str(error)
-        self._sink.emit(kinds.HomeLost(reason=reason, tries=tries))
+        hint = self._describe_checks() if tries >= HINT_TRIES and not self.connects else ""
+        self._sink.emit(kinds.HomeLost(reason=f"{reason}{hint}", tries=tries))
         if isinstance(error, wire.NotAllowed):
             return  # the server is there: the next answer to the subscription says what is waited for
         server = f"server {self.address.host}:{self.address.port}"
         what = reason if reason.startswith(server) else f"{server}: {reason}"
         self._waits.start(kinds.Wait.HOME, what, "connect again" if self.connects else "connect")
+
+    def _describe_checks(self) -> str:
+        """What the user can check where no server was ever found."""
+        host, port = self.address.host, self.address.port
+        return (
+            f": check that {host} and {port} are host and port of the run's server, that no firewall keeps you from "
+            f"it, and that it runs there: psyche server run --state FOLDER --server-port {port}"
+        )
 
     def _take_state(self, nonce: int, raw: bytes, now_unix: int) -> None:
         self._clock_offset_s = now_unix - self._platform.unix_time()
@@ -432,10 +467,11 @@ def _as_backend_error(error: PsycheError) -> BackendError:
 
 @asynccontextmanager
 async def open_backend(
-    address: ServerAddress, identity: Identity, *, sink: EventSink | None = None, platform: Platform | None = None
-) -> AsyncIterator[TcpBackend]:
+    address: ServerAddress, identity: Identity, *, sink: EventSink | None = None, platform: Platform | None = None,
+    follows_at_once: bool = True,
+) -> AsyncIterator[TcpBackend]:  # fmt: skip
     """Open a backend that stays connected while the block runs; the block is cancelled if it gives up for good."""
-    backend = TcpBackend(address, identity, sink=sink, platform=platform)
+    backend = TcpBackend(address, identity, sink=sink, platform=platform, follows_at_once=follows_at_once)
     async with open_plain_nursery() as nursery:
         nursery.start_soon(backend.run)
         yield backend

@@ -1,6 +1,7 @@
 """Where a client finds its run: on a server or on a chain. Each is checked before a trainer starts, then opened."""
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -52,16 +53,19 @@ class ServerPlace:
         except (BackendError, WireError):
             pass
 
-    def open(
+    @asynccontextmanager
+    async def open(
         self,
         identity: "Identity",
         data_dir: Path,  # noqa: ARG002  # a server keeps everything itself
         sink: "EventSink",
-    ) -> "AbstractAsyncContextManager[Backend]":
-        """Connect to the server, again and again."""
+    ) -> "AsyncIterator[Backend]":
+        """Look for the server until it answers; then connect to it again and again."""
         from psyche.backends.tcp.backend import open_backend
 
-        return open_backend(self.address, identity, sink=sink)
+        async with open_backend(self.address, identity, sink=sink, follows_at_once=False) as backend:
+            await backend.reach()
+            yield backend
 
 
 @dataclass(slots=True)

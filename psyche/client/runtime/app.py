@@ -252,13 +252,13 @@ async def _run(settings: ClientSettings, log: EventSink, open_backend: OpenBacke
     reporter = log = Reporter(log, settings.node_name)
     log.emit(kinds.ClientStarted(identity=identity.public, run_id=settings.run_id, pid=os.getpid()))
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(_stop_trainer, trainer)
-        await trainer.start()  # M2: join only once the trainer is up
-        log.emit(kinds.TrainerStarted(pid=trainer.pid))
+        backend = await stack.enter_async_context(open_backend(settings, identity))  # found before torch is loaded
         network = await stack.enter_async_context(
             open_node(identity, settings.bind_ip, settings.bind_port, settings.data_dir / "network")
         )
-        backend = await stack.enter_async_context(open_backend(settings, identity))
+        stack.push_async_callback(_stop_trainer, trainer)
+        await trainer.start()  # M2: join only once the trainer is up
+        log.emit(kinds.TrainerStarted(pid=trainer.pid))
         await check_before_join(settings, backend, trainer, reporter)
         await _participate(settings, identity, reporter, backend, network, trainer, orders)
 
@@ -274,16 +274,16 @@ class CheckingTrainer(Protocol):
 async def check_before_join(
     settings: ClientSettings, backend: Backend, trainer: CheckingTrainer, reporter: Reporter
 ) -> None:
-    """Wait for the run's state, and check before the join whether this client can take part (M2); tell the owner.
+    """Check before the join whether this client can take part (M2): first its device, then the run; tell the owner.
 
     Raises:
         ConfigError, TrainerError: it never can, which ends it with exit code 1.
         BackendError: the backend gave up for good.
     """
-    async with aclosing(backend.states()) as states:
-        state = await anext(states)
     try:
-        await trainer.check(CheckRequest(device=settings.device))
+        await trainer.check(CheckRequest(device=settings.device))  # before it waits to be allowed
+        async with aclosing(backend.states()) as states:
+            state = await anext(states)
         await trio.to_thread.run_sync(check_participation, state, settings)
     except (ConfigError, TrainerError) as error:
         reporter.emit(kinds.CannotTakePart(reason=str(error)))

@@ -4,9 +4,10 @@ import os
 import signal
 import stat
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
@@ -17,7 +18,7 @@ from psyche.client.runtime.app import LazyData, PayloadCheck, get_client_name, l
 from psyche.client.runtime.settings import ClientSettings
 from psyche.core.encoding.plan import compute_plan, encode_plan, get_payload_bytes
 from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind
-from psyche.errors import ConfigError, NetworkError, PsycheError, TrainerError, WireError
+from psyche.errors import BackendError, ConfigError, NetworkError, PsycheError, TrainerError, WireError
 from psyche.telemetry.events import EventLog
 from psyche.testing.builders import build_model
 from psyche.wire.crypto import Identity
@@ -292,6 +293,21 @@ async def test_what_keeps_a_client_from_coming_up_is_told(
         await app.run_client(unstarted, EventLog(None, node="n"), open_nothing)
 
 
+async def test_a_client_finds_its_home_before_it_starts_a_trainer(
+    settings: ClientSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_in_vain(_settings: ClientSettings, _identity: Identity) -> AbstractAsyncContextManager[Backend]:
+        raise BackendError("it is not there")
+
+    class NoTrainer(StandIn):
+        async def start(self) -> None:
+            raise AssertionError("torch is loaded for nothing")
+
+    monkeypatch.setattr(app, "TrainerProcess", lambda **_how: NoTrainer(is_finished=True))
+    with pytest.raises(BackendError, match="it is not there"):
+        await app.run_client(settings, EventLog(None, node="n"), look_in_vain)
+
+
 async def test_what_a_killed_client_has_half_written_is_removed_and_what_it_was_replacing_restored(
     settings: ClientSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,9 +324,13 @@ async def test_what_a_killed_client_has_half_written_is_removed_and_what_it_was_
         for left in ("kept", ".run-step9.tmp-77-abcd", ".run-step5.old-77-abcd"):
             (settings.data_dir / root / left).mkdir(parents=True)
     with pytest.raises(TrainerError, match="it does not start"):
-        await app.run_client(settings, EventLog(None, node="n"), open_nothing)
+        await app.run_client(settings, EventLog(None, node="n"), open_stand_in)
     for root in ("resume", "models"):
         assert {path.name for path in (settings.data_dir / root).iterdir()} == {"kept", "run-step5"}
+
+
+def open_stand_in(_settings: ClientSettings, _identity: Identity) -> AbstractAsyncContextManager[Backend]:
+    return nullcontext(cast("Backend", None))
 
 
 def open_nothing(_settings: ClientSettings, _identity: Identity) -> AbstractAsyncContextManager[Backend]:

@@ -260,6 +260,21 @@ async def test_the_owner_is_told_why_a_client_does_not_join(
     assert [report.error for report in backend.reports] == [f"cannot take part: {caught.value}"]
 
 
+async def test_a_client_with_a_wrong_device_does_not_wait_to_be_allowed(
+    place: Place, autojump_clock: trio.testing.MockClock
+) -> None:
+    class Closed(FakeBackend):
+        async def states(self) -> AsyncGenerator[Coordinator, None]:
+            await trio.sleep_forever()
+            yield self.state
+
+    trainer = FakeTrainer(place.settings.device)
+    with trio.fail_after(5), pytest.raises(TrainerError, match="use cpu"):
+        await app.check_before_join(
+            place.settings, cast("Backend", Closed(place.state)), trainer, Reporter(Log(), "client")
+        )
+
+
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "CPU", "mps"])
 async def test_a_device_that_nobody_has_is_refused_before_anything_is_made(place: Place, device: str) -> None:
     place.settings.device = device

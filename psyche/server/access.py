@@ -3,6 +3,7 @@
 It belongs to the home and is not part of the run's state; the journal and its snapshots keep the changes.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
@@ -10,9 +11,10 @@ import msgspec
 
 from psyche.errors import WireError
 from psyche.wire import backend as wire
-from psyche.wire.access import MAX_KEYS, NOBODY, Access, AccessMessage, Allow, Authorization, Disallow
+from psyche.wire.access import MAX_KEYS, MAX_WAITING, NOBODY, Access, AccessMessage, Allow, Authorization, Disallow
 from psyche.wire.msgpack import UNREADABLE
 
+WAITING_SHOWN_S: Final = 600  # a client that is refused asks again at least every 10 s
 _Granted = dict[bytes, tuple[bytes, ...]]
 
 
@@ -106,6 +108,7 @@ class AllowList:
         self.is_open: Final = access.is_open
         self.join_authority: Final = access.join_authority or server
         self._base = access
+        self._refused: OrderedDict[bytes, int] = OrderedDict()  # key -> Unix seconds, the last one at the end
         self.keys: frozenset[bytes] = frozenset()  # all authorized keys
         self.refresh()
 
@@ -162,8 +165,17 @@ class AllowList:
             raise wire.BadRequest(f"{MAX_KEYS:,} keys are disallowed, which is the limit: allow one of them again")
         return min(denied - named)  # in a closed run it cannot join either way
 
-    def refuse(self, key: bytes) -> wire.NotAllowed:
-        """Build the error for a key that may not join, with the way out."""
+    def list_waiting(self, now: int) -> tuple[tuple[bytes, int], ...]:
+        """Return the keys that were refused lately and may not join yet, the last one first, with their ages in s."""
+        ages = ((key, max(0, now - at)) for key, at in reversed(self._refused.items()))
+        return tuple((key, age) for key, age in ages if age <= WAITING_SHOWN_S and not self.may_join(key))
+
+    def refuse(self, key: bytes, now: int) -> wire.NotAllowed:
+        """Note that a key may not join, for the owner to see; build the error for it, with the way out."""
+        self._refused[key] = now
+        self._refused.move_to_end(key)
+        if len(self._refused) > MAX_WAITING:
+            self._refused.popitem(last=False)
         if key in self.changes.denied:
             why = "the owner has disallowed this key; ask them to allow it again, by"
         else:

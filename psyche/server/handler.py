@@ -256,7 +256,7 @@ class CoordinatorHandler:
         match body:
             case wire.SubscribeRequest() | wire.RecordRequest():
                 if not self.may_follow(sender):
-                    raise self.access.refuse(sender)
+                    raise self.access.refuse(sender, self.now)
                 if isinstance(body, wire.RecordRequest):
                     return make_full(self.version, self.now)
             case wire.AnnounceRequest():
@@ -338,7 +338,7 @@ class CoordinatorHandler:
     def _join(self, sender: bytes, message: msg.Join, record: AddressRecord | None) -> None:
         """Process a join: on TCP the connection's key is both signer and p2p key (M1: it has proven both)."""
         if not self.access.may_join(sender):  # M12
-            raise self.access.refuse(sender)
+            raise self.access.refuse(sender, self.now)
         if message != msg.Join(sender):
             raise wire.BadRequest("join: on TCP the connection's key is the p2p key, and does not expire")
         if record is None:
@@ -418,6 +418,7 @@ class CoordinatorHandler:
             access.join_authority,
             tuple((one.grantee, one.delegates) for one in access.get_authorizations()),
             tuple(sorted(access.changes.denied)),
+            access.list_waiting(self.now),
         )
 
     def _check_authority(self, sender: bytes) -> None:

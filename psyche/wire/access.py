@@ -11,6 +11,7 @@ from psyche.core.state.messages import Key, Sized
 KEY_BYTES: Final = 32
 MAX_DELEGATES: Final = 64  # of one command, which must fit into one journal entry
 MAX_KEYS: Final = 4_096  # limit for each: grantees and delegates in run.toml, those of commands, and disallowed keys
+MAX_WAITING: Final = 64  # keys that were refused last, of which a home tells its owners
 NOBODY: Final = bytes(KEY_BYTES)  # the authorizer's grantee that means everybody
 
 

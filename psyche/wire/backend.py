@@ -20,7 +20,7 @@ from psyche.core.state.errors import REFUSALS
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, STATE_BYTES
 from psyche.errors import BackendError, PsycheError, WireError
-from psyche.wire.access import KEY_BYTES, MAX_KEYS, AccessKind
+from psyche.wire.access import KEY_BYTES, MAX_KEYS, MAX_WAITING, AccessKind
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.messages import BY_NUMBER, MAX_FIELDS_BYTES, AnyMessage, decode_fields, encode_fields, get_kind
 from psyche.wire.msgpack import UNREADABLE
@@ -185,12 +185,16 @@ class Earnings(msgspec.Struct, frozen=True, array_like=True, tag="earnings"):
 
 
 class AllowedKeys(msgspec.Struct, frozen=True, array_like=True, tag="allowed"):
-    """The answer to allowed: grantees with their delegates, and the disallowed keys."""
+    """The answer to allowed: grantees with their delegates, the disallowed keys, and those that wait.
+
+    Each of these was refused lately, the last one first, with the seconds since then (M12).
+    """
 
     is_open: bool
     join_authority: Key
     authorizations: Annotated[tuple[tuple[Key, tuple[Key, ...]], ...], Meta(max_length=2 * MAX_KEYS)]
     disallowed: Annotated[tuple[Key, ...], Meta(max_length=MAX_KEYS)] = ()
+    waiting: Annotated[tuple[tuple[Key, Unsigned63], ...], Meta(max_length=MAX_WAITING)] = ()
 
 
 class MemberInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -19,13 +19,13 @@ from kits.server import (
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.messages import Pause
 from psyche.core.state.state import ClientState, RunState, Slot, SlotState
-from psyche.server.access import AccessChanges, AllowList
+from psyche.server.access import WAITING_SHOWN_S, AccessChanges, AllowList
 from psyche.server.journal import journal as j
 from psyche.server.journal.recovery import recover
 from psyche.telemetry import kinds
 from psyche.testing.builders import START_UNIX
 from psyche.wire import backend as wire
-from psyche.wire.access import MAX_KEYS, OPEN, Access, Allow, Authorization, Disallow
+from psyche.wire.access import MAX_KEYS, MAX_WAITING, OPEN, Access, Allow, Authorization, Disallow
 from psyche.wire.crypto import Identity
 
 ADA, BEN, CARL = CLIENTS[:3]
@@ -113,6 +113,28 @@ def test_nobody_else_changes_or_reads_the_list_but_the_join_authority() -> None:
     assert members.ask(CARL.public, wire.build_submit(Pause(), op_id=OP)).code == "NotOwner"
     listed = members.ask(CARL.public, wire.AllowedRequest()).body
     assert listed == wire.AllowedKeys(False, CARL.public, ((ADA.public, ()),))
+
+
+def test_the_owner_sees_who_was_refused_lately_and_is_not_allowed_the_last_one_first() -> None:
+    members = build()
+    for identity in (ADA, BEN, CARL, ADA):
+        assert join(members, identity).code == "NotAllowed"
+        members.now += 10
+
+    def list_waiting() -> list[tuple[bytes, int]]:
+        answer = members.ask(OWNER.public, wire.AllowedRequest()).body
+        assert isinstance(answer, wire.AllowedKeys)
+        return list(answer.waiting)
+
+    assert list_waiting() == [(ADA.public, 10), (CARL.public, 20), (BEN.public, 30)]
+    members.ask(OWNER.public, allow(CARL))
+    assert list_waiting() == [(ADA.public, 10), (BEN.public, 30)]
+    members.now += WAITING_SHOWN_S - 20
+    assert list_waiting() == [(ADA.public, WAITING_SHOWN_S - 10)], "the other one has not asked for too long"
+    for number in range(MAX_WAITING):
+        members.handler.access.refuse(number.to_bytes(32, "little"), members.now)
+    assert len(list_waiting()) == MAX_WAITING
+    assert ADA.public not in dict(list_waiting()), "strangers do not fill the memory"
 
 
 def test_a_disallowed_member_stays_until_its_epoch_ends_and_does_not_come_back() -> None:

@@ -10,6 +10,7 @@ from kits.clocks import SteadyClock
 from kits.log import E, Log
 from kits.server import CLIENTS, OWNER, build_record
 from live_kit import RATE, open_server
+from test_updates import command
 
 from psyche.backends.tcp.backend import TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress
@@ -96,6 +97,38 @@ async def test_a_client_that_is_disallowed_is_told_and_waits_until_it_is_allowed
             await until(sink, kinds.WaitEnded)
             await backend.submit(Join(BEN.public), build_record(BEN))
             assert (await TcpHome(server, ADA).get_status()).waiting == 1
+
+
+async def test_an_owner_sees_who_waits_and_lets_it_in_by_its_first_digits(tmp_path: Path, clock: SteadyClock) -> None:
+    sink, ada = Log(), ADA.public.hex()
+    async with open_server(tmp_path, access=Access()) as server:
+        assert (await command(server, tmp_path, "allow", "--waiting"))[1].endswith("nobody waits to be allowed\n")
+        async with open_backend(server.address, ADA, sink=sink) as backend:
+            await until(sink, kinds.NotAllowedYet)
+            code, said = await command(server, tmp_path, "allow", "--waiting")
+            assert (code, f"waits {ada}, asked " in said) == (0, True)
+            assert f"the first one is let in by `psyche run allow {ada[:8]} --server-addr 127.0.0.1" in said
+            assert f"waits {ada}, asked " in (await command(server, tmp_path, "allowed"))[1]
+            code, said = await command(server, tmp_path, "allow", "0" * 9)
+            assert (code, "no key that the server knows here begins so" in said) == (1, True)
+            code, said = await command(server, tmp_path, "allow", ada[:8])
+            assert (code, "1 key on the allow list" in said, "its digits" in said) == (0, True, False)
+            with trio.fail_after(TIMEOUT_S):
+                await join_when_there(backend, ADA)
+        code, said = await command(server, tmp_path, "disallow", ada[:8])
+        assert (code, "0 keys on the allow list" in said, "its digits" in said) == (0, True, False)
+
+
+async def test_a_key_that_nobody_has_is_named_when_it_is_allowed_or_disallowed(
+    tmp_path: Path, clock: SteadyClock
+) -> None:
+    async with open_server(tmp_path, access=Access()) as server:
+        code, said = await command(server, tmp_path, "allow", ADA.public.hex())
+        assert (code, "nobody has asked to join with this key yet" in said) == (0, True)
+        code, said = await command(server, tmp_path, "disallow", BEN.public.hex())
+        assert (code, "nobody with this key is here, was allowed or has asked to join" in said) == (0, True)
+        code, said = await command(server, tmp_path, "disallow", ADA.public.hex())
+        assert (code, "its digits" in said) == (0, False)
 
 
 async def test_a_list_is_shown_to_the_owner_alone(tmp_path: Path, clock: SteadyClock) -> None:

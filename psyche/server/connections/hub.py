@@ -102,7 +102,7 @@ class Hub:
         """End the subscriptions of keys that may no longer follow the run (M12)."""
         for key, connection in list(self._subscribed.items()):
             if connection.goodbye is None and not self._handler.may_follow(key):
-                connection.end(self._handler.access.refuse(key))
+                connection.end(self._handler.access.refuse(key, self._handler.now))
 
     def _tell_book(self) -> None:
         self._book_told = self._handler.book.revision
@@ -201,7 +201,7 @@ class Hub:
     def _refuse_visitor(self, key: bytes, request: wire.Request) -> wire.Reply:
         if self._handler.may_follow(key):
             return wire.Reply(request.id, "BadRequest", "subscribe first, so that the server notices a lost connection")
-        error = self._handler.access.refuse(key)
+        error = self._handler.access.refuse(key, self._handler.now)
         return wire.Reply(request.id, wire.code_of(error), str(error))
 
     def _subscribe(self, connection: Connection, key: bytes) -> None:

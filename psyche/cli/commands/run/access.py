@@ -1,21 +1,38 @@
 """`psyche run allow`, `disallow`, `allowed` and `collect`: who may join, and what they have earned (M11, M12)."""
 
-from typing import TYPE_CHECKING, Annotated
+from string import hexdigits
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from psyche.cli.commands.run.group import OWNED, owner_command
-from psyche.cli.helpers.common import parse_hex
+from psyche.cli.helpers.common import KEY_BYTES, parse_hex
 from psyche.cli.helpers.owners import Owner, say
 
 if TYPE_CHECKING:
-    from psyche.wire.backend import RunStatus
+    from collections.abc import Collection
 
-Key = Annotated[str, typer.Argument(help="Public key, 64 hex digits: `psyche client show-identity` prints it.")]
+    from psyche.backends.tcp.owner import TcpHome
+    from psyche.wire.backend import AllowedKeys, RunStatus
+
+MIN_DIGITS: Final = 8
+ON_A_CHAIN: Final = (
+    "`psyche auth create --authorizer WALLET`, with the address that its owner tells you: a chain has no list of those "
+    "who wait"
+)
+Key = Annotated[
+    str,
+    typer.Argument(
+        help="Public key, 64 hex digits: `psyche client show-identity` prints it. Of one that waits, or that is to be "
+        f"disallowed, the first {MIN_DIGITS} are enough.",
+        show_default=False,
+    ),
+]
 
 
 @owner_command(
     "allow",
+    f"psyche run allow --waiting {OWNED}",
     'psyche run allow "$(psyche client show-identity --data-dir ada)" \\',
     f"    {OWNED}",
     'psyche run allow "$(psyche client show-identity --data-dir ada)" \\',
@@ -25,13 +42,16 @@ Key = Annotated[str, typer.Argument(help="Public key, 64 hex digits: `psyche cli
 )
 def allow_key(
     *,
-    key: Key,
+    key: Key = "",
     owner: Owner,
+    waiting: Annotated[
+        bool, typer.Option("--waiting", help="Show which clients ask to join and are not allowed.")
+    ] = False,
     delegate: Annotated[
         list[str] | None, typer.Option(help="Public key of a machine that may join in KEY's name; may be repeated.")
     ] = None,
 ) -> None:
-    """Let a key join the run.
+    """Let a key join the run, or show which ones wait.
 
     The server remembers it, also after a restart. A client that waits for permission joins by itself. The run's join
     authority may do this too.
@@ -39,13 +59,25 @@ def allow_key(
     from psyche.errors import ConfigError
     from psyche.wire.access import MAX_DELEGATES, Allow
 
+    if not key:
+        if not waiting:
+            raise ConfigError("name a KEY, or --waiting to see who asks to join")
+        show_waiting(owner)
+        return
     delegates = tuple(parse_hex("--delegate", one) for one in delegate or ())
     if len(delegates) > MAX_DELEGATES:
         raise ConfigError(
             f"--delegate: {len(delegates)} keys, at most {MAX_DELEGATES} at a time; run the command again"
         )
-    allow = Allow(parse_hex("KEY", key), delegates)
-    show_allowed(owner.run_at_server(lambda home: home.command(allow), "`psyche auth create`"))
+
+    async def let_in(home: "TcpHome") -> None:
+        lists, known = await find_known(home)
+        grantee = complete_key(key, dict(lists.waiting))
+        show_allowed(await home.command(Allow(grantee, delegates)))
+        if grantee not in known:
+            typer.echo("nobody has asked to join with this key yet; if nobody comes, check its digits")
+
+    owner.run_at_server(let_in, ON_A_CHAIN)
 
 
 @owner_command(
@@ -62,8 +94,60 @@ def disallow_key(*, key: Key, owner: Owner) -> None:
     """
     from psyche.wire.access import Disallow
 
-    disallow = Disallow(parse_hex("KEY", key))
-    show_allowed(owner.run_at_server(lambda home: home.command(disallow), "`psyche auth delete`"))
+    async def keep_out(home: "TcpHome") -> None:
+        _, known = await find_known(home)
+        denied = complete_key(key, known)
+        show_allowed(await home.command(Disallow(denied)))
+        if denied not in known:
+            typer.echo("nobody with this key is here, was allowed or has asked to join: check its digits")
+
+    owner.run_at_server(keep_out, "`psyche auth delete`")
+
+
+async def find_known(home: "TcpHome") -> "tuple[AllowedKeys, set[bytes]]":
+    """Ask a server for its lists, and for all keys that it has heard of."""
+    lists, members = await home.get_allowed(), await home.get_members()
+    named = {key for grantee, delegates in lists.authorizations for key in (grantee, *delegates)}
+    here = (one.key for one in members.members)
+    return lists, {*named, *lists.disallowed, *dict(lists.waiting), *here}
+
+
+def complete_key(text: str, known: "Collection[bytes]") -> bytes:
+    """Parse a public key, of which the first digits are enough if one known key begins so.
+
+    Raises:
+        ConfigError: it has another form, or none or several begin so.
+    """
+    from psyche.errors import ConfigError
+
+    digits = text.strip().lower()
+    if not MIN_DIGITS <= len(digits) < 2 * KEY_BYTES or set(digits) - set(hexdigits):
+        return parse_hex("KEY", text)
+    found = [key for key in known if key.hex().startswith(digits)]
+    if len(found) != 1:
+        how_many = f"{len(found)} keys begin" if found else "no key that the server knows here begins"
+        raise ConfigError(f"KEY {digits}: {how_many} so; write more digits of it, or all {2 * KEY_BYTES}")
+    return found[0]
+
+
+def show_waiting(owner: Owner) -> None:
+    """Print who asks to join and is not allowed, and how to let one in."""
+    lists = owner.run_at_server(lambda home: home.get_allowed(), ON_A_CHAIN)
+    list_waiting(lists)
+    if not lists.waiting:
+        typer.echo("nobody waits to be allowed")
+        return
+    first = lists.waiting[0][0].hex()[:MIN_DIGITS]
+    typer.echo(f"the first one is let in by {owner.spell(f'run allow {first}')}")
+
+
+def list_waiting(lists: "AllowedKeys") -> None:
+    """Print each key that waits, and when it has asked last."""
+    from psyche.telemetry.text import format_seconds
+
+    for key, age_s in lists.waiting:
+        was = ", was disallowed" if key in lists.disallowed else ""
+        typer.echo(f"waits {key.hex()}, asked {format_seconds(age_s)} ago{was}")
 
 
 def show_allowed(status: "RunStatus") -> None:
@@ -71,15 +155,15 @@ def show_allowed(status: "RunStatus") -> None:
     from psyche.telemetry.text import format_number
 
     everybody = "everybody who was not disallowed may join; " if status.is_open else ""
-    typer.echo(f"run {status.run_id!r}: {everybody}{format_number(status.allowed, 'key')} on the allow list")
+    typer.echo(f"run {status.run_id!r}: {everybody}{format_number(status.allowed or 0, 'key')} on the allow list")
 
 
 @owner_command("allowed", f"psyche run allowed {OWNED}", former="allowed")
 def allowed(*, owner: Owner) -> None:
     """List who may join the run.
 
-    First the allowed keys, each with its delegates, then the keys that were disallowed. The run's join authority may
-    ask too.
+    First the allowed keys, each with its delegates, then the keys that were disallowed, then those that ask to join and
+    are not allowed. The run's join authority may ask too.
     """
     found = owner.run_at_server(lambda home: home.get_allowed(), "`psyche auth read`")
     typer.echo(f"join authority {found.join_authority.hex()}")
@@ -88,6 +172,7 @@ def allowed(*, owner: Owner) -> None:
         typer.echo(grantee.hex() + "".join(f"\n  delegate {key.hex()}" for key in delegates))
     for key in found.disallowed:
         typer.echo(f"disallowed {key.hex()}")
+    list_waiting(found)
 
 
 @owner_command(

@@ -7,7 +7,7 @@ from solders.pubkey import Pubkey
 
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.chain.amounts import format_sol
-from psyche.chain.cluster import GENESIS
+from psyche.chain.programs.vouching import name_cluster
 from psyche.errors import BackendError
 
 POLL_S: Final = 0.1
@@ -20,14 +20,14 @@ async def request_lamports(rpc: Rpc, key: Pubkey, lamports: int) -> int:
     Raises:
         BackendError: the chain has no faucet, or it gives nothing.
     """
-    where = GENESIS.get(await rpc.get_genesis_hash())
+    where = name_cluster(await rpc.get_genesis_hash())
     if where == "mainnet-beta":
         raise BackendError("mainnet-beta has no faucet: somebody who has SOL must send it")
     before = await rpc.get_balance(key)
     try:
         await rpc.call("requestAirdrop", str(key), lamports)
     except BackendError as error:
-        elsewhere = "" if where is None else "; https://faucet.solana.com gives some in a browser"
+        elsewhere = "; https://faucet.solana.com gives some in a browser" if where else ""
         raise BackendError(
             f"the faucet gives no {format_sol(lamports)} now ({error}): ask for less{elsewhere}"
         ) from error

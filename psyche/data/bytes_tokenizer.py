@@ -8,8 +8,11 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from psyche.core.encoding.manifest import FILE_NAMES
 from psyche.durable import naming
+from psyche.errors import ConfigError
 
+TOKENIZER_FILES: Final = FILE_NAMES - {"config.json", "generation_config.json"}
 VOCAB_SIZE: Final = 256
 SEPARATOR_ID: Final = 0
 SEPARATOR: Final = "<|end|>"  # the text form of byte 0
@@ -29,6 +32,26 @@ def write_tokenizer(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "tokenizer.json", _get_tokenizer())
     _write_json(folder / "tokenizer_config.json", _get_tokenizer_config())
+
+
+def get_tokenizer_files(tokenizer: Path | None, scratch: Path) -> list[Path]:
+    """Return the tokenizer's files: those of a folder, one file, or the byte tokenizer written into `scratch`.
+
+    Raises:
+        ConfigError: there is no tokenizer at that path, or its file name is not one of a run's model files (S9).
+    """
+    if tokenizer is None:
+        write_tokenizer(scratch)
+        return sorted(scratch.iterdir())
+    if tokenizer.is_file():
+        if tokenizer.name not in TOKENIZER_FILES:
+            names = ", ".join(sorted(TOKENIZER_FILES))
+            raise ConfigError(f"--tokenizer {tokenizer}: a run keeps only {names}; rename the file")
+        return [tokenizer]
+    files = sorted(file for name in TOKENIZER_FILES if (file := tokenizer / name).is_file())
+    if not files:
+        raise ConfigError(f"--tokenizer {tokenizer}: none of {', '.join(sorted(TOKENIZER_FILES))} there")
+    return files
 
 
 def _get_tokenizer() -> dict[str, Any]:

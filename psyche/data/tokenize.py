@@ -247,7 +247,7 @@ def _load_tokenizer(file: Path) -> "Tokenizer":
     except ImportError as error:
         raise DataError("tokenizers is not installed; install the `train` extra") from error
     if not file.is_file():
-        raise DataError(f"{file}: no such tokenizer file")
+        raise DataError(f"{file}: no such tokenizer file; name a tokenizer.json, or its folder, with --tokenizer")
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception

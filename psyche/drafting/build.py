@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from psyche.config.load import RUN_FILE_NAMES
 from psyche.core.encoding.manifest import FILE_NAMES
+from psyche.data.bytes_tokenizer import TOKENIZER_FILES, get_tokenizer_files
 from psyche.data.files import SUFFIXES, compute_token_size
 from psyche.data.tokenize import TextTokenizer, tokenize
 from psyche.drafting.data_choice import DataChoice
@@ -57,6 +58,7 @@ class Draft:
         tokenizer_path: its files, which the model's folder gets; None: the byte tokenizer's.
         home: how members reach the coordinator: host:port of a server, or an RPC endpoint of a chain.
         is_prepared: whether tokens and first weights are made at once.
+        is_tokenizer_named: whether its owner names the tokenizer.
     """
 
     folder: Path
@@ -67,6 +69,15 @@ class Draft:
     tokenizer_path: Path | None
     home: str
     is_prepared: bool
+    is_tokenizer_named: bool
+
+    @property
+    def brings_tokenizer(self) -> bool:
+        """Whether the tokenizer is not the one that lies in the model's folder."""
+        own, path = self.model.folder, self.tokenizer_path
+        if own is None or not (self.data.texts or self.is_tokenizer_named):
+            return False
+        return path is None or own.resolve() not in (path.resolve(), path.resolve().parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +134,8 @@ def _find_targets(draft: Draft) -> list[Path]:
         targets.append(folder / MODEL_FILE)
     if not _is_in_place(draft):
         targets.append(folder / MODEL_FOLDER)
+    elif draft.brings_tokenizer:
+        targets += [folder / MODEL_FOLDER / name for name in sorted(TOKENIZER_FILES)]
     if draft.data.texts:
         targets.append(folder / DATA_FOLDER / TOKENS_NAME)
     return targets
@@ -155,6 +168,8 @@ def build(draft: Draft, make_weights: MakeWeights, progress: Progress) -> Built:
         scratch.mkdir()
         tokens = _write_all(draft, scratch, make_weights, progress)
         warnings = _check(draft, scratch)
+        if draft.brings_tokenizer:
+            _write_tokenizer(draft, scratch / MODEL_FOLDER, Path(name))
         folder.mkdir(parents=True, exist_ok=True)
         _move(draft, scratch, Path(name))
     return Built(tokens, warnings)
@@ -185,6 +200,15 @@ def _write_all(draft: Draft, scratch: Path, make_weights: MakeWeights, progress:
     elif model.size is not None and draft.is_prepared:
         make_weights(scratch / MODEL_FILE, scratch / MODEL_FOLDER)
     return tokens
+
+
+def _write_tokenizer(draft: Draft, folder: Path, scratch: Path) -> None:
+    """Put the tokenizer that makes the run's tokens beside the model, in place of the model's own."""
+    folder.mkdir(exist_ok=True)
+    for name in TOKENIZER_FILES:
+        (folder / name).unlink(missing_ok=True)
+    for path in get_tokenizer_files(draft.tokenizer_path, scratch / "tokenizer"):
+        shutil.copyfile(path, folder / path.name)
 
 
 def _get_data_folder(draft: Draft) -> str:
@@ -257,9 +281,9 @@ def _move(draft: Draft, scratch: Path, bin_: Path) -> None:
         if os.path.lexists(target):
             target.rename(bin_ / str(number))
     for path in sorted(scratch.iterdir()):
-        if path.name == DATA_FOLDER:
-            (draft.folder / DATA_FOLDER).mkdir(exist_ok=True)
+        if path.name == DATA_FOLDER or (path.name == MODEL_FOLDER and _is_in_place(draft)):
+            (draft.folder / path.name).mkdir(exist_ok=True)
             for file in sorted(path.iterdir()):
-                file.replace(draft.folder / DATA_FOLDER / file.name)
+                file.replace(draft.folder / path.name / file.name)
         else:
             path.rename(draft.folder / path.name)

@@ -20,12 +20,13 @@ SMALL_PARAMETERS: Final = 20_000_000  # in smaller models, threads wait for each
 @dataclass(frozen=True, slots=True)
 class Sample:
     """What a model has `written` after `prompt`, and both as one `text`; `held_out_loss` in nats per token, None if
-    nothing was held out."""
+    nothing was held out. `no_text` says why there is no text: the model is sound, but not its tokenizer."""
 
     prompt: str
     written: str
     text: str
     held_out_loss: float | None
+    no_text: str = ""
 
 
 def sample_model(
@@ -49,7 +50,6 @@ def sample_model(
         raise ConfigError(f"{folder}: no config.json; name a model's folder")
     logging.disable_progress_bar()
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder}: transformers cannot load it: {error}") from error
@@ -58,7 +58,11 @@ def sample_model(
         torch.set_num_threads(1)
     loss = None if held_out is None else compute_held_out_loss(model, held_out)
     torch.manual_seed(seed)
-    start = tokenizer(prompt, return_tensors="pt").input_ids
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        start = tokenizer(prompt, return_tensors="pt").input_ids
+    except Exception as error:  # noqa: BLE001  # tokenizers raises plain Exception
+        return Sample(prompt, "", prompt, loss, f"{folder}: transformers cannot load its tokenizer: {error}")
     ids = write_tokens(model, start, tokens, temperature)
     text: str = tokenizer.decode(ids[0], skip_special_tokens=True)
     if text.startswith(prompt):

@@ -87,10 +87,12 @@ async def add_sample(report: RunReport, prepared: Prepared, exported: Path, cons
             await child.wait()
     finally:
         await child.end()
-    if child.returncode == 0:
+    if output.is_file():
         found = json.loads(output.read_text(encoding="utf-8"))
         report.prompt, report.sample = str(found["prompt"]), str(found["written"])
         report.held_out_loss = found["held_out_loss"]
+        if found["no_text"]:
+            console.print(f"no sample text: {' '.join(str(found['no_text']).split())}")
     else:
         report.problems.append(f"the exported model could not be read: {' '.join(child.get_last_lines(1))}")
 

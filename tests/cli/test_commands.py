@@ -18,7 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
-from psyche.cli.commands.model import format_sample, get_tokenizer_files
+from psyche.cli.commands.model import format_sample
 from psyche.cli.commands.testnet import parse_numbers
 from psyche.cli.helpers import checks
 from psyche.cli.helpers.common import Debug, get_leaves, show_errors
@@ -29,6 +29,7 @@ from psyche.core.rules.apply import apply
 from psyche.core.state.genesis import create_run
 from psyche.core.state.messages import Join, Pause
 from psyche.core.state.state import ZERO32, Metadata, RunState
+from psyche.data.bytes_tokenizer import get_tokenizer_files
 from psyche.errors import BackendError, ChainReplaced, ConfigError, DataError, PsycheError, RunClosed, VersionMismatch
 from psyche.server.journal.disk import FolderDisk
 from psyche.server.reports import ReportSummary

@@ -142,6 +142,35 @@ def test_a_model_that_is_there_is_copied_and_trained_on_every_kind_of_data(
     assert rows.num_sequences > 100
 
 
+@pytest.mark.parametrize("named", ["bytes", "theirs"])
+def test_the_tokenizer_that_is_named_lies_beside_the_model(named: str, tmp_path: Path) -> None:
+    model, other = make_model(tmp_path), tmp_path / "theirs"
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer.model").write_bytes(b"sentencepiece")
+    write_tokenizer(other)
+    (other / "added_tokens.json").write_text("{}")
+    tokenizer = "bytes" if named == "bytes" else other
+    words = ("--data", make_text(tmp_path), "--tokenizer", tokenizer, "--yes")
+    assert run(tmp_path / "r", "--model", model, *words).exit_code == 0
+    files = {path.name for path in (tmp_path / "r" / "model").iterdir()}
+    others = {"added_tokens.json"} if named == "theirs" else set[str]()
+    assert files == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} | others
+    (tmp_path / "here").mkdir()
+    model = model.rename(tmp_path / "here" / "model")
+    result = run(tmp_path / "here", "--model", model, *words)
+    assert f"{model / 'tokenizer.model'}: is there already" in result.output, "nothing of a model's is replaced unasked"
+    assert run(tmp_path / "here", "--model", model, *words, "--force").exit_code == 0
+    assert {path.name for path in model.iterdir()} == files | {"training_args.bin"}
+
+
+def test_a_tokenizer_that_cannot_be_read_is_not_taken_for_bytes(tmp_path: Path) -> None:
+    model = make_model(tmp_path)
+    (model / "tokenizer.json").rename(model / "tokenizer.model")
+    result = run(tmp_path / "r", "--model", model, "--data", make_text(tmp_path), "--yes")
+    assert result.exit_code == 1
+    assert f"{model / 'tokenizer.json'}" in result.output
+
+
 def test_the_answers_are_in_the_files_and_what_follows_from_them_is_computed(tmp_path: Path) -> None:
     folder = tmp_path / "My run!"
     flags = ("--members", 5, "--min-members", 3, "--steps", 2_000, "--server-addr", "192.0.2.7:4000")

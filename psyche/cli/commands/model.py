@@ -64,6 +64,7 @@ def make_first_weights(config: Path, output: Path, seed: int, tokenizer: Path | 
     Raises:
         ConfigError: the config is invalid, `output` is not empty, or there is no such tokenizer.
     """
+    from psyche.data.bytes_tokenizer import get_tokenizer_files
     from psyche.telemetry.loading import loading
 
     with loading("torch"):
@@ -72,30 +73,6 @@ def make_first_weights(config: Path, output: Path, seed: int, tokenizer: Path | 
     with tempfile.TemporaryDirectory() as folder:
         extra = get_tokenizer_files(tokenizer, Path(folder))
         return init_model(config, output, seed, extra_files=extra)
-
-
-def get_tokenizer_files(tokenizer: Path | None, scratch: Path) -> list[Path]:
-    """Return the tokenizer's files: those of a folder, one file, or the byte tokenizer written into `scratch`.
-
-    Raises:
-        ConfigError: there is no tokenizer at that path, or its file name is not one of a run's model files (S9).
-    """
-    from psyche.core.encoding.manifest import FILE_NAMES
-    from psyche.data.bytes_tokenizer import write_tokenizer
-    from psyche.errors import ConfigError
-
-    if tokenizer is None:
-        write_tokenizer(scratch)
-        return sorted(scratch.iterdir())
-    names = FILE_NAMES - {"config.json", "generation_config.json"}
-    if tokenizer.is_file():
-        if tokenizer.name not in names:
-            raise ConfigError(f"--tokenizer {tokenizer}: a run keeps only {', '.join(sorted(names))}; rename the file")
-        return [tokenizer]
-    files = sorted(file for name in names if (file := tokenizer / name).is_file())
-    if not files:
-        raise ConfigError(f"--tokenizer {tokenizer}: none of {', '.join(sorted(names))} there")
-    return files
 
 
 @group.command(
@@ -133,11 +110,14 @@ def sample(
         from psyche.standalone.sample import sample_model
 
     found = sample_model(folder, prompt=prompt, tokens=length, temperature=temperature, seed=seed, held_out=held_out)
-    typer.echo(format_sample(found))
+    if not found.no_text:
+        typer.echo(format_sample(found))
     if found.held_out_loss is not None:
         typer.echo(f"held-out loss {found.held_out_loss:.4f} nats per token", err=True)
     if json_file is not None:
         json_file.write_text(json.dumps(dataclasses.asdict(found)) + "\n", encoding="utf-8")
+    if found.no_text:
+        raise ConfigError(found.no_text)
 
 
 def format_sample(found: "Sample") -> str:

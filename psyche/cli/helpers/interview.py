@@ -60,7 +60,9 @@ def ask_draft(questions: Interviewer, flags: Flags) -> Draft:
     answers = Answers(make_run_id(folder), members, least, steps, data_server)
     is_prepared = ask("--prepare or --no-prepare", flags.prepare, "Write tokens and first weights now?",
                       "yes" if is_small(model, data) else "no", read_yes)  # fmt: skip
-    return Draft(folder, answers, model, data, tokenizer, tokenizer_path, home, is_prepared)
+    return Draft(
+        folder, answers, model, data, tokenizer, tokenizer_path, home, is_prepared, flags.tokenizer is not None
+    )
 
 
 def _ask_home(questions: Interviewer, flags: Flags) -> tuple[str, str]:
@@ -96,7 +98,8 @@ def _ask_tokenizer(
 
 
 def _get_own_tokenizer(folder: Path) -> str:
-    return str(folder) if (folder / "tokenizer.json").is_file() else BYTES
+    """The folder's own tokenizer, also where it cannot be read: bytes are no tokens of a model that has one."""
+    return str(folder) if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")) else BYTES
 
 
 def is_small(model: ModelChoice, data: DataChoice) -> bool:

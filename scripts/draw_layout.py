@@ -36,6 +36,7 @@ from psyche.core.state.limits import (
     MAX_CLIENTS,
     MAX_WITNESSES,
     METADATA_BYTES,
+    U64_MAX,
 )
 from psyche.core.state.messages import Between, Sized, WitnessMessage
 from psyche.core.state.state import ZERO32, Config, Epoch
@@ -296,7 +297,7 @@ def describe_rule(hint: Any) -> str:
 def describe_plain(plain: Any, rule: Between | Sized) -> str:
     """Describe a type with its rule."""
     if isinstance(rule, Between):
-        return f"{rule.low} to {rule.high:,}" if rule.high is not None else f"{rule.low} or more"
+        return f"{rule.low} to {U64_MAX if rule.high is None else rule.high:,}"
     size = str(rule.low) if rule.low == rule.high else f"{rule.low} to {rule.high}"
     if get_origin(plain) is tuple:
         return f"{size} times {describe_rule(get_args(plain)[0])}"

@@ -3,53 +3,87 @@
 from conformance_stage import Stage, scenario
 from kits.runs import Run, build_run
 
-from psyche.core.state.messages import Pause, ReclaimSlot, Recover, Resume, Tick, Update
+from psyche.core.committee.seeds import EXPIRED, Entropy
+from psyche.core.state.messages import Pause, ReclaimSlot, Resume, Tick, Update
 from psyche.core.state.state import Coordinator, Progress
 from psyche.testing import state_machine
 from psyche.testing.builders import build_config, build_hash, build_model
 
 
-def tick(run: Run, slot: int, entropy: bytes | None = None) -> None:
+def tick(run: Run, slot: int, entropy: Entropy = None) -> None:
     state_machine.apply(run.state, run.now, slot, bytes(32), Tick(entropy))
 
 
-@scenario("E1: a start that is due no longer disarms its seed: somebody leaves, shows other weights, the home was away")
-def seeds_disarmed(stage: Stage) -> None:
-    run = stage.build(7, entropy_delay=4, min_clients=2, total_steps=1_000)
+@scenario("E1: an armed start takes place whoever leaves or shows up: as drawn, expired once, after an absence")
+def starts_drawn(stage: Stage) -> None:
+    run = stage.build(7, entropy_delay=4, min_clients=4, total_steps=1_000)
     run.form()
     run.show(0, 1, 2, 3, 4)
     run.now += 15
     tick(run, 100)
     tick(run, 104)
     run.withdraw(4)
-    run.show(5)
-    tick(run, 105, build_hash("known"))
-    run.now += 8
-    tick(run, 106, build_hash("known"))
+    stage.refused(lambda: run.show(5))
+    stage.refused(lambda: run.show(6, digest=build_hash("other weights")))
     run.recover(3)
-    run.apply(Recover(3))
-    run.now += 20
-    tick(run, 120)
-    run.show(6, digest=build_hash("other weights"))
     run.leave(0)
-    run.leave(1)
-    run.now += 30
-    tick(run, 130)
-    tick(run, 134, build_hash("late"))
-    tick(run, 140, build_hash("later"))
-    run.settle()
+    stage.refused(lambda: run.show(4))
+    tick(run, 700, EXPIRED)
+    run.withdraw(5)
+    tick(run, 704, build_hash("known"))
+    run.run_round()
+    run.finish_epoch()
 
 
-@scenario("E1: a due start that ready members with other weights undo, at the end of Warmup")
-def seeds_undone(stage: Stage) -> None:
+@scenario("E1: a start whose starters have all left is given up; a member with other weights does not begin alone")
+def starts_given_up(stage: Stage) -> None:
     run = stage.build(5, min_clients=2)
     run.form()
-    run.show(0, 1)
+    run.show(0, 1, 2)
+    run.show(3, digest=build_hash("other weights"))
     run.now += 30
     tick(run, 50)
-    run.show(2, 3, digest=build_hash("other weights"))
-    tick(run, 60, build_hash("hash"))
-    run.settle()
+    run.leave(0)
+    run.withdraw(1)
+    run.withdraw(2)
+    tick(run, 60)
+    run.rejoin()
+    run.warm_up()
+
+
+@scenario(
+    "E1: who leaves, is ejected, accused or dropped, or gets a credit, after the seed was armed is drawn as before"
+)
+def rounds_drawn(stage: Stage) -> None:
+    run = stage.build(3, rounds_per_epoch=2).warm_up().finish_epoch()
+    run.rejoin()
+    run.join(3, 4, 5)
+    run.state.config.rounds_per_epoch, run.state.config.verification_percent = 12, 25
+    stage.begin(run)
+    run.warm_up()
+    run.run_round()
+    for member in (5, 1, 2):
+        run.witness_all()
+        run.tick()
+        if member == 1:
+            run.eject(1, epoch=1)
+        else:
+            run.withdraw(member, epoch=1)
+        run.settle()
+    run.finish_epoch()
+
+
+@scenario("P5: a Warmup in which somebody shows the certified weights sets the count of failed ones to zero")
+def failures_forgotten(stage: Stage) -> None:
+    run = stage.build(3, rounds_per_epoch=1, min_clients=2, init_min_clients=2).warm_up().finish_epoch()
+    for shown in ((), (0,), (), ()):
+        run.rejoin()
+        run.form()
+        run.show(*shown)
+        if shown:
+            run.withdraw(1, epoch=1)
+            run.withdraw(2, epoch=1)
+        run.wait(run.state.config.warmup_time)
 
 
 @scenario("M4, M6: bans give way to newcomers, after idle newcomers and before members that had a credit")

@@ -14,8 +14,9 @@ What a form leaves out, and why nothing is lost by that:
 - **What is decided.** Once a root (a digest) is agreed, no root (no digest) of a record is read again; from
   RoundWitness on `complete` is not; when the round has closed nothing of it is, but for what H4 asks of it:
   whether it closed by time-out, who reported, and whom more than n - q heard.
-- **What no transition reads.** `good_streak` (clients do, A1), `exited_height`, `stop_reason`, `joined_unix`,
-  `started_unix`, counters of members that are gone, and rounds older than the last one.
+- **What no transition reads.** `good_streak` (clients do, A1), `exited_height` but for whether it is of the next
+  round (E1), `stop_reason`, `joined_unix`, `started_unix`, counters of members that are gone, and rounds older than
+  the last one.
 - **What none will read.** Credits where nothing is paid, and open latenesses, count only for a Healthy
   member with strikes (H5); in the last drain round nothing is due any more, so nobody gets later (H1) and no round is
   void (C4); where a world has no accusations, H4 has nothing to count, and where it names no
@@ -257,16 +258,22 @@ def _build_client(view: _View, client: Client, is_struck: bool) -> Form:
     paid = client.credits if view.paying else 0
     was_ready = bool(client.flags & ClientFlag.READY)  # M10 asks when the epoch is over
     if client.state is not ClientState.HEALTHY:
-        return int(client.state), paid, was_ready
-    shown = 0
-    if view.run_state is RunState.WARMUP and was_ready:
-        candidates = view.state.epoch.start_candidates
-        candidate = (int(client.flags) & _CANDIDATE) >> _CANDIDATE_SHIFT
-        shown = 1 + (_SYMBOLS[candidates[candidate].digest] if candidates else 0)
+        is_drawn = view.run_state is RunState.ROUND_WITNESS and client.exited_height > view.current.height
+        return int(client.state), paid, was_ready, is_drawn, _build_shown(view, client)
+    shown = _build_shown(view, client)
     late = client.late if is_struck or view.is_due else 0
     cleared = int(is_struck and client.credits > 0)
     silences = client.witness_missed if view.lens.accuses else 0
     return 0, paid, cleared, client.missed, late, silences, shown, bool(client.flags & ClientFlag.PROBATION)
+
+
+def _build_shown(view: _View, client: Client) -> int:
+    """Which weights a ready member has shown in this Warmup."""
+    if view.run_state is not RunState.WARMUP or not client.flags & ClientFlag.READY:
+        return 0
+    candidates = view.state.epoch.start_candidates
+    candidate = (int(client.flags) & _CANDIDATE) >> _CANDIDATE_SHIFT
+    return 1 + (_SYMBOLS[candidates[candidate].digest] if candidates else 0)
 
 
 def _build_part(view: _View, member: int) -> Form:

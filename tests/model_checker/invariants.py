@@ -121,7 +121,8 @@ def check_counters(state: Coordinator) -> None:
             demand("H2, H4: counters of a Healthy member", below, (True, True, True))
         demand("P1: a round with nobody", state.current.members == 0, False)
     if state.run_state is RunState.WARMUP:
-        demand("S8: ready_len", state.epoch.ready_len, sum(bool(c.flags & 1) for c in healthy))
+        shown = state.clients if state.current.entropy_slot else healthy  # E1: an armed start counts who was ready then
+        demand("S8: ready_len", state.epoch.ready_len, sum(bool(c.flags & 1) for c in shown))
         if state.certified.digest == ZERO32:
             demand("S8: votes", sum(c.count for c in state.epoch.start_candidates), state.epoch.ready_len)
 
@@ -147,11 +148,13 @@ def check_slots(state: Coordinator) -> None:
 
 
 def check_armed(state: Coordinator, now: int) -> None:
-    """E1: a seed is armed in Warmup while the start is due and no longer, so that nobody waits with a public seed."""
+    """E1: an armed start takes place, whoever leaves, while somebody who was drawn for it is there."""
     if state.run_state is RunState.WARMUP and state.current.entropy_slot:
         tried = build_copy(state)
         apply(tried, now, now, ZERO32, Tick(ENTROPY))
-        demand("E1: what follows an armed seed", tried.run_state, RunState.ROUND_TRAIN)
+        is_there = any(state.clients[member].state is ClientState.HEALTHY for member in _get_drawn(state))
+        wanted = RunState.ROUND_TRAIN if is_there else RunState.WAITING_FOR_MEMBERS
+        demand("E1: what follows an armed seed", tried.run_state, wanted)
 
 
 def check_leads_on(world: World, state: Coordinator, now: int) -> None:
@@ -268,6 +271,9 @@ def check_members_stay(before: Coordinator, after: Coordinator) -> None:
     for old, new in zip(before.clients, after.clients, strict=True):
         gone = old.state is not ClientState.HEALTHY and new.state not in (old.state, ClientState.EJECTED)
         demand("3.2: who is gone stays gone", gone, False)
+        if before.in_round and old.state is ClientState.HEALTHY and new.state is not ClientState.HEALTHY:
+            armed = before.run_state is RunState.ROUND_WITNESS
+            demand("E1: the last round of who left", new.exited_height, before.current.height + armed)
     for old, new in zip(before.registry.slots, after.registry.slots, strict=False):
         kept = old.state is not SlotState.BANNED or new.state is SlotState.BANNED
         demand("I7: a ban", kept or (_is_over(before, old) and new == Slot()), True)
@@ -296,8 +302,8 @@ def check_new_round(before: Coordinator, after: Coordinator) -> None:
     start = after.progress.epoch_start_data_index if first else old.data_index + old.batch_size
     demand("I2: first sample", round_.data_index, start)
     demand("E3: height", round_.height, 0 if first else old.height + 1)
-    demand("T6: members", get_members(round_.members), _get_healthy(after))
-    check_electors(after)
+    demand("E1: members", get_members(round_.members), _get_drawn(before))
+    check_electors(before, after)
     owed = compute_assignments(round_, after.config).values()
     samples = sorted(sample for first_, last in owed for sample in range(first_, last + 1))
     demand("I2: samples", samples, list(range(round_.data_index, round_.data_index + round_.batch_size)))
@@ -306,10 +312,13 @@ def check_new_round(before: Coordinator, after: Coordinator) -> None:
     demand("nothing is left of another round", (round_.witnesses, round_.complete_len, round_.mix), ([], 0, ZERO32))
 
 
-def check_electors(state: Coordinator) -> None:
-    """M10: who has had a credit, or whose epoch began without anybody who had, elects; else everybody."""
+def check_electors(before: Coordinator, state: Coordinator) -> None:
+    """M10: who has had a credit, or whose epoch began without anybody who had, elects; else everybody.
+
+    E1: credits of the close come too late for this round.
+    """
     round_ = state.current
-    known = [m for m in get_members(round_.members) if not state.clients[m].flags & ClientFlag.PROBATION]
+    known = [m for m in get_members(round_.members) if not before.clients[m].flags & ClientFlag.PROBATION]
     demand("M10: electors", get_members(round_.electors), known or get_members(round_.members))
     demand("M10: n", round_.witnesses_expected, round_.electors.bit_count())
     for client in state.clients:
@@ -318,8 +327,21 @@ def check_electors(state: Coordinator) -> None:
             demand("M10: on probation with a credit", (client.credits, slot.proven), (0, False))
 
 
-def _get_healthy(state: Coordinator) -> list[int]:
-    return [member for member, client in enumerate(state.clients) if client.state is ClientState.HEALTHY]
+def _get_drawn(before: Coordinator) -> list[int]:
+    """E1: who is in the round that begins: whoever was there when its seed was armed, however the armed phase ended."""
+    clients = list(enumerate(before.clients))
+    if before.run_state is RunState.WARMUP:
+        votes = [(member, _get_vote(before, c)) for member, c in clients if c.flags & ClientFlag.READY]
+        most = Counter(vote for _, vote in votes).most_common(1)[0][0]  # a start is armed for a quorum's weights (S8)
+        return [member for member, vote in votes if vote == most]
+    height = before.current.height
+    return [m for m, c in clients if c.state is ClientState.HEALTHY or c.exited_height > height]
+
+
+def _get_vote(state: Coordinator, client: Client) -> int:
+    low = bool(client.flags & ClientFlag.CANDIDATE_LOW)
+    high = bool(client.flags & ClientFlag.CANDIDATE_HIGH)
+    return low + 2 * high if state.certified.digest == ZERO32 else 0
 
 
 # --- the close of a round, by its definition

@@ -53,7 +53,8 @@ def judge_unpaid(most_credits: int) -> Judge:
             for name in ledger.find_names(one.epoch, one.members) & liars
         )
         most, paid = max(trained.values(), default=0), max(ledger.credits.get(name, 0) for name in liars)
-        late = LATE_LIMIT_ROUNDS + outcome.state.config.overlap  # one is under way when the third lateness is on record
+        # a round is under way when the third lateness is on record, and one is drawn before its close (E1)
+        late = LATE_LIMIT_ROUNDS + outcome.state.config.overlap + 1
         seen = f"in at most {most} rounds of an epoch, at most {paid} credits"
         return Judgement(seen, 0 < most <= late + most_credits and paid <= most_credits)
 

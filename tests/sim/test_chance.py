@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from psyche.core.committee.seeds import compute_mix, compute_seed
-from psyche.core.rules.rounds import process_arming, process_next_round
+from psyche.core.rules.rounds import Draw, process_arming, process_next_round
 from psyche.core.state.state import Client, Config, Coordinator, Round, RunState
 from psyche.sim.runtime import build_rng
 
@@ -68,7 +68,7 @@ def count_seeds_of_a_ticker(get_entropy: Callable[[Coordinator, int], bytes]) ->
             for at in due
         }
         slot = min(due, key=lambda at: seeds[at][0] % BINS)
-        process_next_round(state, slot, get_entropy(state, slot))
+        process_next_round(state, slot, get_entropy(state, slot), Draw(1, 1))
         assert state.current.seed == seeds[slot]
         counts[state.current.seed[0] % BINS] += 1
     return counts

@@ -48,10 +48,10 @@ def find_facts(before: View, state: Coordinator) -> Iterator[str]:
         yield from _find_close_facts(state, (state.epoch.rounds_head - 1) % 4)
     if len(before.states) == len(state.clients):
         for was, client in zip(before.states, state.clients, strict=True):
+            if was is not client.state and before.is_armed and before.run_state is state.run_state:
+                yield f"a member leaves an armed {state.run_state.name}"
             if was is not client.state:
                 yield f"a member is {client.state.name} in {state.run_state.name}"
-    if before.is_armed and not state.current.entropy_slot and before.run_state is state.run_state is RunState.WARMUP:
-        yield "a seed is disarmed"
     yield from _find_slot_facts(before, state)
 
 
@@ -104,7 +104,8 @@ NEEDED = {
     *(f"a round {word} {flag.name}" for word in ("with", "without") for flag in RoundFlag if flag.name != "CLOSED"),
     "a rollback to the checkpoint", "an epoch with members on probation", "an epoch with sources",
     "a round with electors", "a round far beyond the last one", "a result by slots", "a round with verifiers",
-    "a seed is disarmed", "strike 1", "strike 2", "strike 3", "strikes are cleared", "a fruitless epoch",
+    "a member leaves an armed WARMUP", "a member leaves an armed ROUND_WITNESS",
+    "strike 1", "strike 2", "strike 3", "strikes are cleared", "a fruitless epoch",
     "a member is DROPPED in WAITING_FOR_MEMBERS", "a member is DROPPED in ROUND_TRAIN",
     "a member is WITHDRAWN in WARMUP", "a member is WITHDRAWN in ROUND_WITNESS",
     "a member is EJECTED in ROUND_TRAIN", "a member is EJECTED in COOLDOWN",

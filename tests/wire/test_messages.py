@@ -60,7 +60,7 @@ def iterate_bad() -> Iterator[tuple[str, list[Any], str, str]]:
     yield "checkpoint", [0, KEY, [7, "x", None]], "source[0]", "Invalid enum value 7"
     yield "checkpoint", [0, KEY, [2, "x" * 129, None]], "source[1]", "<= 128"
     yield "checkpoint", [0, KEY, [2, "x", "y" * 129]], "source[2]", "<= 128"
-    yield "set_rates", [1 << 63, None], "earning", "int"
+    yield "set_rates", [-1, None], "earning", "int"
     yield "collect", [[]], "claims", ">= 1"
     yield "collect", [[[KEY, 1]] * 65], "claims", "<= 64"
     yield "collect", [[[KEY, 0]]], "claims[0][1]", ">= 1"

@@ -6,7 +6,7 @@ use crate::hash::Hash;
 use crate::limits::{GOOD_STREAK_ROUNDS, WARMUP_FAILURE_LIMIT, WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT};
 use crate::membership::process_vacancies;
 use crate::probation::{get_founders, is_led_by_proven};
-use crate::readiness::{is_certified, Muster, Starters};
+use crate::readiness::{is_certified, process_certification, process_unready, Starters};
 use crate::roster::is_expired;
 use crate::rounds::process_first_round;
 use crate::state::{Client, Epoch, Round, State};
@@ -65,30 +65,29 @@ fn process_founders(state: &mut State, slots: Bitmap, is_led: bool) {
 }
 
 /// Begin round 0 with the members that can start; all others leave (T8, S8, M3).
-pub fn process_epoch_start(state: &mut State, now: u64, entropy: &Hash, mut muster: Muster) {
-    let starters = muster.find_starters();
-    muster.process_certification(state);
-    process_leftovers(state, now, starters, muster);
+///
+/// Starters that have left since the start was armed are members of the round: they were drawn (E1).
+pub fn process_epoch_start(state: &mut State, now: u64, entropy: &Hash, starters: Starters) {
+    process_certification(state, starters);
+    process_leftovers(state, starters);
     state.epoch.warmup_failures = 0; // P5
     process_joins_closed(state);
-    process_first_round(state, now, entropy);
+    let members = Bitmap::collect(state.clients(), |client| starters.has(client));
+    process_first_round(state, now, entropy, members);
 }
 
 /// Let the Healthy members leave that are not among the starters, without a strike (M4, T8).
 #[inline(never)]
-fn process_leftovers(state: &mut State, now: u64, starters: Starters, mut muster: Muster) {
+fn process_leftovers(state: &mut State, starters: Starters) {
     let State { clients, registry, epoch, .. } = state;
     for client in &mut clients[..usize::from(epoch.clients_len)] {
         if client.state != ClientState::HEALTHY || starters.has(client) {
             continue;
         }
-        muster.remove(client);
         client.state = ClientState::DROPPED;
-        client.flags &= !client_flag::READY;
         registry.slots[usize::from(client.slot)].active = 0;
-        epoch.ready_quorum_unix = muster.compute_quorum_since(epoch.ready_quorum_unix, now);
+        process_unready(epoch, client);
     }
-    muster.write(epoch);
 }
 
 /// Use up all joins made so far: everybody must join again (M3).
@@ -97,10 +96,9 @@ pub fn process_joins_closed(state: &mut State) {
 }
 
 /// End Warmup without a start: members that cannot start leave, and the run waits for members again (T8, S8, P5).
-pub fn process_warmup_failure(state: &mut State, now: u64, muster: Muster) {
+pub fn process_warmup_failure(state: &mut State, now: u64, starters: Starters) {
     let nobody_ready = state.epoch.ready_len == 0;
-    let starters = muster.find_starters();
-    process_leftovers(state, now, starters, muster);
+    process_leftovers(state, starters);
     process_abandonment(state, now);
     if nobody_ready && is_certified(state) {
         state.epoch.warmup_failures = state.epoch.warmup_failures.saturating_add(1);
@@ -167,8 +165,7 @@ mod tests {
             for client in &mut state.clients[..3] {
                 (client.state, client.flags) = (ClientState::HEALTHY, 0);
             }
-            let muster = Muster::count(&state);
-            process_warmup_failure(&mut state, STARTED, muster);
+            process_warmup_failure(&mut state, STARTED, Starters::Ready);
             assert_eq!((state.epoch.warmup_failures, state.progress.step), (failures, step));
         }
         assert_eq!((state.certified.step, state.progress.epoch_start_data_index), (12, 34));
@@ -186,8 +183,7 @@ mod tests {
         state.run_state = RunState::WARMUP;
         (state.clients[1].flags, state.epoch.ready_len, state.registry.slots[1].active) = (0, 2, 9);
         state.epoch.start_candidates[0].count = 2;
-        let muster = Muster::count(&state);
-        process_epoch_start(&mut state, STARTED, &ENTROPY, muster);
+        process_epoch_start(&mut state, STARTED, &ENTROPY, Starters::Ready);
         assert!(state.clients[1].state == ClientState::DROPPED && state.registry.slots[1].active == 0);
         assert!(state.current().members.members().eq([0, 2]) && state.registry.next_active == 3);
     }

@@ -8,8 +8,7 @@ use crate::limits::{LONGEST_STRIKE_EPOCHS, WITNESS_SILENCE_LIMIT};
 use crate::membership::process_vacancies;
 use crate::message::HealthCheck;
 use crate::probation::{process_fruitless_epoch, process_proof, process_wait};
-use crate::roll::Roll;
-use crate::roster::find_slot;
+use crate::roster::{compute_exit_height, find_slot};
 use crate::state::{Client, Config, Registry, Round, Slot, State};
 use crate::tally::Records;
 use crate::timeline::{check_round, get_round};
@@ -45,8 +44,8 @@ fn compute_judgement(state: &State, attested: Option<usize>, judged: Bitmap, rec
 /// Count absences and late results and drop members with too many; return whether H3 prevented the drops.
 ///
 /// H3: if more than half of the electors were to be dropped at one close, nobody is and the epoch stops.
-pub fn process_health(state: &mut State, attested: Option<usize>, records: &Records, roll: &mut Roll) -> bool {
-    let judged = state.current().members & roll.healthy;
+pub fn process_health(state: &mut State, attested: Option<usize>, records: &Records, healthy: &mut Bitmap) -> bool {
+    let judged = state.current().members & *healthy;
     let judgement = compute_judgement(state, attested, judged, records);
     process_reports(state, judged);
     let doomed = process_counts(&mut state.clients, &state.config, &judgement);
@@ -54,10 +53,10 @@ pub fn process_health(state: &mut State, attested: Option<usize>, records: &Reco
     if 2 * (doomed & electors).count() > electors.count() {
         return true;
     }
-    let height = state.current().height;
+    let height = compute_exit_height(state);
     let State { clients, registry, .. } = state;
     doomed.visit_mut(clients, |member, client| process_drop(registry, client, height, judgement.late.get(member)));
-    roll.healthy = roll.healthy.without(doomed);
+    *healthy = healthy.without(doomed);
     false
 }
 
@@ -122,7 +121,7 @@ fn process_strike_clearing(slot: &mut Slot, client: &Client) {
 /// `message.height` is the height of the running round, as in every message (T7).
 pub fn process_health_check(state: &mut State, context: &Context, message: &HealthCheck) -> Result<bool, Refusal> {
     let previous = check_accusation(state, context, message)?;
-    let (checked, height) = (state.rounds[previous].height + 1, state.current().height);
+    let (checked, height) = (state.rounds[previous].height + 1, compute_exit_height(state));
     let State { clients, registry, .. } = state;
     let client = &mut clients[usize::from(message.member)];
     client.witness_missed = client.witness_missed.saturating_add(1);
@@ -164,7 +163,7 @@ fn has_alibi(client: &Client, previous: &Round, member: usize) -> bool {
 ///
 /// A round closes once, so a batch is credited once. Ejected members get no credit (R7).
 #[inline(never)]
-pub fn process_credits(state: &mut State, roll: &mut Roll) {
+pub fn process_credits(state: &mut State) {
     let credited = state.current().agreed_held;
     let State { clients, registry, epoch, .. } = state;
     credited.visit_mut(clients, |_, client| {
@@ -174,7 +173,6 @@ pub fn process_credits(state: &mut State, roll: &mut Roll) {
             process_proof(&mut registry.slots[usize::from(client.slot)], client);
         }
     });
-    roll.on_probation = roll.on_probation.without(credited); // of the ejected too: they do not count any more
 }
 
 /// At the end of Cooldown: pay credits, clear strikes, let fruitless newcomers wait, free the slots of leavers.
@@ -211,6 +209,7 @@ fn process_earnings(state: &mut State, share: u64) {
 mod tests {
     use super::*;
     use crate::enums::client_flag;
+    use crate::roster::get_healthy;
     use crate::testing::{build_context, build_run, Random};
 
     /// The counts of one member as core takes them.
@@ -268,9 +267,9 @@ mod tests {
         }
     }
 
-    fn close(state: &mut State, attested: Option<usize>) -> (bool, Roll) {
-        let (records, mut roll) = (Records::count(state.current()), Roll::count(state.clients()));
-        (process_health(state, attested, &records, &mut roll), roll)
+    fn close(state: &mut State, attested: Option<usize>) -> (bool, Bitmap) {
+        let (records, mut healthy) = (Records::count(state.current()), get_healthy(state.clients()));
+        (process_health(state, attested, &records, &mut healthy), healthy)
     }
 
     #[test]
@@ -282,8 +281,8 @@ mod tests {
         assert!(!close(&mut state, Some(0)).0);
         assert!(state.clients[6].state == ClientState::DROPPED && state.registry.slots[6].strikes == 1);
         assert_eq!((state.clients[0].missed, state.clients[0].good_streak), (1, 0));
-        let (mass_drop, roll) = close(&mut state, Some(0));
-        assert!(!mass_drop && roll.healthy == Bitmap::below(6).without(Bitmap::below(1)));
+        let (mass_drop, healthy) = close(&mut state, Some(0));
+        assert!(!mass_drop && healthy == Bitmap::below(6).without(Bitmap::below(1)));
         assert!(state.clients[0].state == ClientState::DROPPED && state.registry.slots[0].strikes == 0);
     }
 
@@ -292,8 +291,8 @@ mod tests {
         let mut state = build_run(4);
         report(&mut state, Bitmap::below(1), Bitmap::below(4));
         state.clients.iter_mut().for_each(|client| client.late = 2);
-        let (mass_drop, roll) = close(&mut state, Some(0));
-        assert!(mass_drop && roll.healthy == Bitmap::below(4));
+        let (mass_drop, healthy) = close(&mut state, Some(0));
+        assert!(mass_drop && healthy == Bitmap::below(4));
         state.current_mut().electors = Bitmap::below(1); // newcomers may go
         assert!(!close(&mut state, Some(0)).0);
         assert!(state.clients[3].state == ClientState::DROPPED);
@@ -305,14 +304,13 @@ mod tests {
         state.current_mut().agreed_held = Bitmap::below(3);
         state.clients[0].flags |= client_flag::PROBATION;
         state.clients[1].state = ClientState::EJECTED;
-        let mut roll = Roll::count(state.clients());
-        process_credits(&mut state, &mut roll);
+        process_credits(&mut state);
         assert_eq!(state.epoch.credit_total, 2);
         assert_eq!(
             [0, 1, 2].map(|m| (state.clients[m].credits, state.registry.slots[m].proven)),
             [(1, 1), (0, 0), (1, 1)]
         );
-        assert!(!roll.on_probation.get(0));
+        assert_eq!(state.clients[0].flags & client_flag::PROBATION, 0);
     }
 
     #[test]

@@ -21,7 +21,6 @@ pub mod owner;
 pub mod phases;
 pub mod probation;
 pub mod readiness;
-pub mod roll;
 pub mod roster;
 pub mod rounds;
 pub mod schedule;

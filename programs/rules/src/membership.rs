@@ -5,8 +5,8 @@ use crate::errors::Refusal;
 use crate::hash::{is_same, is_zero, Hash};
 use crate::limits::MAX_CLIENTS;
 use crate::message::{Claim, Claims, Collect, Join, ReportEquivocation, Withdraw};
-use crate::readiness::{process_ready_quorum, process_unready};
-use crate::roster::{check_member, find_member, find_slot, get_slot_mut, is_held};
+use crate::readiness::{is_armed, process_ready_quorum, process_unready};
+use crate::roster::{check_member, compute_exit_height, find_member, find_slot, get_slot_mut, is_held};
 use crate::state::{Slot, State};
 use crate::Context;
 
@@ -117,15 +117,21 @@ fn process_join_taken_back(state: &mut State, sender: &Hash) -> Result<bool, Ref
 }
 
 /// Let a Healthy member leave; in Warmup this also takes back its join and its ready message (M4, T8).
+///
+/// Once the start is armed, the ready message stays: the member is drawn like one that leaves after the start (E1).
 pub fn process_departure(state: &mut State, now: u64, member: usize, how: ClientState) {
-    state.clients[member].state = how;
+    let height = compute_exit_height(state);
+    let client = &mut state.clients[member];
+    client.state = how;
     if state.run_state != RunState::WARMUP {
-        state.clients[member].exited_height = state.current().height;
+        client.exited_height = height;
         return;
     }
     get_slot_mut(state, member).active = 0;
-    process_unready(state, member);
-    process_ready_quorum(state, now);
+    if !is_armed(state) {
+        process_unready(&mut state.epoch, &mut state.clients[member]);
+        process_ready_quorum(state, now);
+    }
 }
 
 /// Give up the sender's slot; it is freed at once if it holds no earnings and can earn none (M4).
@@ -257,7 +263,7 @@ fn get_worth(slot: &Slot) -> u8 {
 /// Sets that are decided already do not change.
 pub fn process_ejection(state: &mut State, message: &ReportEquivocation) -> Result<bool, Refusal> {
     check_evidence(state, message)?;
-    let (member, height) = (message.member as usize, state.current().height);
+    let (member, height) = (message.member as usize, compute_exit_height(state));
     let client = &mut state.clients[member];
     if client.state == ClientState::HEALTHY {
         client.exited_height = height;

@@ -1,6 +1,6 @@
 //! The work of a tick in each phase: one function per phase; each returns whether it changed anything.
 
-use crate::enums::{round_flag, RunState};
+use crate::enums::{round_flag, ClientState, RunState};
 use crate::errors::Refusal;
 use crate::formation::{
     get_joined, process_abandonment, process_epoch_start, process_formation, process_warmup_failure,
@@ -8,10 +8,10 @@ use crate::formation::{
 use crate::hash::Hash;
 use crate::health::{process_credits, process_health, process_settlement};
 use crate::message::Entropy;
-use crate::readiness::{is_start_due, Muster};
-use crate::roll::Roll;
-use crate::rounds::{process_arming, process_next_round};
-use crate::state::State;
+use crate::readiness::{find_starters, is_armed, is_start_due, Muster};
+use crate::roster::get_healthy;
+use crate::rounds::{process_arming, process_next_round, Draw};
+use crate::state::{Client, State};
 use crate::stopping::{compute_turn, process_cooldown_start, process_epoch_end, Closing, Turn};
 use crate::tally::{is_round_agreed, process_slots, process_streaks, Records};
 use crate::timeline::{get_attested_round, is_drain};
@@ -50,29 +50,43 @@ fn process_waiting_for_members(state: &mut State, now: u64) -> bool {
 
 /// Start round 0, or give up the epoch (T8). The tick that finds the start due arms the seed (E1).
 fn process_warmup(state: &mut State, now: u64, slot: u64, entropy: &Entropy) -> bool {
+    if is_armed(state) {
+        return process_armed_start(state, now, slot, entropy);
+    }
     let muster = Muster::count(state);
     if muster.healthy.all < u32::from(state.config.min_clients) {
         process_abandonment(state, now);
         return true;
     }
     if is_start_due(state, now, &muster) {
-        let is_armed = state.current().entropy_slot != 0;
-        return match entropy {
-            Entropy::Expired => process_arming(state, slot),
-            _ if !is_armed => process_arming(state, slot),
-            Entropy::None => false,
-            Entropy::Hash(hash) => {
-                process_epoch_start(state, now, hash, muster);
-                true
-            }
-        };
+        return process_arming(state, slot);
     }
     let is_hopeless = muster.ready.all == muster.healthy.all; // no ready message can come any more
     if is_hopeless || is_timed_out(now, state.state_start_unix, state.config.warmup_time) {
-        process_warmup_failure(state, now, muster);
+        process_warmup_failure(state, now, muster.chosen);
         return true;
     }
     false
+}
+
+/// Begin round 0 once the entropy is there, whoever has left since the slot was armed (E1, E2).
+///
+/// If departures could call the start off, members that know the seed could have another one drawn by leaving.
+fn process_armed_start(state: &mut State, now: u64, slot: u64, entropy: &Entropy) -> bool {
+    let starters = find_starters(state);
+    let is_there = |client: &Client| client.state == ClientState::HEALTHY && starters.has(client);
+    if !state.clients().iter().any(is_there) {
+        process_abandonment(state, now);
+        return true;
+    }
+    match entropy {
+        Entropy::Expired => process_arming(state, slot),
+        Entropy::None => false,
+        Entropy::Hash(hash) => {
+            process_epoch_start(state, now, hash, starters);
+            true
+        }
+    }
 }
 
 /// Enter RoundWitness when q witnesses are complete or time is up (T4), and arm the seed (E1).
@@ -107,6 +121,7 @@ fn process_round_witness(state: &mut State, now: u64, slot: u64, entropy: &Entro
 
 /// Close the running round: tally, health, credits, streaks, stop conditions, then the next phase (T6).
 fn process_close(state: &mut State, now: u64, entropy: &Hash) {
+    let draw = Draw::count_next(state);
     let attested = get_attested_round(state);
     let attested_members = attested.map(|index| state.rounds[index].members);
     state.epoch.first_round = 0;
@@ -115,14 +130,14 @@ fn process_close(state: &mut State, now: u64, entropy: &Hash) {
     let records = Records::count(round);
     process_slots(round, attested_members, &records);
     let (has_step, next_height) = (!is_drain(round), round.height.saturating_add(1));
-    let mut roll = Roll::count(state.clients());
-    let mass_drop = process_health(state, attested, &records, &mut roll);
-    process_credits(state, &mut roll);
+    let mut healthy = get_healthy(state.clients());
+    let mass_drop = process_health(state, attested, &records, &mut healthy);
+    process_credits(state);
     process_streaks(state, attested.is_some());
     if has_step {
         state.progress.step = state.progress.step.saturating_add(1);
     }
-    let (turn, reason) = compute_turn(state, now, &Closing { healthy: roll.healthy, mass_drop });
+    let (turn, reason) = compute_turn(state, now, &Closing { healthy, mass_drop });
     state.epoch.stop_reason = reason;
     if turn == Turn::Cooldown {
         return process_cooldown_start(state, now);
@@ -130,7 +145,7 @@ fn process_close(state: &mut State, now: u64, entropy: &Hash) {
     if turn == Turn::Drain {
         state.epoch.drain_from_height = next_height;
     }
-    process_next_round(state, now, entropy, &roll);
+    process_next_round(state, now, entropy, &draw);
 }
 
 /// Settle and end the epoch when `cooldown_time` is over or enough sources hold its weights (M7, P3, P10).
@@ -148,7 +163,6 @@ fn process_cooldown(state: &mut State, now: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::enums::ClientState;
     use crate::membership::process_departure;
     use crate::message::WarmupWitness;
     use crate::readiness::process_ready;
@@ -204,25 +218,35 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_is_due_no_longer_disarms_its_seed() {
-        let mut state = build_waiting(3);
+    fn an_armed_start_takes_place_whoever_leaves() {
+        let mut state = build_waiting(4);
         state.config.min_clients = 3;
         tick(&mut state, STARTED, &Entropy::None);
-        let show = |state: &mut State, member: usize, digest: u8| {
-            let ready = WarmupWitness { epoch: 0, member: member as u16, digest: &[digest; 32] };
-            process_ready(state, &build_context(STARTED, member), &ready).unwrap()
+        let show = |state: &mut State, member: usize| {
+            let ready = WarmupWitness { epoch: 0, member: member as u16, digest: &[7; 32] };
+            process_ready(state, &build_context(STARTED, member), &ready)
         };
-        assert!((0..3).all(|member| show(&mut state, member, 7)) && tick(&mut state, STARTED, &Entropy::None));
-        assert_eq!(state.current().entropy_slot, STARTED);
-        state.config.min_clients = 2;
+        assert!((0..3).all(|member| show(&mut state, member).unwrap()));
+        assert!(tick(&mut state, STARTED + 60, &Entropy::None) && state.current().entropy_slot == STARTED + 60);
+        assert_eq!(show(&mut state, 3), Err(Refusal::InvalidRunState), "too late");
+        for member in [0, 1] {
+            process_departure(&mut state, STARTED, member, ClientState::WITHDRAWN);
+        }
+        assert!(!tick(&mut state, STARTED + 90, &Entropy::None), "also with fewer than min_clients");
+        assert!(tick(&mut state, STARTED + 90, &Entropy::Hash(&ENTROPY)) && state.run_state == RunState::ROUND_TRAIN);
+        assert!(state.current().members.members().eq([0, 1, 2]) && state.clients[3].state == ClientState::DROPPED);
+    }
+
+    #[test]
+    fn an_armed_start_is_given_up_when_all_its_starters_have_left() {
+        let mut state = build_waiting(2);
+        tick(&mut state, STARTED, &Entropy::None);
+        let ready = WarmupWitness { epoch: 0, member: 0, digest: &[7; 32] };
+        process_ready(&mut state, &build_context(STARTED, 0), &ready).unwrap();
+        assert!(tick(&mut state, STARTED + 60, &Entropy::None));
         process_departure(&mut state, STARTED, 0, ClientState::WITHDRAWN);
-        assert_eq!(state.current().entropy_slot, STARTED, "two still can start");
-        state.config.min_clients = 3;
-        process_departure(&mut state, STARTED, 1, ClientState::WITHDRAWN);
-        assert_eq!(state.current().entropy_slot, 0);
-        state.current_mut().entropy_slot = 5;
-        process_abandonment(&mut state, STARTED);
-        assert_eq!(state.current().entropy_slot, 0);
+        assert!(tick(&mut state, STARTED + 61, &Entropy::None));
+        assert!(state.run_state == RunState::WAITING_FOR_MEMBERS && state.current().entropy_slot == 0);
     }
 
     #[test]

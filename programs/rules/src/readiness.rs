@@ -20,13 +20,21 @@ pub fn is_certified(state: &State) -> bool {
     !is_zero(&state.certified.digest)
 }
 
+/// In Warmup: whether the slot of round 0's entropy is fixed, and with it who starts (E1).
+pub fn is_armed(state: &State) -> bool {
+    state.current().entropy_slot != 0
+}
+
 /// Record that a member has loaded the weights with this full digest (S8).
+///
+/// The certified weights are there, so a rollback would lose them: the count of failed Warmups begins anew (P5).
 pub fn process_ready(state: &mut State, context: &Context, message: &WarmupWitness) -> Result<bool, Refusal> {
     let member = check_ready(state, context, message)?;
     if is_certified(state) {
         if !is_same(message.digest, &state.certified.digest) {
             return Err(Refusal::DigestMismatch);
         }
+        state.epoch.warmup_failures = 0; // P5
     } else {
         let number = find_candidate(&state.epoch, message.digest)?;
         process_vote(state, member, number, message.digest);
@@ -53,8 +61,8 @@ fn check_ready(state: &State, context: &Context, message: &WarmupWitness) -> Res
     if is_ready(client) {
         return Err(Refusal::DuplicateWitness); // K3: a retry may land after the start
     }
-    if state.run_state != RunState::WARMUP {
-        return Err(Refusal::InvalidRunState);
+    if state.run_state != RunState::WARMUP || is_armed(state) {
+        return Err(Refusal::InvalidRunState); // E1
     }
     if client.state != ClientState::HEALTHY || is_zero(message.digest) {
         return Err(Refusal::InvalidWitness);
@@ -93,16 +101,16 @@ fn process_vote(state: &mut State, member: usize, number: usize, digest: &Hash) 
 }
 
 /// Take back the ready message of a member that leaves in Warmup.
-pub fn process_unready(state: &mut State, member: usize) {
-    let client = &mut state.clients[member];
+#[inline(always)]
+pub fn process_unready(epoch: &mut Epoch, client: &mut Client) {
     if !is_ready(client) {
         return;
     }
     client.flags &= !client_flag::READY;
     let number = get_candidate(client.flags);
-    state.epoch.ready_len -= 1;
-    if number < state.epoch.start_candidates_len() {
-        state.epoch.start_candidates[number].count -= 1;
+    epoch.ready_len -= 1;
+    if number < epoch.start_candidates_len() {
+        epoch.start_candidates[number].count -= 1;
     }
 }
 
@@ -112,14 +120,9 @@ fn get_candidate(flags: u8) -> usize {
 }
 
 /// Record the time from which there are enough starters; reset it if there no longer are (T8).
-///
-/// If the start is due no longer, its seed is disarmed (E1).
 pub fn process_ready_quorum(state: &mut State, now: u64) {
     let muster = Muster::count(state);
     state.epoch.ready_quorum_unix = muster.compute_quorum_since(state.epoch.ready_quorum_unix, now);
-    if !is_start_due(state, now, &muster) {
-        state.current_mut().entropy_slot = 0; // E1
-    }
 }
 
 /// Whether Warmup may end and round 0 begin with the members that can start (T8).
@@ -155,23 +158,16 @@ impl Group {
         self.all += count;
         self.proven += if flags & client_flag::PROBATION == 0 { count } else { 0 };
     }
-
-    #[inline(always)]
-    fn remove(&mut self, client: &Client) {
-        self.all -= 1;
-        self.proven -= u32::from(client.flags & client_flag::PROBATION == 0);
-    }
 }
 
 /// The members in Warmup, as counts: everything that T8 asks of them.
 ///
-/// Core counts them again at every question, and at every member that leaves. Here one scan serves a whole message,
-/// and a member that leaves is taken off. The counts of ready members are those on record (L6).
+/// Core counts them again at every question. Here one scan serves a whole message.
 pub struct Muster {
     pub healthy: Group,
     pub ready: Group, // a ready member is Healthy (L6)
+    pub chosen: Starters,
     shown: [Group; MAX_START_CANDIDATES],
-    is_certified: bool,
     min_clients: u32,
 }
 
@@ -181,8 +177,8 @@ impl Muster {
         let mut muster = Muster {
             healthy: Group::default(),
             ready: Group::default(),
+            chosen: find_starters(state),
             shown: Default::default(),
-            is_certified: is_certified(state),
             min_clients: u32::from(state.config.min_clients),
         };
         let mut counts = [0_u32; FLAGS]; // few flags differ, so most members need only be counted
@@ -205,30 +201,9 @@ impl Muster {
         }
     }
 
-    /// Take a Healthy member off, before its flags change.
-    #[inline(always)]
-    pub fn remove(&mut self, client: &Client) {
-        self.healthy.remove(client);
-        if is_ready(client) {
-            self.ready.remove(client);
-            self.shown[get_candidate(client.flags)].remove(client);
-        }
-    }
-
-    /// Which members can start: they are ready and show the winning weights (S8).
-    ///
-    /// There are none while nothing is certified and no candidate has a quorum of the ready members.
-    pub fn find_starters(&self) -> Starters {
-        if self.is_certified {
-            return Starters::Ready;
-        }
-        let quorum = compute_quorum(self.ready.all);
-        self.shown.iter().position(|group| group.all >= quorum).map_or(Starters::Nobody, Starters::Showing)
-    }
-
     /// The members that can start.
     pub fn starters(&self) -> Group {
-        match self.find_starters() {
+        match self.chosen {
             Starters::Ready => self.ready,
             Starters::Showing(number) => self.shown[number],
             Starters::Nobody => Group::default(),
@@ -260,31 +235,34 @@ impl Muster {
             true => since,
         }
     }
+}
 
-    /// Put the counts of ready members on record, after members were taken off.
-    pub fn write(&self, epoch: &mut Epoch) {
-        epoch.ready_len = self.ready.all as u16;
-        let len = epoch.start_candidates_len();
-        for (candidate, group) in epoch.start_candidates[..len].iter_mut().zip(&self.shown) {
-            candidate.count = group.all as u16;
-        }
+/// Which members can start: they are ready and show the winning weights (S8).
+///
+/// There are none while nothing is certified and no candidate has a quorum of the ready members.
+pub fn find_starters(state: &State) -> Starters {
+    if is_certified(state) {
+        return Starters::Ready;
     }
+    let quorum = compute_quorum(u32::from(state.epoch.ready_len));
+    let candidates = get_candidates(&state.epoch);
+    let winner = candidates.iter().position(|candidate| u32::from(candidate.count) >= quorum);
+    winner.map_or(Starters::Nobody, Starters::Showing)
+}
 
-    /// At the first start of a run, make the winning candidate `certified` and `checkpoint` (S8).
-    pub fn process_certification(&mut self, state: &mut State) {
-        let Starters::Showing(winner) = self.find_starters() else {
-            return; // certified already; a round starts only with starters
-        };
-        state.certified = Mark {
-            digest: state.epoch.start_candidates[winner].digest,
-            epoch: state.progress.epoch,
-            uploader: NO_UPLOADER,
-            step: state.progress.step,
-            data_index: state.progress.epoch_start_data_index,
-        };
-        state.checkpoint = state.certified;
-        self.is_certified = true;
-    }
+/// At the first start of a run, make the winning candidate `certified` and `checkpoint` (S8).
+pub fn process_certification(state: &mut State, starters: Starters) {
+    let Starters::Showing(winner) = starters else {
+        return; // certified already; a round starts only with starters
+    };
+    state.certified = Mark {
+        digest: state.epoch.start_candidates[winner].digest,
+        epoch: state.progress.epoch,
+        uploader: NO_UPLOADER,
+        step: state.progress.step,
+        data_index: state.progress.epoch_start_data_index,
+    };
+    state.checkpoint = state.certified;
 }
 
 /// Which ready members can start.
@@ -296,7 +274,7 @@ pub enum Starters {
 }
 
 impl Starters {
-    /// Whether a Healthy member is one of them.
+    /// Whether a member is one of them; it may have left after the start was armed (E1).
     #[inline(always)]
     pub fn has(self, client: &Client) -> bool {
         is_ready(client)
@@ -362,13 +340,12 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_are_kept_up_to_date_are_those_of_core() {
+    fn counts_of_one_scan_are_those_of_core() {
         let mut random = Random::new("muster");
         for _ in 0..200 {
             let mut state = build_warmup(&mut random);
-            let mut muster = Muster::count(&state);
-            let mut since = state.epoch.ready_quorum_unix;
             loop {
+                let muster = Muster::count(&state);
                 let (electors, both, starters) = list_plainly(&state);
                 let found = muster.starters();
                 assert_eq!(found.all as usize, starters.len());
@@ -376,7 +353,7 @@ mod tests {
                 assert_eq!(muster.electors(found), expected);
                 let is_enough = expected.1 >= compute_quorum(expected.0) && found.all >= muster.min_clients;
                 assert_eq!(muster.is_enough(found), is_enough);
-                let chosen = muster.find_starters();
+                let chosen = muster.chosen;
                 for (member, client) in state.clients().iter().enumerate() {
                     let is_starter = client.state == ClientState::HEALTHY && chosen.has(client);
                     assert_eq!(is_starter, starters.contains(&member));
@@ -388,15 +365,9 @@ mod tests {
                     break;
                 }
                 let leaver = healthy[random.between(0, healthy.len() - 1)];
-                muster.remove(&state.clients[leaver]);
                 state.clients[leaver].state = ClientState::DROPPED;
-                process_unready(&mut state, leaver);
-                process_ready_quorum(&mut state, 77);
-                since = muster.compute_quorum_since(since, 77);
-                assert_eq!(state.epoch.ready_quorum_unix, since);
-                let (ready_len, counts) = (state.epoch.ready_len, state.epoch.start_candidates.map(|c| c.count));
-                muster.write(&mut state.epoch);
-                assert_eq!((state.epoch.ready_len, state.epoch.start_candidates.map(|c| c.count)), (ready_len, counts));
+                let State { epoch, clients, .. } = &mut *state;
+                process_unready(epoch, &mut clients[leaver]);
             }
         }
     }
@@ -415,7 +386,8 @@ mod tests {
         }
         assert_eq!(show(&mut state, 4, &[9; 32]), Err(Refusal::TooManyCandidates));
         assert_eq!(show(&mut state, 0, &[1; 32]), Err(Refusal::DuplicateWitness));
-        process_unready(&mut state, 1);
+        let State { epoch, clients, .. } = &mut *state;
+        process_unready(epoch, &mut clients[1]);
         assert_eq!(show(&mut state, 4, &[9; 32]), Ok(true));
         assert_eq!(show(&mut state, 5, &[9; 32]), Ok(true));
         assert_eq!(state.epoch.start_candidates.map(|c| (c.digest[0], c.count)), [(1, 1), (9, 2), (3, 1), (4, 1)]);

@@ -1,13 +1,24 @@
 //! Look-ups of members and slots by index, state and key (M1).
 
-use crate::enums::{RunState, SlotState};
+use crate::bits::Bitmap;
+use crate::enums::{ClientState, RunState, SlotState};
 use crate::errors::Refusal;
 use crate::hash::{is_same, Hash};
-use crate::state::{Slot, State};
+use crate::state::{Client, Slot, State};
 
 /// Whether an epoch is running; otherwise `clients` are the members of the last one.
 pub fn is_in_epoch(state: &State) -> bool {
     matches!(state.run_state, RunState::WARMUP | RunState::ROUND_TRAIN | RunState::ROUND_WITNESS | RunState::COOLDOWN)
+}
+
+/// The Healthy members: those that still take part.
+pub fn get_healthy(clients: &[Client]) -> Bitmap {
+    Bitmap::collect(clients, |client| client.state == ClientState::HEALTHY)
+}
+
+/// The last round that has a member which leaves now: the next one once its seed is armed (E1).
+pub fn compute_exit_height(state: &State) -> u32 {
+    state.current().height + u32::from(state.run_state == RunState::ROUND_WITNESS)
 }
 
 /// The slot of a member of the running epoch; a slot is not freed before the epoch is over.

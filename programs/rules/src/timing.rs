@@ -47,9 +47,6 @@ pub fn process_recovery(state: &mut State, context: &Context, message: &Recover)
             epoch.ready_quorum_unix = epoch.ready_quorum_unix.saturating_add(shift);
         }
     }
-    if state.run_state == RunState::WARMUP {
-        state.current_mut().entropy_slot = 0; // E1: the start may be due no longer
-    }
     if state.in_round() {
         let round = state.current_mut();
         round.started_unix = round.started_unix.saturating_add(shift);

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from psyche.core.rules.membership import process_departure, process_vacancies
+from psyche.core.rules.membership import process_vacancies
 from psyche.core.rules.probation import get_founders, is_led_by_proven
-from psyche.core.rules.readiness import is_certified, process_certification
+from psyche.core.rules.readiness import is_certified, process_certification, process_unready
 from psyche.core.rules.rounds import process_first_round
 from psyche.core.rules.timing import process_state_change
 from psyche.core.state.bits import get_members
@@ -16,7 +16,7 @@ from psyche.core.state.limits import (
     WARMUP_FAILURE_LIMIT,
     WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT,
 )
-from psyche.core.state.roster import get_healthy, is_expired
+from psyche.core.state.roster import get_healthy, get_slot, is_expired
 from psyche.core.state.state import Client, ClientFlag, ClientState, Coordinator, Epoch, Round, RunState, SlotState
 
 
@@ -69,17 +69,23 @@ def _build_member(state: Coordinator, number: int, *, on_probation: bool) -> Cli
 
 
 def process_epoch_start(state: Coordinator, now: int, entropy: bytes, starters: int) -> None:
-    """Begin round 0 with the starters; members that are not ready or show other weights leave (T8, S8, M3)."""
+    """Begin round 0 with the starters; members that are not ready or show other weights leave (T8, S8, M3).
+
+    Starters that have left since the start was armed are members of the round: they were drawn (E1).
+    """
     process_certification(state)
-    _process_leftovers(state, now, starters)
+    _process_leftovers(state, starters)
     state.epoch.warmup_failures = 0  # P5
     process_joins_closed(state)
-    process_first_round(state, now, entropy)
+    process_first_round(state, now, entropy, starters)
 
 
-def _process_leftovers(state: Coordinator, now: int, starters: int) -> None:
+def _process_leftovers(state: Coordinator, starters: int) -> None:
     for member in get_members(get_healthy(state) & ~starters):
-        process_departure(state, now, state.clients[member], ClientState.DROPPED)  # no strike
+        client = state.clients[member]
+        client.state = ClientState.DROPPED  # no strike
+        get_slot(state, client).active = 0
+        process_unready(state, client)
 
 
 def process_joins_closed(state: Coordinator) -> None:
@@ -90,7 +96,7 @@ def process_joins_closed(state: Coordinator) -> None:
 def process_warmup_failure(state: Coordinator, now: int, starters: int) -> None:
     """End Warmup without a start: members that cannot start leave, and the run waits for members again (T8, S8, P5)."""
     nobody_ready = not state.epoch.ready_len
-    _process_leftovers(state, now, starters)
+    _process_leftovers(state, starters)
     process_abandonment(state, now)
     if nobody_ready and is_certified(state):
         state.epoch.warmup_failures = min(state.epoch.warmup_failures + 1, U8_MAX)

@@ -16,7 +16,7 @@ from psyche.core.state.errors import (
 )
 from psyche.core.state.limits import LONGEST_STRIKE_EPOCHS, U8_MAX, U64_MAX, WITNESS_SILENCE_LIMIT
 from psyche.core.state.messages import Context, HealthCheck
-from psyche.core.state.roster import find_slot, get_healthy, get_slot
+from psyche.core.state.roster import compute_exit_height, find_slot, get_healthy, get_slot
 from psyche.core.state.state import Client, ClientState, Config, Coordinator, Role, Round, RoundFlag, Slot
 from psyche.core.state.timeline import get_attested_round, get_round
 
@@ -98,7 +98,7 @@ def process_drop(state: Coordinator, member: int, *, strike: bool) -> None:
     """Drop a member in the running round; `strike` is set unless it was merely absent (H5)."""
     client = state.clients[member]
     client.state = ClientState.DROPPED
-    client.exited_height = state.current.height
+    client.exited_height = compute_exit_height(state)
     if strike:
         process_strike(get_slot(state, client), state.registry.next_active)
 

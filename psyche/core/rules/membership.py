@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from psyche.core.rules.readiness import process_ready_quorum, process_unready
+from psyche.core.rules.readiness import is_armed, process_ready_quorum, process_unready
 from psyche.core.state.errors import (
     Banned,
     ClientsFull,
@@ -18,7 +18,7 @@ from psyche.core.state.errors import (
 )
 from psyche.core.state.limits import HASH_BYTES, MAX_CLIENTS, U64_MAX
 from psyche.core.state.messages import Collect, Context, Join, LeaveRun, ReclaimSlot, ReportEquivocation, Withdraw
-from psyche.core.state.roster import find_member, find_slot, get_member, get_slot
+from psyche.core.state.roster import compute_exit_height, find_member, find_slot, get_member, get_slot
 from psyche.core.state.state import (
     ZERO32,
     Client,
@@ -139,14 +139,18 @@ def _process_join_taken_back(state: Coordinator, sender: bytes) -> None:
 
 
 def process_departure(state: Coordinator, now: int, client: Client, how: ClientState) -> None:
-    """Let a Healthy member leave; in Warmup this also takes back its join and its ready message (M4, T8)."""
+    """Let a Healthy member leave; in Warmup this also takes back its join and its ready message (M4, T8).
+
+    Once the start is armed, the ready message stays: the member is drawn like one that leaves after the start (E1).
+    """
     client.state = how
     if state.run_state is not RunState.WARMUP:
-        client.exited_height = state.current.height
+        client.exited_height = compute_exit_height(state)
         return
     get_slot(state, client).active = 0
-    process_unready(state, client)
-    process_ready_quorum(state, now)
+    if not is_armed(state):
+        process_unready(state, client)
+        process_ready_quorum(state, now)
 
 
 def process_leave(state: Coordinator, context: Context, message: LeaveRun) -> bool:  # noqa: ARG001
@@ -290,7 +294,7 @@ def process_ejection(state: Coordinator, context: Context, message: ReportEquivo
     client = _check_evidence(state, message.epoch, message.height, message.member)
     slot = get_slot(state, client)
     if client.state is ClientState.HEALTHY:
-        client.exited_height = state.current.height
+        client.exited_height = compute_exit_height(state)
     client.state = ClientState.EJECTED
     state.epoch.credit_total -= client.credits
     client.credits = 0

@@ -9,8 +9,8 @@ from psyche.core.rules.formation import (
     process_warmup_failure,
 )
 from psyche.core.rules.health import process_credits, process_health, process_settlement
-from psyche.core.rules.readiness import get_ready, get_starters, is_start_due
-from psyche.core.rules.rounds import process_arming, process_next_round
+from psyche.core.rules.readiness import get_ready, get_starters, is_armed, is_start_due
+from psyche.core.rules.rounds import get_draw, process_arming, process_next_round
 from psyche.core.rules.stopping import Turn, compute_turn, process_cooldown_start, process_epoch_end
 from psyche.core.rules.tally import is_digest_agreed, is_round_agreed, process_slots, process_streaks
 from psyche.core.rules.timing import is_timed_out, process_state_change
@@ -32,22 +32,35 @@ def process_waiting_for_members(state: Coordinator, now: int, _slot: int, _entro
 
 def process_warmup(state: Coordinator, now: int, slot: int, entropy: Entropy) -> bool:
     """Start round 0, or give up the epoch (T8). The tick that finds the start due arms the seed (E1)."""
+    starters = get_starters(state)
+    if is_armed(state):
+        return _process_armed_start(state, now, slot, entropy, starters)
     if get_healthy(state).bit_count() < state.config.min_clients:
         process_abandonment(state, now)
         return True
-    starters = get_starters(state)
     if is_start_due(state, now, starters):
-        if entropy is EXPIRED or not state.current.entropy_slot:
-            return process_arming(state, slot)
-        if entropy is None:
-            return False
-        process_epoch_start(state, now, entropy, starters)
-        return True
+        return process_arming(state, slot)
     is_hopeless = get_ready(state) == get_healthy(state)  # no ready message can come any more
     if is_hopeless or is_timed_out(now, state.state_start_unix, state.config.warmup_time):
         process_warmup_failure(state, now, starters)
         return True
     return False
+
+
+def _process_armed_start(state: Coordinator, now: int, slot: int, entropy: Entropy, starters: int) -> bool:
+    """Begin round 0 once the entropy is there, whoever has left since the slot was armed (E1, E2).
+
+    If departures could call the start off, members that know the seed could have another one drawn by leaving.
+    """
+    if not starters & get_healthy(state):
+        process_abandonment(state, now)
+        return True
+    if entropy is EXPIRED:
+        return process_arming(state, slot)
+    if entropy is None:
+        return False
+    process_epoch_start(state, now, entropy, starters)
+    return True
 
 
 def process_round_train(state: Coordinator, now: int, slot: int, _entropy: Entropy) -> bool:
@@ -78,6 +91,7 @@ def process_round_witness(state: Coordinator, now: int, slot: int, entropy: Entr
 def process_close(state: Coordinator, now: int, entropy: bytes) -> None:
     """Close the running round: tally, health, credits, streaks, stop conditions, then the next phase (T6)."""
     round_, epoch = state.current, state.epoch
+    draw = get_draw(state)
     attested = get_attested_round(state)
     round_.flags |= RoundFlag.CLOSED
     epoch.first_round = False
@@ -95,7 +109,7 @@ def process_close(state: Coordinator, now: int, entropy: bytes) -> None:
         return
     if turn is Turn.DRAIN:
         epoch.drain_from_height = round_.height + 1
-    process_next_round(state, now, entropy)
+    process_next_round(state, now, entropy, draw)
 
 
 def process_cooldown(state: Coordinator, now: int, _slot: int, _entropy: Entropy) -> bool:

@@ -38,8 +38,15 @@ def is_certified(state: Coordinator) -> bool:
     return state.certified.digest != ZERO32
 
 
+def is_armed(state: Coordinator) -> bool:
+    """In Warmup: whether the slot of round 0's entropy is fixed, and with it who starts (E1)."""
+    return state.current.entropy_slot != 0
+
+
 def process_ready(state: Coordinator, context: Context, message: WarmupWitness) -> bool:
     """Record that a member has loaded the weights with this full digest (S8).
+
+    The certified weights are there, so a rollback would lose them: the count of failed Warmups begins anew (P5).
 
     Raises:
         Halted, InvalidRunState, WrongRound: the message comes at the wrong time.
@@ -57,6 +64,7 @@ def process_ready(state: Coordinator, context: Context, message: WarmupWitness) 
             raise DigestMismatch(
                 f"member {message.member} shows other weights or model files than the certified ones (S8)"
             )
+        state.epoch.warmup_failures = 0  # P5
     else:
         number = _find_candidate(state, digest)
         _process_vote(state, client, number, digest)
@@ -77,6 +85,8 @@ def _check_ready(state: Coordinator, context: Context, message: WarmupWitness) -
         raise DuplicateWitness(f"member {member} is ready already (K3)")  # a retry may land after the start
     if client is None or state.run_state is not RunState.WARMUP:
         raise InvalidRunState(f"ready messages belong to WARMUP, not to {state.run_state.name}")
+    if is_armed(state):
+        raise InvalidRunState(f"ready of member {member} comes too late: the start is fixed (E1)")
     if client.state is not ClientState.HEALTHY:
         raise InvalidWitness(f"member {member} is {client.state.name}, not Healthy")
     return client
@@ -123,30 +133,23 @@ def is_enough(state: Coordinator, starters: int) -> bool:
 
     The quorum counts electors only, so that newcomers who never get ready cannot delay the start (M10).
     """
-    electors = get_electors(state)
+    electors = get_electors(state, get_healthy(state))
     has_quorum = (starters & electors).bit_count() >= compute_quorum(electors.bit_count())
     return has_quorum and starters.bit_count() >= state.config.min_clients
 
 
 def process_ready_quorum(state: Coordinator, now: int) -> None:
-    """Record the time from which there are enough starters; reset it if there no longer are (T8).
-
-    If the start is due no longer, its seed is disarmed (E1). Otherwise, when the start is due again, the entropy of
-    the armed slot would be public, and members that leave then would choose among committees that they know.
-    """
-    starters = get_starters(state)
-    if not is_enough(state, starters):
+    """Record the time from which there are enough starters; reset it if there no longer are (T8)."""
+    if not is_enough(state, get_starters(state)):
         state.epoch.ready_quorum_unix = 0
     elif not state.epoch.ready_quorum_unix:
         state.epoch.ready_quorum_unix = now
-    if not is_start_due(state, now, starters):
-        state.current.entropy_slot = 0  # E1
 
 
 def is_start_due(state: Coordinator, now: int, starters: int) -> bool:
     """Whether Warmup may end and round 0 begin with these members (bitmap) (T8)."""
     config, epoch = state.config, state.epoch
-    if starters.bit_count() < config.min_clients or not starters & get_electors(state):
+    if starters.bit_count() < config.min_clients or not starters & get_electors(state, get_healthy(state)):
         return False
     if get_ready(state) == get_healthy(state) or is_timed_out(now, state.state_start_unix, config.warmup_time):
         return True
@@ -158,8 +161,8 @@ def is_start_due(state: Coordinator, now: int, starters: int) -> bool:
 
 
 def get_ready(state: Coordinator) -> int:
-    """Bitmap of the Healthy members that are ready."""
-    return compute_bits(m for m in get_members(get_healthy(state)) if state.clients[m].flags & ClientFlag.READY)
+    """Bitmap of the ready members; those that left after the start was armed are among them (E1)."""
+    return compute_bits(m for m, client in enumerate(state.clients) if client.flags & ClientFlag.READY)
 
 
 def get_starters(state: Coordinator) -> int:

@@ -1,14 +1,14 @@
 """The start of a round: its members, seed and samples (E1 to E4, 3.3, P2)."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from psyche.core.committee.elections import compute_quorum, compute_witnesses_expected
 from psyche.core.committee.schedule import compute_batch_size
 from psyche.core.committee.seeds import EXPIRED, Entropy, compute_seed, get_random_seed
 from psyche.core.rules.timing import process_state_change
 from psyche.core.state.limits import MAX_DATA_INDEX, STORED_ROUNDS, U64_MAX
-from psyche.core.state.roster import get_electors, get_healthy
+from psyche.core.state.roster import get_drawn, get_electors
 from psyche.core.state.state import ZERO32, Coordinator, Round, RoundFlag, RunState
 from psyche.core.state.timeline import is_data_height
 
@@ -41,19 +41,36 @@ def find_entropy(state: Coordinator, recorded: Sequence[tuple[int, bytes]]) -> E
     return next(raw for slot, raw in recorded if slot >= armed)
 
 
-def process_first_round(state: Coordinator, now: int, entropy: bytes) -> None:
+class Draw(NamedTuple):
+    """Those whom a seed puts in order, as bitmaps: all members of its round, and the electors among them (E1, M10)."""
+
+    members: int
+    electors: int
+
+
+def get_draw(state: Coordinator) -> Draw:
+    """The draw of the next round: who was Healthy when the seed was armed (E1).
+
+    At a close this comes before health and credits: records that arrive when the entropy is public decide about both.
+    """
+    members = get_drawn(state)
+    return Draw(members, get_electors(state, members))
+
+
+def process_first_round(state: Coordinator, now: int, entropy: bytes, starters: int) -> None:
     """Start round 0 of an epoch; the seed drawn last takes the place of the previous round's seed (E3)."""
     seed = compute_seed(state.run_uid, state.progress.epoch, 0, state.last_seed, ZERO32, entropy)
-    _process_start(state, now, _build_round(state, now, 0, seed, state.progress.epoch_start_data_index))
+    draw = Draw(starters, get_electors(state, starters))
+    _process_start(state, now, _build_round(state, now, 0, seed, state.progress.epoch_start_data_index, draw))
 
 
-def process_next_round(state: Coordinator, now: int, entropy: bytes) -> None:
+def process_next_round(state: Coordinator, now: int, entropy: bytes, draw: Draw) -> None:
     """Start the round after the running one, with the next samples."""
     last = state.current
     height = last.height + 1
     seed = compute_seed(state.run_uid, state.progress.epoch, height, last.seed, last.mix, entropy)
     state.epoch.rounds_head = height % STORED_ROUNDS
-    _process_start(state, now, _build_round(state, now, height, seed, get_next_data_index(last)))
+    _process_start(state, now, _build_round(state, now, height, seed, get_next_data_index(last), draw))
 
 
 def get_next_data_index(round_: Round) -> int:
@@ -64,18 +81,17 @@ def get_next_data_index(round_: Round) -> int:
     return min(round_.data_index + round_.batch_size, MAX_DATA_INDEX)
 
 
-def _build_round(state: Coordinator, now: int, height: int, seed: bytes, data_index: int) -> Round:
-    config, members = state.config, get_healthy(state)
-    count = members.bit_count()
+def _build_round(state: Coordinator, now: int, height: int, seed: bytes, data_index: int, draw: Draw) -> Round:
+    config = state.config
+    count = draw.members.bit_count()
     assert count, "with no member there is no round (P1)"
-    electors = get_electors(state)  # M10
-    expected = compute_witnesses_expected(config.witness_nodes, electors.bit_count())
+    expected = compute_witnesses_expected(config.witness_nodes, draw.electors.bit_count())
     has_data = is_data_height(state.epoch, height)
     return Round(
         seed=seed,
         random_seed=get_random_seed(seed),
-        members=members,
-        electors=electors,
+        members=draw.members,
+        electors=draw.electors,
         clients_len=count,
         witnesses_expected=expected,
         quorum=compute_quorum(expected),

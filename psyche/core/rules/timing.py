@@ -46,8 +46,6 @@ def process_recovery(state: Coordinator, context: Context, message: Recover) -> 
         epoch = state.epoch
         epoch.start_timestamp = clamp_time(epoch.start_timestamp + shift)
         epoch.ready_quorum_unix = clamp_time(epoch.ready_quorum_unix + shift) if epoch.ready_quorum_unix else 0
-    if state.run_state is RunState.WARMUP:
-        state.current.entropy_slot = 0  # E1: the start may be due no longer
     if state.in_round:
         state.current.started_unix = clamp_time(state.current.started_unix + shift)
     return True

@@ -46,7 +46,7 @@ class Sized(NamedTuple):
     high: int
 
 
-U63: TypeAlias = Annotated[int, Between(0, (1 << 63) - 1)]
+U64: TypeAlias = Annotated[int, Between(0)]
 Epoch: TypeAlias = Annotated[int, Between(0, U16_MAX)]
 Height: TypeAlias = Annotated[int, Between(0, U32_MAX)]
 Member: TypeAlias = Annotated[int, Between(0, MAX_CLIENTS - 1)]
@@ -70,7 +70,7 @@ class Join:
     """Ask for a place in the next formation; the sender is the signer. A repeat changes nothing (M1 to M3, M5)."""
 
     p2p: Key
-    expires_unix: U63 = 0
+    expires_unix: U64 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,8 @@ class Resume:
 class Recover:
     """Shift the run's clocks after the coordinator was down for `gap_s` seconds (K2)."""
 
-    gap_s: U63
-    reconnect_s: U63 = RECONNECT_S
+    gap_s: U64
+    reconnect_s: U64 = RECONNECT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +170,8 @@ class ReclaimSlot:
 class SetRates:
     """Set the earning and slashing rates of coming epochs; None leaves a rate unchanged (M7)."""
 
-    earning: U63 | None = None
-    slashing: U63 | None = None
+    earning: U64 | None = None
+    slashing: U64 | None = None
 
 
 @dataclass(frozen=True, slots=True)

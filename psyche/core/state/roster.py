@@ -21,13 +21,28 @@ def get_healthy(state: Coordinator) -> int:
     return bits
 
 
-def get_electors(state: Coordinator) -> int:
-    """Bitmap of the Healthy members that are not on probation; if all are, of all Healthy members (M10)."""
-    healthy = get_healthy(state)
+def get_electors(state: Coordinator, members: int) -> int:
+    """Bitmap of those of the members (bitmap) that are not on probation; of all of them if all are (M10)."""
     on_probation = 0
     for member, client in enumerate(state.clients):
         on_probation |= bool(client.flags & ClientFlag.PROBATION) << member
-    return healthy & ~on_probation or healthy
+    return members & ~on_probation or members
+
+
+def get_drawn(state: Coordinator) -> int:
+    """Bitmap of the members of the next round: those that were Healthy when its seed was armed (E1).
+
+    The entropy may be public since then, and whoever leaves would otherwise choose among committees that it knows.
+    """
+    height, bits = state.current.height, 0
+    for member, client in enumerate(state.clients):
+        bits |= (client.state is ClientState.HEALTHY or client.exited_height > height) << member
+    return bits
+
+
+def compute_exit_height(state: Coordinator) -> int:
+    """The last round that has a member which leaves now: the next one once its seed is armed (E1)."""
+    return state.current.height + (state.run_state is RunState.ROUND_WITNESS)
 
 
 def get_slot(state: Coordinator, client: Client) -> Slot:

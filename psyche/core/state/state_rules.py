@@ -11,10 +11,10 @@ from typing import Final
 from psyche.core.committee.elections import compute_quorum, compute_witnesses_expected
 from psyche.core.committee.seeds import get_random_seed
 from psyche.core.rules.membership import build_left
-from psyche.core.rules.readiness import get_candidate, is_certified
+from psyche.core.rules.readiness import get_candidate, is_armed, is_certified
 from psyche.core.state.config_checks import find_config_problems
 from psyche.core.state.limits import MAX_DATA_INDEX, MAX_HEIGHT, MAX_NONCE, STORED_ROUNDS
-from psyche.core.state.roster import is_in_epoch
+from psyche.core.state.roster import get_drawn, is_in_epoch
 from psyche.core.state.state import (
     ZERO32,
     ClientFlag,
@@ -132,8 +132,8 @@ def _check_warmup(state: Coordinator) -> None:
     )
     _demand(nothing, "epoch", "has a drain or credits before its first round (L6)")
     ready = [client for client in state.clients if client.flags & ClientFlag.READY]
-    present = all(c.state is ClientState.HEALTHY for c in ready)
-    _demand(present, "clients.flags", "a member that left is marked ready (L6)")
+    present = is_armed(state) or all(c.state is ClientState.HEALTHY for c in ready)
+    _demand(present, "clients.flags", "a member that left before the start was armed is marked ready (L6)")
     _demand(epoch.ready_len == len(ready), "epoch.ready_len", f"is not {len(ready)}, the number of ready members (L6)")
     votes = Counter(get_candidate(client) for client in ready if not is_certified(state))
     counts = {number: candidate.count for number, candidate in enumerate(epoch.start_candidates)}
@@ -152,6 +152,10 @@ def _check_newest(state: Coordinator, newest: Round) -> None:
     over = state.run_state is RunState.COOLDOWN
     early = not over and state.epoch.checkpoint_sources
     _demand(not early, "epoch.checkpoint_sources", "are counted before Cooldown (L7)")
+    left = all(client.exited_height <= newest.height + 1 for client in state.clients)
+    _demand(left, "clients.exited_height", "is later than the next round (L7)")
+    strangers = get_drawn(state) & ~newest.members
+    _demand(not strangers, "rounds.members", "the newest round lacks a member that is drawn for the next one (L7)")
     closed = bool(newest.flags & RoundFlag.CLOSED)
     _demand(closed == over, "rounds.flags", "the newest round must be closed in Cooldown, and only then (L7)")
 

@@ -11,7 +11,7 @@ from typing import Final
 from psyche.core.committee.bloom import compute_positions
 from psyche.core.committee.results import compute_results_root
 from psyche.core.state.bits import get_members
-from psyche.core.state.state import ZERO32, ClientFlag, Coordinator, Round, RoundFlag, WitnessFlag, WitnessRecord
+from psyche.core.state.state import ZERO32, Coordinator, Round, RoundFlag, WitnessFlag, WitnessRecord
 from psyche.core.state.timeline import get_round
 from psyche.sim.invariants.outcomes import Outcomes
 from psyche.sim.invariants.views import Check, ClientView
@@ -87,9 +87,6 @@ class Agreement:
         q = count_needed(n)
         found = (round_.witnesses_expected, round_.quorum)
         self._check(found == (n, q) and 2 * q > n, "I4", f"{n} witnesses, of whom {q} must agree", found)
-        known = sum(1 << m for m in get_members(round_.members) if not state.clients[m].flags & ClientFlag.PROBATION)
-        electors = known or round_.members
-        self._check(round_.electors == electors, "M10", f"electors {electors:#x}", f"{round_.electors:#x}")
 
     def check_records(self, state: Coordinator, round_: Round) -> None:
         """W4: each member has at most one record; it names only members that took part, and is consistent."""

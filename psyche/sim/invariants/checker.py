@@ -16,6 +16,7 @@
 | R7, M9 | an honest member signs one result for a round, over all its lives, and is never ejected |
 | R8 | a trainer is told the outcome of each of its results, once |
 | H3 | a close never drops more than half of the electors |
+| E1 | a round has the members and electors that there were when its seed was armed (`draws`) |
 """
 
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from psyche.core.state.timeline import get_round
 from psyche.server.journal.changes import Change
 from psyche.sim.invariants.agreement import Agreement
 from psyche.sim.invariants.authenticity import Authenticity
+from psyche.sim.invariants.draws import Draws
 from psyche.sim.invariants.ledger import Ledger
 from psyche.sim.invariants.liveness import Liveness
 from psyche.sim.invariants.outcomes import Outcomes
@@ -95,6 +97,7 @@ class Invariants:
         self.outcomes = Outcomes(self.check)
         self.agreement = Agreement(self._by_key, self.check, self.outcomes, overlap=world.config.overlap)
         self.liveness = Liveness(world, self.check)
+        self._draws = Draws(self.check)
         self._limits = ResourceLimits(world, self._note_held)
         self._authenticity = Authenticity(self._by_key, self.check)
         world.trace.listeners += [self.ledger.take_event, self.liveness.take_event, self.check_event]
@@ -205,6 +208,7 @@ class Invariants:
         """I2: a round's samples follow those of the round before; an epoch's follow those of its certified weights."""
         round_ = state.current
         self.agreement.check_new_round(state, round_)
+        self._draws.check_new_round(state)
         first, size = round_.data_index, round_.batch_size
         if round_.flags & RoundFlag.DRAIN or not size:
             return
@@ -242,6 +246,7 @@ class Invariants:
             self.check(2 * lost <= max(before, 2), "H3", f"at most half of {before} electors leave", lost)
 
     def _remember(self, state: Coordinator) -> None:
+        self._draws.take(state)
         seen, round_ = self._seen, state.current
         seen.run_state, seen.epoch, seen.step = state.run_state, state.progress.epoch, state.progress.step
         seen.height, seen.certified = round_.height, state.certified.digest

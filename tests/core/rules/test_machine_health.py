@@ -79,7 +79,9 @@ def test_h2_a_crash_is_out_after_two_rounds() -> None:
     client = run.state.clients[3]
     assert (client.missed, client.state, client.good_streak) == (1, HEALTHY, 0)
     round_ = run.run_round()
-    assert (client.missed, client.state, client.exited_height) == (2, DROPPED, round_.height)
+    assert (client.missed, client.state, client.exited_height) == (2, DROPPED, round_.height + 1)
+    assert run.state.current.members == 0b1111, "E1: the close came after the seed of this round was armed"
+    run.run_round()
     assert run.state.current.members == 0b0111
 
 

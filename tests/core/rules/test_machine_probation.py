@@ -8,7 +8,7 @@ from psyche.core.committee.elections import compute_quorum, get_witnesses
 from psyche.core.rules.health import process_settlement, process_strike
 from psyche.core.rules.probation import process_fruitless_epoch
 from psyche.core.state.limits import MAX_WITNESSES
-from psyche.core.state.roster import get_electors
+from psyche.core.state.roster import get_electors, get_healthy
 from psyche.core.state.state import ZERO32, Client, ClientFlag, ClientState, RunState, Slot, SlotState, StopReason
 
 PROBATION = ClientFlag.PROBATION
@@ -80,9 +80,11 @@ def test_m10_the_first_credit_ends_probation() -> None:
     run.run_round()
     run.run_round(held=0b01111)
     assert [bool(client.flags & PROBATION) for client in run.state.clients] == [False] * 4 + [True]
+    assert run.state.current.electors == 0b00111, "E1: the seed of this round was armed before the credit"
+    assert run.state.clients[3].good_streak == 8, "A1: rounds go on waiting for it"
+    run.run_round(held=0b01111)
     assert run.state.current.electors == 0b01111
     assert run.state.current.witnesses_expected == 4
-    assert run.state.clients[3].good_streak == 8, "A1: rounds go on waiting for it"
     run.finish_epoch()
     assert not run.state.registry.slots[3].fruitless
 
@@ -92,7 +94,7 @@ def test_m10_where_only_newcomers_are_left_they_elect() -> None:
     run.run_round()
     for member in (0, 1):
         run.withdraw(member, epoch=1)
-    assert get_electors(run.state) == 0b1100
+    assert get_electors(run.state, get_healthy(run.state)) == 0b1100
     run.run_round()
     assert run.state.current.electors == 0b1100
 
@@ -112,7 +114,7 @@ def test_h3_counts_electors_so_newcomers_that_go_end_no_epoch() -> None:
     run = build_mixed(4, 4, rounds_per_epoch=9, evict_after=1)
     run.run_round(silent={3, 4, 5, 6, 7}, held=0)
     assert run.state.run_state is RunState.ROUND_TRAIN, "five of eight go, but only one of four electors"
-    assert run.state.current.members == 0b0111
+    assert get_healthy(run.state) == 0b0111
 
 
 def test_h3_more_than_half_of_the_electors_stop_the_epoch() -> None:
@@ -120,7 +122,7 @@ def test_h3_more_than_half_of_the_electors_stop_the_epoch() -> None:
     for member in (0, 1):
         run.send(run.build_witness(member, heard=0b000011))
     run.settle()
-    assert run.state.current.members == 0b000011, "four of six go, but only one of three electors"
+    assert get_healthy(run.state) == 0b000011, "four of six go, but only one of three electors"
     run = build_mixed(4, 3, rounds_per_epoch=9, evict_after=1)
     for member in range(3):
         run.send(run.build_witness(member, heard=0b1110001))

@@ -267,6 +267,21 @@ def test_p5_one_ready_member_or_too_few_healthy_ones_are_no_failure() -> None:
     assert run.state.epoch.warmup_failures == 0
 
 
+def test_p5_a_ready_member_between_two_failed_warmups_sets_the_count_to_zero() -> None:
+    run = build_failing(3)
+    fail_warmup(run)
+    run.form()
+    run.show(0)
+    assert run.state.epoch.warmup_failures == 0, "the certified weights are there"
+    run.withdraw(1)
+    run.withdraw(2)
+    run.settle()
+    assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
+    run.rejoin()
+    fail_warmup(run)
+    assert (run.state.epoch.warmup_failures, run.state.progress.step) == (1, 2), "the run keeps what is certified"
+
+
 def test_p5_before_anything_is_certified_there_is_nothing_to_go_back_to() -> None:
     run = build_warmup(2)
     for _ in range(3):

@@ -6,14 +6,13 @@ from kits.runs import Run, build_run, build_warmup, expect_refusal
 from psyche.core.committee.seeds import EXPIRED, compute_seed, get_random_seed
 from psyche.core.encoding.account import encode_state
 from psyche.core.rules.apply import apply
-from psyche.core.state.errors import (
-    Halted,
-)
+from psyche.core.state.errors import Halted, InvalidRunState
 from psyche.core.state.messages import Tick
 from psyche.core.state.state import ZERO32, ClientState, RunState
 from psyche.testing.builders import build_hash
 
-HEALTHY, DROPPED = ClientState.HEALTHY, ClientState.DROPPED
+HEALTHY, DROPPED, WITHDRAWN = ClientState.HEALTHY, ClientState.DROPPED, ClientState.WITHDRAWN
+ENTROPY = build_hash("the hash of the armed slot")
 
 
 # --- WaitingForMembers
@@ -238,63 +237,58 @@ def build_due() -> Run:
     return run
 
 
-def test_e1_who_leaves_when_the_entropy_is_public_does_not_start_the_epoch_with_a_seed_it_knows() -> None:
+def test_e1_whoever_leaves_when_the_entropy_is_public_is_drawn_all_the_same() -> None:
     run = build_due()
-    known = build_hash("what the chain has shown of the armed slot")
     run.withdraw(4)
-    assert run.state.current.entropy_slot == 0, "the start is due no longer"
-    run.show(5)
-    assert not run.tick(known), "not due yet"
-    run.now += 15
-    armed = run.now + 4
-    assert run.tick(known), "due again: it arms another slot, and takes no entropy"
-    assert (run.state.run_state, run.state.current.entropy_slot) == (RunState.WARMUP, armed)
-    assert run.tick(build_hash("unknown until now"))
-    assert run.state.run_state is RunState.ROUND_TRAIN
-    assert run.state.current.seed != compute_seed(run.state.run_uid, 0, 0, ZERO32, ZERO32, known)
+    assert run.tick(ENTROPY)
+    round_ = run.state.current
+    assert (round_.members, round_.electors) == (0b11111, 0b11111), "who was ready when the slot was armed"
+    assert (round_.witnesses_expected, round_.quorum) == (5, 4), "it counts as a silent witness"
+    assert [client.state for client in run.state.clients] == [HEALTHY] * 4 + [WITHDRAWN] + [DROPPED] * 2
+    assert round_.seed == compute_seed(run.state.run_uid, 0, 0, ZERO32, ZERO32, ENTROPY)
 
 
-def test_e1_who_leaves_and_lets_the_start_be_due_disarms_nothing() -> None:
+def test_e1_a_ready_that_is_held_back_comes_too_late() -> None:
+    run = build_due()
+    with pytest.raises(InvalidRunState, match=r"ready of member 5 comes too late: the start is fixed \(E1\)"):
+        run.show(5)
+    with pytest.raises(InvalidRunState, match="too late"):
+        run.show(6, digest=build_hash("other weights"))
+    assert run.tick(ENTROPY)
+    assert run.state.current.members == 0b11111
+
+
+def test_e1_departures_cannot_call_an_armed_start_off() -> None:
+    run = build_due()
+    run.withdraw(1)
+    run.withdraw(2)
+    run.withdraw(3)
+    assert not run.tick(None), "with fewer than min_clients too"
+    assert run.tick(ENTROPY)
+    assert (run.state.run_state, run.state.current.members) == (RunState.ROUND_TRAIN, 0b11111)
+    assert run.state.certified.digest == run.state.epoch.start_candidates[0].digest
+
+
+def test_e1_an_armed_start_outlasts_an_absence_of_the_backend() -> None:
     run = build_due()
     armed = run.state.current.entropy_slot
-    run.withdraw(6)
-    run.show(5)
+    run.recover(5)
     assert run.state.current.entropy_slot == armed
 
 
-def test_e1_a_digest_that_takes_the_quorum_from_the_winner_disarms_the_seed() -> None:
-    run = build_warmup(5, min_clients=2)
-    run.show(0, 1)
-    run.now += 30
-    assert run.tick(None)
-    run.show(2, 3, digest=build_hash("other weights"))
-    assert run.state.current.entropy_slot == 0
-
-
-def test_e1_a_home_that_was_away_in_warmup_arms_anew() -> None:
+def test_e1_a_start_whose_starters_have_all_left_is_given_up() -> None:
     run = build_due()
-    run.recover(5)
-    assert run.state.current.entropy_slot == 0
-
-
-def test_e1_nothing_is_armed_once_warmup_is_given_up() -> None:
-    run = build_warmup(2)
-    run.show(0, 1)
-    run.tick(None)
-    run.state.current.entropy_slot, run.state.config.min_clients = 9, 3
+    for member in range(5):
+        run.withdraw(member)
     assert run.tick(None)
     assert (run.state.run_state, run.state.current.entropy_slot) == (RunState.WAITING_FOR_MEMBERS, 0)
 
 
-def test_e2_no_entropy_yet_is_no_effect_and_conditions_are_checked_again_when_it_fires() -> None:
-    run = build_warmup(3, min_clients=2)
-    run.show(0, 1, 2)
-    run.tick()
+def test_e2_without_entropy_an_armed_start_waits() -> None:
+    run = build_due()
     assert not run.tick(None)
-    run.withdraw(2)
-    run.withdraw(1)
-    assert run.tick()
-    assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
+    run.now += 1_000
+    assert not run.tick(None), "also beyond warmup_time"
 
 
 def test_e2_an_expired_slot_is_armed_again() -> None:

@@ -270,6 +270,8 @@ def test_a_round_without_members_is_refused() -> None:
     for round_ in state.rounds[:3]:
         round_.members = round_.clients_len = round_.witnesses_expected = 0
         round_.quorum = 1
+    for client in state.clients:
+        client.state = ClientState.DROPPED
     with pytest.raises(WireError, match=r"rounds\[0\].members: is empty"):
         check_state(state)
 

@@ -5,10 +5,16 @@ until the disk confirms that; all raise OSError on failure. Files that people na
 """
 
 import errno
+import fcntl
+import grp
+import logging
 import os
+import pwd
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -52,6 +58,53 @@ def read_file(path: Path, max_bytes: int) -> bytes:
     if max(size_bytes, len(raw)) > max_bytes:
         raise OSError(errno.EOVERFLOW, f"has more than {max_bytes:,} bytes", os.fspath(path))
     return raw
+
+
+def open_lock(path: Path) -> int:
+    """Lock a file, made if it is missing, for this process alone; return its descriptor, which holds the lock.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: it cannot be opened, or is a link: whoever put it there would choose the file that is made.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.EINVAL, "is a link, must be a file; remove it", os.fspath(path)) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def warn_of_others(path: Path) -> None:
+    """Warn once, with the command that mends it, of others who can use a key file, or write in a folder."""
+    found = path.stat()
+    is_folder = stat.S_ISDIR(found.st_mode)
+    wrong = 0o022 if is_folder else 0o066
+    if _is_private_group(found):
+        wrong &= 0o007
+    if found.st_mode & wrong:
+        what = f"others can write in {path}" if is_folder else f"others can read or write the key in {path}"
+        _warn(f"{what}: chmod {'go-w' if is_folder else 'go-rwx'} {shlex.quote(os.fspath(path))}")
+
+
+def _is_private_group(found: os.stat_result) -> bool:
+    """Whether the group has its owner's name, and nobody else in it, as most systems make one for each user."""
+    try:
+        group, owner = grp.getgrgid(found.st_gid), pwd.getpwuid(found.st_uid)
+    except KeyError:
+        return False
+    return group.gr_name == owner.pw_name and not set(group.gr_mem) - {owner.pw_name}
+
+
+@cache
+def _warn(text: str) -> None:
+    logging.getLogger("psyche.files").warning("%s", text)
 
 
 def expand_user(path: Path | str) -> Path:

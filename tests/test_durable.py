@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from psyche.durable import read_file, resolve_path
+from psyche.chain.wallet import Wallet, read_wallet, write_wallet
+from psyche.client.runtime.app import LOCK_NAME, lock_data_dir
+from psyche.durable import open_lock, read_file, resolve_path
+from psyche.errors import BackendError
+from psyche.server.journal.disk import FolderDisk
+from psyche.wire.key_file import make_identity, read_key_file, write_key_file
 
 SPOILS: dict[str, tuple[Callable[[Path], object], int]] = {
     "a pipe": (os.mkfifo, errno.EINVAL),
@@ -42,3 +47,60 @@ def test_a_name_that_leads_nowhere_is_a_path_all_the_same(tmp_path: Path) -> Non
     assert resolve_path(tmp_path, "circle/x") == tmp_path / "circle/x"
     assert resolve_path(tmp_path, "~no-such-user-9/x") == tmp_path / "~no-such-user-9/x"
     assert resolve_path(tmp_path, "~").is_absolute()
+
+
+def test_a_key_that_others_can_read_is_named_once_with_the_command_that_mends_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key, wallet = tmp_path / "a key", tmp_path / "wallet"
+    write_key_file(key, make_identity())
+    write_wallet(wallet, Wallet())
+    read_key_file(key), read_wallet(wallet)
+    assert caplog.messages == [], "as psyche makes them"
+    key.chmod(0o604)
+    wallet.chmod(0o602)
+    for _ in range(2):
+        read_key_file(key), read_wallet(wallet)
+    assert caplog.messages == [
+        f"others can read or write the key in {key}: chmod go-rwx '{key}'",
+        f"others can read or write the key in {wallet}: chmod go-rwx {wallet}",
+    ]
+
+
+def take_for_server(folder: Path) -> None:
+    FolderDisk(folder).close()
+
+
+def take_for_client(folder: Path) -> None:
+    os.close(lock_data_dir(folder))
+
+
+@pytest.mark.parametrize("take", [take_for_server, take_for_client])
+def test_a_folder_that_others_can_write_is_named_with_the_command_that_mends_it(
+    tmp_path: Path, take: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "state"
+    take(folder)
+    assert caplog.messages == []
+    folder.chmod(0o757)
+    take(folder)
+    assert caplog.messages == [f"others can write in {folder}: chmod go-w {folder}"]
+
+
+@pytest.mark.parametrize(
+    ("take", "name"), [(take_for_server, "lock"), (take_for_client, LOCK_NAME)], ids=["server", "client"]
+)
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path, take: Callable[[Path], None], name: str) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / name).symlink_to(tmp_path / "planted")
+    with pytest.raises((OSError, BackendError), match="is a link, must be a file; remove it"):
+        take(tmp_path / "state")
+    assert not (tmp_path / "planted").exists()
+
+
+def test_a_lock_is_held_by_one_alone(tmp_path: Path) -> None:
+    held = open_lock(tmp_path / "lock")
+    with pytest.raises(BlockingIOError):
+        open_lock(tmp_path / "lock")
+    os.close(held)
+    os.close(open_lock(tmp_path / "lock"))

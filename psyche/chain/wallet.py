@@ -11,7 +11,7 @@ import msgspec
 from solders.keypair import Keypair
 from solders.signature import Signature
 
-from psyche.durable import create_file, expand_user, make_folder, read_file
+from psyche.durable import create_file, expand_user, make_folder, read_file, warn_of_others
 from psyche.errors import ConfigError
 
 Wallet: TypeAlias = Keypair  # for those who hold one without touching solders
@@ -30,6 +30,7 @@ def read_wallet(path: Path) -> Keypair:
     """
     try:
         raw = read_file(path, MAX_FILE_BYTES)
+        warn_of_others(path)
     except FileNotFoundError as error:
         raise ConfigError(
             f"wallet {path}: {error.strerror}; make one with `solana-keygen new -o {shlex.quote(str(path))}` or "

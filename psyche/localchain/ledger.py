@@ -1,6 +1,6 @@
 """A chain on disk: one file that is replaced as a whole, so that after a crash there is an older or a newer one."""
 
-import fcntl
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +14,7 @@ from solders.account import Account
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
-from psyche.durable import make_folder, replace_file
+from psyche.durable import make_folder, open_lock, replace_file
 from psyche.errors import ConfigError
 from psyche.localchain.bank import Bank, Clocks
 from psyche.localchain.history import Landing
@@ -155,9 +155,11 @@ def open_ledger(folder: Path | None) -> Iterator[ChainFile | None]:
         yield None
         return
     make_folder(folder)
-    with (folder / LOCK).open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"{folder} is in use by another chain: stop that one, or name another folder") from error
+    try:
+        lock = open_lock(folder / LOCK)
+    except BlockingIOError as error:
+        raise ConfigError(f"{folder} is in use by another chain: stop that one, or name another folder") from error
+    try:
         yield ChainFile(folder)
+    finally:
+        os.close(lock)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from psyche.core.state.limits import HASH_BYTES
-from psyche.durable import create_file, make_folder, read_file
+from psyche.durable import create_file, make_folder, read_file, warn_of_others
 from psyche.errors import ConfigError
 from psyche.wire.crypto import Identity
 
@@ -26,6 +26,7 @@ def read_key_file(path: Path) -> Identity:
     """
     try:
         raw = read_file(path, MAX_KEY_FILE_BYTES)
+        warn_of_others(path)
     except FileNotFoundError as error:
         raise ConfigError(
             f"identity file {path}: {error.strerror}; make one with "

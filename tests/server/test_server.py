@@ -1,6 +1,7 @@
 """The server and the client's side of it over real sockets: whole runs, restarts, resends, owners, the disk."""
 
 import os
+import ssl
 import stat
 from collections.abc import Callable
 from contextlib import aclosing
@@ -15,7 +16,7 @@ from kits.runs import Run
 from kits.server import CLIENTS, OWNER, RunFile, build_record
 from live_kit import RATE, SERVER, Script, build_file, follow_all, is_finished, is_training, open_scripts, open_server
 
-from psyche.backends.tcp.backend import BACK_OFF_S, TcpBackend, open_backend
+from psyche.backends.tcp.backend import BACK_OFF_S, Platform, TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress, ask, parse_server
 from psyche.backends.tcp.owner import TcpHome
 from psyche.core.encoding.account import encode_state
@@ -46,7 +47,7 @@ from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.recovery import recover
 from psyche.server.server import ServerSettings, run_server
 from psyche.telemetry import kinds
-from psyche.testing.builders import build_model
+from psyche.testing.builders import START_UNIX, build_model
 from psyche.wire import backend as wire
 from psyche.wire.address_record import AddressRecord, sign_address_record
 from psyche.wire.line.framing import FrameStream
@@ -141,6 +142,42 @@ async def test_a_repeat_is_a_success_only_if_it_is_what_stands_on_record(tmp_pat
         await script.backend.submit(WarmupWitness(0, member, digest))  # K3: on record, exactly as sent
         with pytest.raises(errors.DuplicateWitness):
             await script.backend.submit(WarmupWitness(0, member, bytes([9]) * 32))
+
+
+async def test_a_client_of_an_older_tls_is_told_which_one_by_an_alert_and_the_log_names_it(
+    tmp_path: Path, clock: SteadyClock
+) -> None:
+    async with open_server(tmp_path) as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        line = trio.SSLStream(await trio.open_tcp_stream("127.0.0.1", server.port), context)
+        with pytest.raises(trio.BrokenResourceError) as caught:
+            await line.do_handshake()
+        assert isinstance(caught.value.__cause__, ssl.SSLError)
+        assert caught.value.__cause__.reason == "TLSV1_ALERT_PROTOCOL_VERSION"
+        with trio.fail_after(60):
+            while not server.sink.get(kinds.ConnectionClosed):
+                await trio.sleep(0.05)
+        assert "the other side does not speak TLS 1.3" in server.sink.get(kinds.ConnectionClosed)[0].reason
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "told"),
+    [(7_230, "2 h 00 min ahead of"), (-93, "1 min 3"), (30, None)],
+    ids=["ahead", "behind", "right"],
+)
+async def test_a_client_whose_clock_is_wrong_says_by_how_much_and_joins_all_the_same(
+    tmp_path: Path, clock: SteadyClock, ahead_s: int, told: str | None
+) -> None:
+    sink = Log()
+    platform = Platform(unix_time=lambda: START_UNIX + trio.current_time() + ahead_s)
+    async with open_server(tmp_path) as server:
+        async with open_backend(server.address, CLIENTS[0], sink=sink, platform=platform) as backend:
+            await backend.submit(Join(CLIENTS[0].public), build_record(CLIENTS[0], expires_unix=4_000_000_000))
+        found = [event.message for event in sink.get(kinds.ClockWrong)]
+        assert len(found) == (told is not None)
+        assert all(told in message and "the server 127.0.0.1:" in message for message in found if told)
 
 
 async def test_errors_of_the_coordinator_arrive_as_themselves(tmp_path: Path, clock: SteadyClock) -> None:

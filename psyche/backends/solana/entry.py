@@ -1,6 +1,7 @@
 """A client's way into a run on a chain: what is checked before its trainer starts, and the backend that it uses."""
 
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Final
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
+from psyche.backends.clocks import describe_wrong_clock
 from psyche.backends.solana.backend import ChainPlatform, SolanaBackend, open_chain_backend
 from psyche.backends.solana.floor import FileFloor
 from psyche.backends.solana.joining import allows, find_authorization
@@ -47,13 +49,13 @@ class Entry:
     Args:
         accounts: of the run.
         authorization: lets the wallet in.
-        note: for the wallet's owner.
+        notes: for the wallet's owner.
         programs: who may change the programs, a sentence.
     """
 
     accounts: ChainRun
     authorization: Pubkey
-    note: str = ""
+    notes: tuple[str, ...] = ()
     programs: str = ""
 
 
@@ -67,6 +69,7 @@ class ChainMember:
         run_id: the run.
         authorizer: whose authorization lets the wallet join; None: the wallet's own, or everybody's.
         spelling: completes the commands that messages name.
+        unix_time: the wall clock.
         program_ids: the file of the chain's programs; None: what this version knows.
     """
 
@@ -76,6 +79,7 @@ class ChainMember:
     authorizer: Pubkey | None = None
     spelling: Spelling = Spelling()
     program_ids: Path | None = None
+    unix_time: Callable[[], float] = time.time
 
     async def check(self) -> Entry:
         """Check that the wallet can take part, before the seconds that a trainer takes to start.
@@ -109,8 +113,10 @@ class ChainMember:
         funds = await _look_at_wallet(rpc, state, wallet)
         if funds.lamports <= funds.reserve:
             raise WalletEmpty(f"on the chain at {self.endpoints[0].name}, {funds.describe_shortage()}")
-        note = "" if funds.is_enough else funds.describe_shortage()
-        return Entry(found.accounts, get_authorization_address(grantor, grantee), note, programs)
+        _, chain_unix = await rpc.get_clock()
+        clock = describe_wrong_clock(self.unix_time(), chain_unix, "the chain")
+        notes = tuple(filter(None, (clock, "" if funds.is_enough else funds.describe_shortage())))
+        return Entry(found.accounts, get_authorization_address(grantor, grantee), notes, programs)
 
     def _explain_refusal(self, session: ChainSession, grantor: Pubkey) -> str:
         wallet = session.key

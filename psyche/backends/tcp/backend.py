@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import trio
 
+from psyche.backends.clocks import describe_wrong_clock
 from psyche.backends.tcp.dial import Connect, ServerAddress, dial
 from psyche.backends.tcp.push import apply_delta, read_full
 from psyche.backends.waits import NamedWaits
@@ -325,6 +326,10 @@ class TcpBackend:
                 f"the run {greeting.run_id!r} was created again while this client took part in the old one: "
                 "start this client again"
             )
+        if not self.connects:
+            server = f"the server {self.address.host}:{self.address.port}"
+            if message := describe_wrong_clock(self._platform.unix_time(), greeting.now_unix, server):
+                self._sink.emit(kinds.ClockWrong(message=message))
         self._run_uid = greeting.run_uid
         self._clock_offset_s = greeting.now_unix - self._platform.unix_time()
 

@@ -85,8 +85,8 @@ class ChainPlace:
         assert self._entry is not None, "a check raises or finds the way in"
         if self._entry.programs:
             typer.echo(f"note: {self._entry.programs}", err=True)
-        if self._entry.note:
-            typer.echo(f"warning: {self._entry.note}", err=True)
+        for note in self._entry.notes:
+            typer.echo(f"warning: {note}", err=True)
 
     def open(self, identity: "Identity", data_dir: Path, sink: "EventSink") -> "AbstractAsyncContextManager[Backend]":
         """Follow the chain."""

@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from psyche.core.state.state import Coordinator
+from psyche.durable import open_file
 from psyche.server.reports import ReportSummary
 from psyche.server.server import BoundServer, ServerSettings, run_server
 from psyche.server.status import make_status
@@ -144,7 +145,7 @@ def leaving_nothing_unless_started(state_dir: Path, *others: Path) -> Iterator[C
 def is_held(state_dir: Path) -> bool:
     """Whether a server holds this state folder."""
     try:
-        with (state_dir / LOCK_NAME).open("rb") as file:
+        with open_file(state_dir / LOCK_NAME) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

@@ -24,7 +24,7 @@ from psyche.client.runtime.weights.sharing import check_shared_folder
 from psyche.config.load import find_local_data
 from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind
 from psyche.data.provider import DataProvider, open_provider
-from psyche.durable import make_folder
+from psyche.durable import make_folder, open_lock, warn_of_others
 from psyche.errors import ConfigError, TrainerError
 from psyche.modeling.device_name import check_device_name
 from psyche.modeling.snapshot import clean_leftovers
@@ -133,17 +133,14 @@ def lock_data_dir(path: Path) -> int:
 
     Raises:
         ConfigError: another client uses it.
+        OSError: it cannot be made or written.
     """
-    import fcntl
-
     make_folder(path)
-    handle = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+    warn_of_others(path)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
+        return open_lock(path / LOCK_NAME)
+    except BlockingIOError as error:
         raise ConfigError(f"data folder {path}: another client is using it; give each its own --data-dir") from error
-    return handle
 
 
 def find_former_snapshots(settings: ClientSettings) -> Path | None:

@@ -1,11 +1,10 @@
 """The journal's disk on a real folder: every write is synced, and one process at a time may hold the folder."""
 
-import fcntl
 import os
 from pathlib import Path
 from typing import Final
 
-from psyche.durable import make_folder, replace_file, sync_folder
+from psyche.durable import make_folder, open_lock, replace_file, sync_folder, warn_of_others
 from psyche.errors import BackendError
 
 _LOCK: Final = "lock"
@@ -25,14 +24,13 @@ class FolderDisk:
         self._open_fd = -1
         try:
             make_folder(folder)
-            self._lock_fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise BackendError(f"state folder {folder}: {error.strerror}; choose another with --state-dir") from error
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock_fd)
+            self._lock_fd = open_lock(folder / _LOCK)
+            warn_of_others(folder)
+        except BlockingIOError as error:
             raise BackendError(f"state folder {folder}: another server is using it; stop that one first") from error
+        except OSError as error:
+            what = f"state folder {folder}: {Path(error.filename or folder).name}: {error.strerror}"
+            raise BackendError(f"{what}; or choose another with --state-dir") from error
         for leftover in folder.glob(f"*{_TEMPORARY}"):
             leftover.unlink()
 

@@ -56,6 +56,12 @@ class NotAllowedYet(Event):
     message: str
 
 
+class ClockWrong(Event):
+    """This machine's clock and that of the run's backend differ by a minute or more."""
+
+    message: str
+
+
 class Joined(Event):
     """The client has a place in the run."""
 

@@ -8,9 +8,10 @@ handshakes waits longest.
 """
 
 import ipaddress
+import os
 from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import trio
@@ -121,8 +122,17 @@ class PacedStream(trio.abc.Stream):
 
     async def aclose(self) -> None:
         """Close the connection; see trio's `AsyncResource.aclose`."""
+        self._say_last()
         self.line = None
         await self.transport_stream.aclose()
+
+    def _say_last(self) -> None:
+        """Send the alert with which TLS ended the handshake, such as that it speaks 1.3 alone; trio never sends it."""
+        if self.line is None or not isinstance(self.transport_stream, trio.SocketStream):
+            return
+        alert = bytes(self.line._outgoing.read())  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
+        with suppress(OSError):  # it fits into an empty buffer, or the other side is gone
+            os.write(self.transport_stream.socket.fileno(), alert)
 
 
 def get_host(stream: trio.abc.Stream) -> str:

@@ -1,5 +1,6 @@
 """`psyche client train --rpc`: what is found before a trainer starts."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def test_a_wallet_that_nobody_lets_in_is_told_whom_to_ask(box: ChainBox) -> None
     box.call("auth", "create", "--authorizer", str(stranger), wallet="closed")
     found = enter(box, "stranger", "closed")
     assert found.authorization == get_authorization_address(owner, stranger)
-    assert found.note == ""
+    assert found.notes == ()
 
 
 def test_a_delegate_joins_by_the_authorization_that_it_names(box: ChainBox) -> None:
@@ -70,7 +71,16 @@ def test_everybody_joins_an_open_run_that_has_the_lamports_for_an_epoch(box: Cha
         enter(box, "empty", "open")
     found = enter(box, "poor", "open")
     assert found.authorization == get_authorization_address(owner, EVERYBODY)
-    assert "has 0.001 SOL; an epoch costs about" in found.note
+    assert "has 0.001 SOL; an epoch costs about" in found.notes[-1]
+
+
+def test_who_takes_part_with_a_wrong_clock_is_told_so_and_by_how_much(box: ChainBox) -> None:
+    create(box, "timely")
+    key = box.fund("late").pubkey()
+    box.call("auth", "create", "--authorizer", str(key), wallet="timely")
+    endpoint, wallet = parse_endpoint(box.chain.http), read_wallet(box.get_path("late"))
+    found = trio.run(ChainMember((endpoint,), wallet, "timely", unix_time=lambda: time.time() - 7_230).check)
+    assert found.notes[0].startswith("this machine's clock is 2 h 00 min behind the chain's: set the one that is wrong")
 
 
 def test_what_cannot_be_trained_on_a_chain_and_what_is_not_there_is_said_at_once(box: ChainBox) -> None:
@@ -85,7 +95,7 @@ def test_what_cannot_be_trained_on_a_chain_and_what_is_not_there_is_said_at_once
     with pytest.raises(ConfigError, match="a chain serves no data"):
         enter(box, "ada", "served")
     change_state(box, "served", run_state=RunState.FINISHED)
-    assert enter(box, "ada", "served").note == ""  # the client says so itself, and ends with 0
+    assert enter(box, "ada", "served").notes == ()  # the client says so itself, and ends with 0
     both = box.refuse("client", "train", "--run-id", "served", "--server-addr", "127.0.0.1:1", wallet="ada")
     assert "a run has one home" in both
 

@@ -48,7 +48,7 @@ def format_members(status: RunStatus, spell: Spell = spell_briefly) -> str:
         return healthy + (f", {clients} for the next epoch" if status.waiting else "")
     if RunState(status.run_state) is RunState.FINISHED:
         return "no epoch follows"
-    if not status.total_steps:  # `psyche run create` was cut off
+    if not status.total_steps:  # `psyche run create` was cut off, or named no file
         return f"has no settings yet; {spell('run create --state FOLDER')} completes it"
     if RunState(status.run_state) in (RunState.PAUSED, RunState.UNINITIALIZED):
         return f"{'goes on' if status.state_start_unix else 'starts'} with {spell('run resume')}"

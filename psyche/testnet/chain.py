@@ -95,7 +95,7 @@ async def _create(session: "ChainSession", run: "LoadedRun", clients: "list[Wall
     from psyche.server.run import find_first_weights
 
     digest, _ = find_first_weights(run.model, run.model_folder)
-    await session.carry_out(await plan_create(session, Founding(run, __version__, first_weights=digest)))
+    await session.carry_out(await plan_create(session, Founding(run.run_id, run, __version__, first_weights=digest)))
     for key in [wallet.pubkey() for wallet in clients] or [EVERYBODY]:
         await session.carry_out(await plan_grant(session, key))
     await SolanaHome(session, run.run_id).command(Resume())

@@ -1,7 +1,8 @@
 """Creating a run on a chain, in the fewest transactions, and closing it with all deposits given back."""
 
 import shlex
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from solders.keypair import Keypair
@@ -37,32 +38,40 @@ class Founding:
     """What a person says of a new run.
 
     Args:
-        file: its settings.
+        run_id: its id on the chain.
+        file: its settings; None: they come later.
         client_version: what clients must have.
         join_authority: grants authorizations to join; None: the wallet.
         mint: the token that a treasurer pays members in; None: no treasurer.
         index: tells the runs of one owner at the treasurer apart; None: it follows from the run id.
         first_weights: the full digest of the model that the run begins with (S11); zero: it is not on record.
+        texts: fields of the metadata, instead of the file's.
     """
 
-    file: LoadedRun
+    run_id: str
+    file: LoadedRun | None
     client_version: str
     join_authority: Pubkey | None = None
     mint: Pubkey | None = None
     index: int | None = None
     first_weights: bytes = ZERO32
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def find_settings(state: Coordinator, new: Founding) -> Update:
-    """Find what the settings of a file change in a run that has not begun; what is the same already is None."""
-    file, digest = new.file, new.first_weights
+    """Find what is to change in a run that has not begun; what is the same already is None."""
+    update = Update() if new.file is None else _find_settings_of_file(state, new.file, new.first_weights)
+    metadata = replace(state.metadata if new.file is None else new.file.metadata, **dict(new.texts))
+    return replace(update, metadata=None if metadata == state.metadata else metadata)
+
+
+def _find_settings_of_file(state: Coordinator, file: LoadedRun, digest: bytes) -> Update:
     config = delay_entropy(file.config)
     model = decode_model(encode_model(file.model))
     return Update(
         config=None if config == state.config else config,
         model=None if model == state.model else model,
         progress=None if file.progress in (Progress(), state.progress) else file.progress,
-        metadata=None if file.metadata == state.metadata else file.metadata,
         bootstrap=None if [*file.bootstrap] == state.bootstrap else file.bootstrap,
         first_weights=None if digest in (ZERO32, state.certified.digest) else digest,
     )
@@ -74,7 +83,7 @@ async def plan_create(session: ChainSession, new: Founding) -> ChainPlan:
     Raises:
         ConfigError: the run exists already, belongs to somebody else, or its settings break a rule.
     """
-    run_id = new.file.run_id
+    run_id = new.run_id
     instance = await find_instance(session.rpc, run_id)
     if instance is None:
         await session.check_programs()
@@ -82,14 +91,15 @@ async def plan_create(session: ChainSession, new: Founding) -> ChainPlan:
     found = await read_run(session.rpc, instance)
     found.check_owner(session.key)
     if found.state.run_state is not RunState.UNINITIALIZED:
+        file = "FILE" if new.file is None else shlex.quote(str(new.file.path))
         raise ConfigError(
             f"run {run_id!r}: exists already; "
-            f"{session.spell(f'run update-config --state {shlex.quote(str(new.file.path))}', run_id)} changes it, and "
+            f"{session.spell(f'run update-config --state {file}', run_id)} changes it, and "
             "another run needs another id (--run-id)"
         )
     update = _check(found.state, new)
     says = f"completes run {run_id!r}, which exists without all of its settings"
-    if found.state.config.total_steps:  # which no settings leave at 0
+    if new.file is None or found.state.config.total_steps:  # which no settings leave at 0
         says = f"changes run {run_id!r}, which is not started:\n{lay_out_changes(found.state, update)}"
     return ChainPlan(says, build_steps(found.target, update))
 
@@ -102,7 +112,7 @@ def _check(state: Coordinator, new: Founding) -> Update:
 
 async def _plan_new(session: ChainSession, new: Founding) -> ChainPlan:
     account, owner, rpc = Keypair(), session.key, session.rpc
-    run_id, accounts = new.file.run_id, ChainRun.find(new.file.run_id, account.pubkey())
+    run_id, accounts = new.run_id, ChainRun.find(new.run_id, account.pubkey())
     update = _check(Coordinator(run_id=run_id), new)
     join = new.join_authority or owner
     deposit = await rpc.get_deposit(STATE_BYTES)
@@ -119,6 +129,7 @@ async def _plan_new(session: ChainSession, new: Founding) -> ChainPlan:
         total += await rpc.get_deposit(TREASURER_RUN_BYTES) + await rpc.get_deposit(TOKEN_BYTES)
     steps = (Step("the run's accounts", begin), *build_steps(target, update))
     where = "" if new.mint is None else f", which pays its members in the token {new.mint}"
+    where += "" if new.file else "; its settings come later"
     returns = f"the owner's wallet gets it back with {session.spell('run close', run_id)}"
     return ChainPlan(f"creates run {run_id!r}{where}", steps, total, returns, (account,), is_lasting=True)
 

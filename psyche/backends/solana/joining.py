@@ -26,12 +26,13 @@ CLOSABLE_AFTER_S: Final = 30 * 86_400
 
 
 def parse_grantee(text: str) -> Pubkey:
-    """Read who is authorized: a wallet, or `everybody`.
+    """Read who is authorized: a wallet, or `everybody`, which the original calls `permissionless`.
 
     Raises:
         ConfigError: it is neither.
     """
-    return EVERYBODY if text.strip().lower() in ("everybody", "everyone") else parse_key(text, "--authorizer")
+    is_all = text.strip().lower() in ("everybody", "everyone", "permissionless")
+    return EVERYBODY if is_all else parse_key(text, "--authorizer")
 
 
 def describe_authorization(found: AuthorizationData) -> dict[str, Any]:

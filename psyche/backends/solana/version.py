@@ -6,12 +6,12 @@ from psyche.errors import VersionMismatch
 
 
 def check_version(state: Coordinator) -> None:
-    """Check that this program has the version that the run's owner wants; an empty one is any.
+    """Check that this program has the version that the run's owner wants; an empty one, or `latest`, is any.
 
     Raises:
         VersionMismatch: it has another; the message says how to get it.
     """
-    if state.client_version not in ("", __version__) and state.run_state is not RunState.FINISHED:
+    if state.client_version not in ("", "latest", __version__) and state.run_state is not RunState.FINISHED:
         raise VersionMismatch(
             f"run {state.run_id!r} wants clients of version {state.client_version}, and this is {__version__}: install "
             "that version (in a checkout: `git pull`, then `bash scripts/install`) and start this client again"

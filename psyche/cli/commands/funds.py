@@ -54,8 +54,8 @@ def airdrop(
     group,
     "mint",
     f"psyche dev mint --amount 1000 {LOCAL}",
-    f"psyche dev mint --decimals 0 --amount 50 --to {WALLET} \\",
-    f"    {LOCAL}",
+    f"psyche dev mint --to {WALLET} \\",
+    f"    --decimals 0 --amount 50 {LOCAL}",
 )
 def mint(
     *,

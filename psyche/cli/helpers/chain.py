@@ -54,7 +54,7 @@ Yes = Annotated[
     bool,
     typer.Option("--yes", "-y", help="Make the change without a question; needed where no terminal is."),
 ]
-ARGUMENTS: Final = frozenset({"key"})  # parameters that are not options
+ARGUMENTS: Final = frozenset({"key", "wish"})  # parameters that are not options
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,11 @@ def make_group(text: str, *examples: str, has_completion: bool = False) -> typer
         add_completion=has_completion,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "max_content_width": 110,
+            "token_normalize_func": lambda token: token.replace("_", "-"),  # --run_id is --run-id
+        },
     )
 
 

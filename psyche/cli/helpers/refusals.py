@@ -51,7 +51,7 @@ def explain_refusal(error: CoordinatorError, status: RunStatus, spell: Spell = s
             return "the record has changed since it was read, and nothing was changed: run this command again"
         case CannotUpdate():  # the run went on while the owner was asked
             return f"{put_in_words(error)}. {_describe_way_to_pause(status, spell)}; then run this command again"
-        case ConfigRefused() if not status.total_steps:  # `psyche run create` was cut off
+        case ConfigRefused() if not status.total_steps:  # `psyche run create` was cut off, or named no file
             create = spell("run create --state FOLDER")
             return f"the run has no settings yet: {create} completes it; then run this command again"
         case Halted():

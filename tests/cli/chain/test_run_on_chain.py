@@ -13,9 +13,11 @@ from kits.models import write_model_folder
 from solders.keypair import Keypair
 from typer.testing import CliRunner
 
+from psyche.backends.solana.version import check_version
 from psyche.chain.accounts import InstanceData
 from psyche.chain.addresses import get_instance_address
 from psyche.cli.app import app
+from psyche.config.load import load_run
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import (
     Checkpoint,
@@ -220,6 +222,40 @@ def test_pause_and_resume_have_their_former_name_too(box: ChainBox) -> None:
     box.call("run", "set-paused", "-r", "former", wallet="former")
     assert read_state(box, "former").run_state is RunState.PAUSED
     assert "paused already" in box.refuse("run", "pause", "-r", "former", wallet="former")
+
+
+def test_a_run_is_made_before_its_settings_as_the_original_s_book_says(box: ChainBox) -> None:
+    owner = box.fund("book")
+    words = ("run", "create-run", "--run-id", "book", "--name", "Speech", "--description", "It listens.")
+    gate = ("--join_authority", str(owner.pubkey()), "--client-version", "latest")
+    printed = box.call(*words, *gate, wallet="book")
+    assert "its settings come later" in printed
+    assert "psyche run update-config --state FILE --run-id book" in printed
+    state = read_state(box, "book")
+    assert (state.metadata.name, state.metadata.description) == ("Speech", "It listens.")
+    assert (state.run_state, state.config.total_steps) == (RunState.UNINITIALIZED, 0)
+    assert "is there" in box.call(*words, wallet="book")
+    assert "has no settings yet" in box.refuse("run", "set-paused", "--run-id", "book", "resume", wallet="book")
+    for everybody in ("11111111111111111111111111111111", "permissionless"):
+        box.call("auth", "join-authorization-create", "--authorization", everybody, wallet="book")
+    file = put_file(box.folder)
+    box.call("run", "update-config", "--run-id", "book", "--config-path", file, "--yes", wallet="book")
+    state = read_state(box, "book")
+    assert (state.config.total_steps > 0, state.metadata.name) == (True, load_run(file).metadata.name)
+    box.call("run", "set-paused", "--run-id", "book", "resume", wallet="book")
+    assert read_state(box, "book").run_state is RunState.WAITING_FOR_MEMBERS
+    check_version(read_state(box, "book"))
+    box.call("run", "set-paused", "--run-id", "book", wallet="book")
+    assert read_state(box, "book").run_state is RunState.PAUSED
+    assert "exists already" in box.refuse(*words, wallet="book")
+
+
+def test_texts_of_the_command_line_win_over_those_of_the_file(box: ChainBox) -> None:
+    create(box, "named", "--name", "Mine")
+    assert read_state(box, "named").metadata.name == "Mine"
+    assert "name the run with --run-id" in box.refuse("run", "create", "--name", "Mine", wallet="named")
+    told = box.refuse("run", "create", "-r", "long", "--name", "x" * 500, wallet="named")
+    assert "metadata.name" in told
 
 
 def test_a_tick_is_sent_and_paid_only_when_it_is_due(box: ChainBox) -> None:

@@ -26,7 +26,12 @@ group = make_group(
     f"    --join-authority {WALLET} \\",
     f"    {LOCAL}",
 )
-Authorizer = Annotated[str, typer.Option(help="The wallet that is authorized; `everybody` stands for all wallets.")]
+Authorizer = Annotated[
+    str,
+    typer.Option(
+        "--authorizer", "--authorization", help="The wallet that is authorized; `everybody` stands for all wallets."
+    ),
+]
 JoinAuthority = Annotated[str, typer.Option(help="The wallet that authorizes: the join authority of a run.")]
 
 
@@ -41,7 +46,7 @@ def _root() -> None:
     f"psyche auth create --authorizer {WALLET} \\",
     f"    {LOCAL}",
     f"psyche auth create --authorizer {EVERYBODY} {LOCAL} --yes",
-    aliases=((run_group, "join-authorization-create"),),
+    aliases=((run_group, "join-authorization-create"), (group, "join-authorization-create")),
 )
 def create_authorization(*, chain: ChainAccess, authorizer: Authorizer) -> None:
     """Let a wallet, or everybody, join your runs.
@@ -69,7 +74,7 @@ def create_authorization(*, chain: ChainAccess, authorizer: Authorizer) -> None:
     f"    --join-authority {WALLET} \\",
     f"    {LOCAL} --json",
     reads=True,
-    aliases=((run_group, "join-authorization-read"),),
+    aliases=((run_group, "join-authorization-read"), (group, "join-authorization-read")),
 )
 def read_authorization(
     *,
@@ -104,7 +109,7 @@ def read_authorization(
     f"    --join-authority {WALLET} \\",
     f"    --delegates-added {WALLET} \\",
     f"    {LOCAL}",
-    aliases=((run_group, "join-authorization-delegate"),),
+    aliases=((run_group, "join-authorization-delegate"), (group, "join-authorization-delegate")),
 )
 def delegate(
     *,
@@ -141,7 +146,7 @@ def delegate(
     "delete",
     f"psyche auth delete --authorizer {WALLET} \\",
     f"    {LOCAL}",
-    aliases=((run_group, "join-authorization-delete"),),
+    aliases=((run_group, "join-authorization-delete"), (group, "join-authorization-delete")),
 )
 def delete(*, chain: ChainAccess, authorizer: Authorizer) -> None:
     """Stop a wallet, or everybody, from joining.

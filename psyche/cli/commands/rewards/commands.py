@@ -102,7 +102,8 @@ def top_up(
 @chain_command(
     group,
     "withdraw",
-    f"psyche rewards withdraw {RUN} --collateral-amount 2.5 {LOCAL}",
+    f"psyche rewards withdraw {RUN} --collateral-amount 2.5 \\",
+    f"    {LOCAL}",
     f"psyche rewards withdraw {RUN} {LOCAL}  # all",
 )
 def withdraw(

@@ -1,7 +1,6 @@
 """`psyche run create` and `close`: a run on a chain from its beginning to its end."""
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +9,10 @@ import typer
 from psyche import __version__
 from psyche.cli.chain.commands import LOCAL, ChainAccess, carry_out, chain_command, tell_return
 from psyche.cli.commands.run.group import RunId, group
+from psyche.core.state.state import ZERO32
 
 if TYPE_CHECKING:
-    from solders.pubkey import Pubkey
-
+    from psyche.backends.solana.founding import Founding
     from psyche.backends.solana.session import ChainSession
     from psyche.config.load import LoadedRun
 
@@ -33,11 +32,19 @@ def create(
     *,
     chain: ChainAccess,
     state: Annotated[
-        Path, typer.Option("--state", "--config-path", help="run.toml or state.toml with its settings, or its folder.")
-    ],
+        Path | None,
+        typer.Option(
+            "--state",
+            "--config-path",
+            help="run.toml or state.toml with its settings, or its folder. Without it they come later, by "
+            "`psyche run update-config`.",
+        ),
+    ] = None,
     run_id: NewId = "",
+    name: Annotated[str | None, typer.Option(help="The run's name for people, instead of the file's.")] = None,
+    description: Annotated[str | None, typer.Option(help="What the run is for, instead of the file's.")] = None,
     client_version: Annotated[
-        str, typer.Option("--client-version", "-c", help="The version that clients must have.")
+        str, typer.Option("--client-version", "-c", help="The version that clients must have; latest: any.")
     ] = __version__,
     treasurer_collateral_mint: Annotated[
         str | None, typer.Option(help="The SPL token that the run pays its members in. Default: it pays nobody.")
@@ -58,46 +65,64 @@ def create(
     """
     from psyche.backends.solana.founding import Founding, plan_create
     from psyche.chain.addresses import get_instance_address, parse_key
-    from psyche.cli.chain.files import load_chain_run
-    from psyche.cli.chain.first_weights import read_first_weights
     from psyche.errors import ConfigError
 
     if treasurer_index is not None and treasurer_collateral_mint is None:
         raise ConfigError("--treasurer-index: needs --treasurer-collateral-mint, the token that the run pays in")
-    file = load_chain_run(state)
-    file = replace(file, run_id=run_id or file.run_id)
-    get_instance_address(file.run_id)
+    file, first_weights = (None, ZERO32) if state is None else load_settings(state)
+    run_id = run_id or (file.run_id if file else "")
+    if not run_id:
+        raise ConfigError("name the run with --run-id, or with --state the file of its settings, which names it")
+    get_instance_address(run_id)
+    texts = {"name": name, "description": description}
     new = Founding(
+        run_id,
         file,
         client_version,
         parse_key(join_authority, "--join-authority") if join_authority else None,
         parse_key(treasurer_collateral_mint, "--treasurer-collateral-mint") if treasurer_collateral_mint else None,
         treasurer_index,
-        read_first_weights(file),
+        first_weights,
+        {key: text for key, text in texts.items() if text is not None},
     )
-    done = f"run {file.run_id!r} is there, and waits"
+    done = f"run {run_id!r} is there, and waits"
 
     async def do(session: "ChainSession") -> None:
         await carry_out(session, await plan_create(session, new), done, done)
-        grantor = new.join_authority or session.key
-        typer.echo("\n".join(["next:", *(f"  {line}" for line in list_next(session, new.file, grantor))]))
+        typer.echo("\n".join(["next:", *(f"  {line}" for line in list_next(session, new))]))
 
     chain.run(do)
 
 
-def list_next(session: "ChainSession", file: "LoadedRun", grantor: "Pubkey") -> list[str]:
+def load_settings(state: Path) -> "tuple[LoadedRun, bytes]":
+    """Load a file of settings, and the digest of the model that it names, zero if that is not here (S11).
+
+    Raises:
+        ConfigError: the file has problems, or settings that cannot run on a chain.
+    """
+    from psyche.cli.chain.files import load_chain_run
+    from psyche.cli.chain.first_weights import read_first_weights
+
+    file = load_chain_run(state)
+    return file, read_first_weights(file)
+
+
+def list_next(session: "ChainSession", new: "Founding") -> list[str]:
     """The commands that begin a run, as they can be run: who may join, the start, and a client of each member."""
-    spell, run_id = session.spelling.spell, file.run_id
+    spell, run_id = session.spelling.spell, new.run_id
+    grantor = new.join_authority or session.key
     is_own = grantor == session.key
     whose = "" if is_own else f" With the wallet {grantor}."
-    folder = f"--local-root {shlex.quote(str(file.folder))} --data-dir client-1"
+    settings = ["# write its settings", spell("run update-config --state FILE", run_id)]
+    folder = "FOLDER" if new.file is None else shlex.quote(str(new.file.folder))
     return [
+        *([] if new.file else settings),
         f"# let everybody join, or the wallet of each member instead of everybody.{whose}",
         spell("auth create --authorizer everybody", signed=is_own),
         "# start the run",
         spell("run resume", run_id),
         "# take part; each member with a wallet of its own",
-        f"{spell('client train', run_id)} {folder}",
+        f"{spell('client train', run_id)} --local-root {folder} --data-dir client-1",
     ]
 
 

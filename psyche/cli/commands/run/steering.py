@@ -1,5 +1,6 @@
 """`psyche run pause`, `resume` and `set-future-epoch-rates`."""
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -13,6 +14,13 @@ if TYPE_CHECKING:
     from psyche.wire.home import Home
 
 MAX_RATE: Final = (1 << 63) - 1
+
+
+class Wish(StrEnum):
+    """What `set-paused` does."""
+
+    pause = "pause"
+    resume = "resume"
 
 
 @owner_command("pause", f"psyche run pause {OWNED}", f"psyche run pause {ON_CHAIN}", former="pause")
@@ -40,12 +48,15 @@ def resume(*, owner: Owner) -> None:
 
 @owner_command("set-paused", f"psyche run pause {ON_CHAIN}", f"psyche run resume {ON_CHAIN}", hidden=True)
 def set_paused(
-    *, owner: Owner, resume_it: Annotated[bool, typer.Option("--resume", help="Resume it instead.")] = False
+    *,
+    wish: Annotated[Wish, typer.Argument(help="What to do.")] = Wish.pause,
+    owner: Owner,
+    resume_it: Annotated[bool, typer.Option("--resume", help="Resume it instead.")] = False,
 ) -> None:
     """Pause a run, or resume it; `psyche run pause` and `psyche run resume` do the same."""
     from psyche.core.state.messages import Pause, Resume
 
-    show_status(owner, owner.command(Resume() if resume_it else Pause()))
+    show_status(owner, owner.command(Resume() if resume_it or wish is Wish.resume else Pause()))
 
 
 @owner_command(

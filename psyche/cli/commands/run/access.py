@@ -119,14 +119,15 @@ def complete_key(text: str, known: "Collection[bytes]") -> bytes:
         ConfigError: it has another form, or none or several begin so.
     """
     from psyche.errors import ConfigError
+    from psyche.telemetry.text import format_number
 
     digits = text.strip().lower()
-    if not MIN_DIGITS <= len(digits) < 2 * KEY_BYTES or set(digits) - set(hexdigits):
+    if len(digits) >= 2 * KEY_BYTES or set(digits) - set(hexdigits):
         return parse_hex("KEY", text)
     found = [key for key in known if key.hex().startswith(digits)]
-    if len(found) != 1:
-        how_many = f"{len(found)} keys begin" if found else "no key that the server knows here begins"
-        raise ConfigError(f"KEY {digits}: {how_many} so; write more digits of it, or all {2 * KEY_BYTES}")
+    if len(found) != 1 or len(digits) < MIN_DIGITS:
+        begin = format_number(len(found), "known key begins", "known keys begin")
+        raise ConfigError(f"KEY {digits}: {begin} so; write at least {MIN_DIGITS} of its digits, or all of them")
     return found[0]
 
 

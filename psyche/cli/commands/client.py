@@ -83,13 +83,12 @@ def train(
 ) -> None:
     """Train in a run until it is finished.
 
-    Waits for members, loads the weights (from the run's source, or from peers), trains its share of every round, and
-    exits with 0 when the run is finished. Ctrl-C withdraws and ends within five seconds, with exit code 130; a second
-    Ctrl-C ends at once. SIGTERM does the same, with exit code 0. Started again, it goes on where it was.
+    Looks for the run, starts PyTorch, waits for members, gets the weights, trains its share of every round. Started
+    again, it goes on where it was. Ctrl-C withdraws and ends within five seconds; a second one ends at once.
 
     The run is on a server (--server-addr) or on Solana (--rpc). There the wallet joins and pays, about 0.00001 SOL a
-    round; each machine needs one of its own. Exit code 10: the owner of the run wants another version of Psyche;
-    11: the owner has closed the run; 12: the endpoints lead to another chain than when the client started.
+    round; each machine needs one of its own. Exit code 0: the run is finished, or SIGTERM. 10: its owner wants another
+    version of Psyche. 11: its owner has closed it. 12: the endpoints lead to another chain. 130: Ctrl-C.
     """
     from psyche.cli.chain.places import make_place
     from psyche.cli.helpers.interfaces import get_bind_ip

@@ -93,7 +93,6 @@ def train(
     from psyche.cli.chain.places import make_place
     from psyche.cli.helpers.interfaces import get_bind_ip
     from psyche.telemetry.console import Console
-    from psyche.telemetry.events import EventLog
     from psyche.telemetry.logging import configure_logging
 
     console = Console()
@@ -112,9 +111,16 @@ def train(
     check_places(settings, events_dir)
     place.check()
     settings.node_name = node_name or find_node_name(settings)
-    folder = data_dir if events_dir is None else events_dir / settings.node_name
-    events = EventLog(folder / "events.jsonl", node=settings.node_name, keep=keep_event_files)
+    events = open_events(settings, events_dir, keep_event_files)
     raise typer.Exit(run(settings, place, events, console, logs))
+
+
+def open_events(settings: "ClientSettings", events_dir: Path | None, keep_files: int) -> "EventLog":
+    """Open the client's event log."""
+    from psyche.telemetry.events import EventLog
+
+    folder = settings.data_dir if events_dir is None else events_dir / settings.node_name
+    return EventLog(folder / "events.jsonl", node=settings.node_name, keep=keep_files)
 
 
 def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:

@@ -290,7 +290,7 @@ ON_CHAIN: Final = (
     "init", "dev airdrop", "dev mint", "run create", "run update-config", "run resume", "run set-paused", "run pause",
     "auth create", "auth delegate", "auth read", "run can-join", "run list", "run info", "run json-dump-run",
     "run json-dump-user", "rewards top-up", "run set-future-epoch-rates", "rewards show", "rewards withdraw",
-    "run close",
+    "run close", "dev deploy",
 )  # fmt: skip
 # What only a run with members has: tests/cli/chain follows them there.
 WITH_MEMBERS: Final = ("run tick", "run checkpoint", "rewards claim", "rewards close", "auth delete", "client train")

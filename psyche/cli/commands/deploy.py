@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from psyche.cli.chain.commands import ChainAccess, chain_command, tell_return
+from psyche.cli.chain.commands import LOCAL, ChainAccess, chain_command, tell_return
 from psyche.cli.commands.dev import group
 
 if TYPE_CHECKING:
@@ -33,9 +33,8 @@ Close = Annotated[
 @chain_command(
     group,
     "deploy",
-    "psyche dev deploy --cluster devnet -w owner.json",
-    "psyche dev deploy --cluster devnet -w owner.json --final  # for ever",
-    "psyche dev deploy --cluster devnet -w owner.json --close  # at the end",
+    f"psyche dev deploy {LOCAL}",
+    f"psyche dev deploy {LOCAL} --sbpf-v3 --final  # for ever",
 )
 def deploy(
     *,

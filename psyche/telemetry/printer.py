@@ -20,7 +20,7 @@ WARNINGS: Final = frozenset({
     kinds.Behind, kinds.Diverged, kinds.EpochFailed, kinds.RefusedByCoordinator, kinds.Refused, kinds.NotSent,
     kinds.LoadFailed, kinds.Rollback, kinds.TrainerLost, kinds.Equivocation, kinds.Dropped, kinds.HomeLost,
     kinds.ErrorReported, kinds.ClientWithdrawn, kinds.SlotGivenUp, kinds.StateMismatch, kinds.SourceRefused,
-    kinds.ModelFilesDiffer, kinds.NotAllowedYet, kinds.WalletLow, kinds.ClockWrong,
+    kinds.ModelFilesDiffer, kinds.NotAllowedYet, kinds.WalletLow, kinds.ClockWrong, kinds.WatchRefused,
 })  # fmt: skip
 ERRORS: Final = frozenset({kinds.Error, kinds.ServerDefect, kinds.JournalFailed})  # the command reports giving up
 # Kinds that repeat for one reason, and the kind that ends that: logged once, then at most every `AGAIN_S`.

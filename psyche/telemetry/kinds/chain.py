@@ -30,6 +30,12 @@ class WatchLost(Event):
     again_in_s: float
 
 
+class WatchRefused(Event):
+    """No subscription could be opened at an RPC endpoint; it is asked again and again instead."""
+
+    message: str
+
+
 class TransactionSent(Event):
     """A transaction is on its way; `attempt` counts those that expired before it."""
 
@@ -42,7 +48,7 @@ class TransactionSent(Event):
 
 
 class TransactionConfirmed(Event):
-    """A transaction is on record."""
+    """An endpoint says that a transaction is on record; a client that sees it there first does not ask."""
 
     signature: str
     slot: int

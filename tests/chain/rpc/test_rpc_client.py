@@ -186,7 +186,7 @@ READERS: list[Any] = [
     lambda reply: replies.read_key(reply, "x"),
     replies.read_fees,
     replies.read_blockhash,
-    replies.read_status,
+    lambda reply: replies.read_statuses(reply, 1),
     replies.read_simulation,
 ]
 

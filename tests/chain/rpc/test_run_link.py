@@ -1,5 +1,7 @@
 """A client's link to a chain in a box, over real sockets."""
 
+import logging
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -13,12 +15,14 @@ from psyche.backends.solana.rpc.client import open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
 from psyche.backends.solana.rpc.sender import TransactionSender
 from psyche.chain.authorizer import build_authorization_grantor_update
+from psyche.chain.cluster import Endpoint
 from psyche.chain.failures import WalletEmpty
 from psyche.core.encoding.account import decode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.errors import Halted, UnknownMember
 from psyche.errors import BackendError
 from psyche.telemetry import kinds
+from psyche.telemetry.printer import get_level
 from psyche.wire.backend import NotAllowed
 from psyche.wire.key_file import make_identity
 
@@ -125,3 +129,23 @@ async def test_links_share_endpoints_and_each_follows_the_others_joins() -> None
 
         for _ in range(3):
             nursery.start_soon(take_part)
+
+
+async def test_a_wrong_address_for_subscriptions_is_said_once_and_the_run_is_followed_all_the_same() -> None:
+    events = Events()
+    async with open_chain_run() as kit:
+        wrong = Endpoint(kit.endpoint.http, "ws://secret@127.0.0.1:1/key")
+        async with open_rpc([wrong], sink=events) as rpc:
+            identity, opening = make_link(kit, rpc, kit.fund())
+            async with opening as link:
+                await link.send([msg.Join(identity.public, 0)])
+                async with aclosing(link.readings()) as readings:
+                    async for reading in readings:
+                        is_joined = any(s.p2p == identity.public for s in decode_state(reading.raw).registry.slots)
+                        if is_joined and len(events.of(kinds.WatchLost)) > 2:
+                            break
+    (told,) = events.of(kinds.WatchRefused)
+    assert told.message.startswith("no subscription at 127.0.0.1:1 (")
+    assert f"asks {wrong.name} for the run every 1 s instead" in told.message
+    assert "check --ws-rpc" in told.message
+    assert get_level(told) == logging.WARNING, "it is on the console"

@@ -1,5 +1,6 @@
 """Bringing transactions onto a chain: tried first, sent again as they are, signed anew only once nothing can land."""
 
+from collections import Counter
 from typing import Any
 
 import httpx2
@@ -14,8 +15,8 @@ from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 
 from psyche.backends.solana.link import TransactionExpired
-from psyche.backends.solana.rpc.sender import TransactionSender, Unconfirmed
-from psyche.backends.solana.rpc.transaction import LEAST_UNITS, FeePolicy
+from psyche.backends.solana.rpc.sender import BLOCK_S, BLOCK_SLOTS, TransactionSender, Unconfirmed
+from psyche.backends.solana.rpc.transaction import LEAST_UNITS, UNTRIED_UNITS, FeePolicy
 from psyche.backends.solana.rpc.transport import RpcRefused
 from psyche.chain.addresses import COORDINATOR
 from psyche.chain.failures import TransactionFailed, WalletEmpty
@@ -241,3 +242,63 @@ async def test_a_dead_first_endpoint_delays_a_transaction_by_less_than_five_seco
     async with open_scripted(dead, ScriptedEndpoint("alive", chain.make_answers())) as (rpc, _):
         await TransactionSender(rpc, PAYER).send([instruct()])
     assert trio.current_time() < 5
+
+
+def count_calls(endpoint: ScriptedEndpoint) -> Counter[str]:
+    return Counter(method for method, _ in endpoint.asked)
+
+
+async def test_a_member_asks_for_block_hash_fees_and_a_trial_once_for_messages_of_a_kind(autojump_clock: Any) -> None:
+    chain = PaperChain(fees=[10])
+    endpoint = ScriptedEndpoint("rpc", chain.make_answers())
+    async with open_scripted(endpoint) as (rpc, _):
+        sender = TransactionSender(rpc, PAYER, is_watched=True)
+        for _ in range(4):
+            await sender.send([instruct()], kind="tick")
+    assert len(chain.landed) == 4, "the same message again is another transaction"
+    calls = count_calls(endpoint)
+    assert calls["simulateTransaction"] == calls["getLatestBlockhash"] == calls["getRecentPrioritizationFees"] == 1
+    assert calls["getSignatureStatuses"] == calls["sendTransaction"] == 4
+    limits = [read_budget(raw)[2] for raw, _ in chain.sent]
+    assert limits == [60_000, UNTRIED_UNITS + 1, UNTRIED_UNITS + 2, UNTRIED_UNITS + 3]
+
+
+async def test_what_failed_on_the_chain_or_lapsed_is_tried_again_there(autojump_clock: Any) -> None:
+    chain = PaperChain()
+    async with open_paper(chain) as (rpc, _):
+        sender = TransactionSender(rpc, PAYER, is_watched=True)
+        await sender.send([instruct()], kind="tick")
+        chain.outcome = {"InstructionError": [2, {"Custom": 6002}]}
+        with pytest.raises(WrongRound):
+            await sender.send([instruct()], kind="tick")
+        assert len(chain.trials) == 1
+        chain.outcome = None
+        await sender.send([instruct()], kind="tick")
+        assert len(chain.trials) == 2
+        chain.drop = 31
+        await sender.send([instruct()], kind="tick")
+        assert len(chain.trials) == 3
+
+
+async def test_an_old_block_hash_is_not_used_again(autojump_clock: Any) -> None:
+    endpoint = ScriptedEndpoint("rpc", PaperChain().make_answers())
+    async with open_scripted(endpoint) as (rpc, _):
+        sender = TransactionSender(rpc, PAYER, is_watched=True)
+        await sender.send([instruct()], slot=1_000)
+        await sender.send([instruct()], slot=1_000 + BLOCK_SLOTS)
+        assert count_calls(endpoint)["getLatestBlockhash"] == 1
+        await sender.send([instruct()], slot=1_001 + BLOCK_SLOTS)
+        assert count_calls(endpoint)["getLatestBlockhash"] == 2
+        await trio.sleep(BLOCK_S)
+        await sender.send([instruct()], slot=1_001 + BLOCK_SLOTS)
+        assert count_calls(endpoint)["getLatestBlockhash"] == 3
+
+
+async def test_statuses_of_transactions_that_are_under_way_at_once_are_asked_for_together(autojump_clock: Any) -> None:
+    endpoint = ScriptedEndpoint("rpc", PaperChain(land_after_s=9.0).make_answers())
+    async with open_scripted(endpoint) as (rpc, _):
+        sender = TransactionSender(rpc, PAYER, is_watched=True)
+        async with trio.open_nursery() as nursery:
+            for size in range(8, 12):
+                nursery.start_soon(sender.send, [instruct(size)])
+    assert count_calls(endpoint)["getSignatureStatuses"] <= 12, "each alone asks six times"

@@ -15,7 +15,7 @@ from psyche.chain.coordinator import Authorities, ChainRun, build_init, build_ow
 from psyche.core.encoding.account import decode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.limits import STATE_BYTES
-from psyche.core.state.state import Config, Coordinator, Progress
+from psyche.core.state.state import Config, Coordinator, Model, Progress
 from psyche.localchain.chain import LocalChain, open_local_chain
 from psyche.testing.builders import build_config, build_model
 
@@ -60,7 +60,9 @@ async def open_chain_run(*, slot_ms: float = 50, config: Config | None = None) -
 
 
 @asynccontextmanager
-async def create_run(chain: LocalChain, config: Config | None = None) -> AsyncGenerator[ChainRunKit]:
+async def create_run(
+    chain: LocalChain, config: Config | None = None, model: Model | None = None
+) -> AsyncGenerator[ChainRunKit]:
     """Create a run on a chain that is there."""
     async with open_rpc([Endpoint(chain.http, chain.ws)]) as rpc:
         owner, account = Keypair(), Keypair()
@@ -77,6 +79,6 @@ async def create_run(chain: LocalChain, config: Config | None = None) -> AsyncGe
             ]
         )
         config = config or build_config(min_clients=2)
-        change = msg.Update(config, build_model(), Progress(0, 1, 0))
+        change = msg.Update(config, model or build_model(), Progress(0, 1, 0))
         await sender.send([build_owner_message(kit.run, key, change), build_owner_message(kit.run, key, msg.Resume())])
         yield kit

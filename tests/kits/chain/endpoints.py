@@ -139,7 +139,7 @@ class PaperChain:
                 case "sendTransaction":
                     return self._take(_decode(params[0]), params[1])
                 case "getSignatureStatuses":
-                    return {**context, "value": [self._find(params[0][0], height)]}
+                    return {**context, "value": [self._find(one, height) for one in params[0]]}
                 case "getBlockHeight" | "getSlot":
                     return height
                 case "getTransaction":

@@ -174,20 +174,27 @@ def read_blockhash(reply: Any) -> Blockhash:
     raise WireError("getLatestBlockhash: no blockhash and lastValidBlockHeight")
 
 
-def read_status(reply: Any) -> SignatureStatus | None:
-    """The answer to getSignatureStatuses for one signature; None if the endpoint does not know it.
+def read_statuses(reply: Any, count: int) -> list[SignatureStatus | None]:
+    """The answer to getSignatureStatuses for so many signatures; None for each that the endpoint does not know.
 
     Raises:
         WireError: it has another form.
     """
-    match read_context(reply, "getSignatureStatuses")[1]:
-        case [None]:
+    found = read_context(reply, "getSignatureStatuses")[1]
+    if not isinstance(found, list) or len(found) != count:
+        raise WireError(f"getSignatureStatuses: no statuses for {count} signatures")
+    return [_read_status(one) for one in found]
+
+
+def _read_status(value: Any) -> SignatureStatus | None:
+    match value:
+        case None:
             return None
-        case [{"slot": slot, "err": error, **rest}]:
+        case {"slot": slot, "err": error, **rest}:
             return SignatureStatus(
                 read_integer(slot, "status.slot"), str(rest.get("confirmationStatus") or "processed"), error
             )
-    raise WireError("getSignatureStatuses: no status for one signature")
+    raise WireError("getSignatureStatuses: no status")
 
 
 def read_simulation(reply: Any) -> SimulationReply:

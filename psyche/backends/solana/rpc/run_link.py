@@ -11,6 +11,7 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from psyche.backends.solana.link import ChainTime, Reading, TransactionExpired
+from psyche.backends.solana.rpc.chain_clock import ChainClock
 from psyche.backends.solana.rpc.client import NoEndpoint, Rpc
 from psyche.backends.solana.rpc.sender import TransactionSender
 from psyche.backends.solana.rpc.transaction import FeePolicy
@@ -63,7 +64,8 @@ class RpcLink:
         self._user = wallet.pubkey()
         self._session = Keypair.from_seed(identity.seed)
         self._authorization = authorization
-        self._sender = TransactionSender(rpc, wallet, fees, patience_s=math.inf)
+        self._sender = TransactionSender(rpc, wallet, fees, patience_s=math.inf, is_watched=True)
+        self._clock = ChainClock()
         self._watch = AccountWatch(rpc, run.account, RUN_STATE, STATE_BYTES)
         self._newest: Reading | None = None  # of those that were handed out
 
@@ -77,6 +79,7 @@ class RpcLink:
             async for reading in readings:
                 if self._newest is None or reading.slot >= self._newest.slot:
                     self._newest = reading
+                self._clock.note_slot(reading.slot, trio.current_time())
                 yield reading
 
     async def get_newest_slot(self) -> int:
@@ -88,12 +91,16 @@ class RpcLink:
                 await trio.sleep(AGAIN_S)
 
     async def get_time(self) -> ChainTime:
-        """Return the chain's time as the most advanced endpoint knows it."""
-        while True:
+        """Return the chain's time as the most advanced endpoint knows it, or knew it up to `TIME_S` ago."""
+        while (time := self._clock.estimate(trio.current_time())) is None:
             try:
-                return ChainTime(*await self._rpc.get_clock())
+                time = ChainTime(*await self._rpc.get_clock())
             except NoEndpoint:
                 await trio.sleep(AGAIN_S)
+            else:
+                self._clock.set(time, trio.current_time())
+                break
+        return time
 
     async def send(
         self, messages: Sequence[Message], proof: Proof = None, *, is_wanted: Callable[[], bool] = lambda: True
@@ -111,8 +118,11 @@ class RpcLink:
         while True:
             # A trial on an endpoint that is behind what was shown here would refuse wrongly.
             min_slot = None if self._newest is None else self._newest.slot
+            slot, kind = self._clock.estimate_slot(trio.current_time()), _get_kind(messages)
             try:
-                landed = await self._sender.send(instructions, signers, is_wanted=is_wanted, min_slot=min_slot)
+                landed = await self._sender.send(
+                    instructions, signers, is_wanted=is_wanted, min_slot=min_slot, slot=slot, kind=kind
+                )
             except NoEndpoint:  # nothing was sent
                 await trio.sleep(AGAIN_S)
                 if not is_wanted():
@@ -143,6 +153,12 @@ class RpcLink:
         accused = decode_state(self._newest.raw).clients[message.member].p2p
         signed = (_read_result(proof.first), _read_result(proof.second))
         return build_equivocation_report(self._run, self._user, message, Pubkey(accused), signed)
+
+
+def _get_kind(messages: Sequence[Message]) -> tuple[type[Message], ...] | None:
+    """What the client has just tried on its copy of the record; None if programs or evidence have a say, too."""
+    kind = tuple(type(message) for message in messages)
+    return None if Join in kind or ReportEquivocation in kind else kind
 
 
 def _read_result(raw: bytes) -> SignedResult:

@@ -1,8 +1,9 @@
 """Bringing a transaction onto the chain: tried first, sent again as it is until it is on record or cannot get there."""
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -34,12 +35,17 @@ RESEND_S: Final = 2.0
 FIRST_POLL_S: Final = 0.1
 MAX_POLL_S: Final = 0.5
 POLL_FACTOR: Final = 1.3
+WATCHED_POLL_S: Final = 1.5  # where the caller sees by itself what landed; its question is for what did not
 POLL_TIMEOUT_S: Final = 1.5
+BLOCK_S: Final = 20.0  # for which a block hash is used again; at 0.4 s a slot it counts for 60 s
+BLOCK_SLOTS: Final = 60  # the same where slots are shorter; it counts for 150 blocks
+FEES_S: Final = 20.0  # for which it is believed what others pay
 EVENT_LOOKS: Final = 4
 EVENTS_S: Final = 1.5  # for the log of a transaction that is on record
 HEIGHT_S: Final = 2.0  # between questions for the block height
 PATIENCE_S: Final = 90.0
 MAX_FEE_KEYS: Final = 32  # of getRecentPrioritizationFees; the method takes 128
+MAX_STATUSES: Final = 32  # of getSignatureStatuses; the method takes 256
 
 
 class Unconfirmed(BackendError):
@@ -74,6 +80,8 @@ class _Parcel:
     sent: int = 0
     next_send: float = 0.0
     next_height: float = 0.0
+    looked: float = 0.0  # when its status was asked for last, with those of others
+    status: SignatureStatus | None = None
     answered: float = 0.0  # when an endpoint last said anything
     is_accepted: bool = False
 
@@ -86,15 +94,23 @@ class TransactionSender:
         payer: pays, and signs each transaction.
         fees: what it pays to be early.
         patience_s: how long no endpoint may answer, while a transaction is under way, before `Unconfirmed` is raised.
+        is_watched: the caller follows what transactions change, so few questions are asked, and none for events.
     """
 
     def __init__(
-        self, rpc: Rpc, payer: Keypair, fees: FeePolicy | None = None, *, patience_s: float = PATIENCE_S
-    ) -> None:
+        self, rpc: Rpc, payer: Keypair, fees: FeePolicy | None = None, *, patience_s: float = PATIENCE_S,
+        is_watched: bool = False,
+    ) -> None:  # fmt: skip
         self.rpc = rpc
         self.payer = payer
         self._fees = fees or FeePolicy()
         self._patience_s = patience_s
+        self._is_watched = is_watched
+        self._parcels: list[_Parcel] = []  # under way
+        self._tried: dict[Hashable, SimulationReply] = {}
+        self._block: tuple[float, int, Blockhash] | None = None  # when it was found, of which slot or later
+        self._uses = 0  # of that hash: the same message with it again would be the same transaction, which counts once
+        self._recent: dict[tuple[str, ...], tuple[float, list[int]]] = {}  # fees, and when they were asked for
 
     async def send(
         self,
@@ -104,10 +120,14 @@ class TransactionSender:
         is_wanted: Callable[[], bool] = lambda: True,
         finalized: bool = False,
         min_slot: int | None = None,
+        slot: int = 0,
+        kind: Hashable = None,
     ) -> Landed:
         """Carry out instructions in one transaction; return once it is confirmed, or finalized.
 
         `is_wanted` is asked before each new signature. A trial counts only on an endpoint that has got to `min_slot`.
+        `kind`: the caller has tried the instructions itself, so that of one kind only the first is tried on the chain.
+        `slot`: the chain's, as far as the caller knows.
 
         Raises:
             CoordinatorError: the coordinator refuses.
@@ -119,7 +139,7 @@ class TransactionSender:
         draft = TransactionDraft(self.payer, tuple(instructions), tuple(signers))
         expired = 0
         while True:
-            parcel = await self._prepare(draft, expired, min_slot)
+            parcel = await self._prepare(draft, expired, min_slot, slot, kind)
             if not is_wanted():
                 raise TransactionExpired("the transaction came too late and was not sent")
             self.rpc.sink.emit(
@@ -131,6 +151,8 @@ class TransactionSender:
             status = await self._deliver(parcel, "finalized" if finalized else CONFIRMED)
             seconds = trio.current_time() - parcel.started
             if status is not None:
+                if status.error is not None:
+                    self._tried.pop(kind, None)
                 return await self._finish(parcel, status, seconds)
             self.rpc.sink.emit(kinds.TransactionLapsed(signature=parcel.signature, attempt=expired, seconds=seconds))
             expired += 1
@@ -139,15 +161,18 @@ class TransactionSender:
 
     # --- before it is sent ----------------------------------------------------------------------------------
 
-    async def _prepare(self, draft: TransactionDraft, expired: int, min_slot: int | None) -> _Parcel:
+    async def _prepare(
+        self, draft: TransactionDraft, expired: int, min_slot: int | None, slot: int, kind: Hashable
+    ) -> _Parcel:
         found: dict[str, Any] = {}
+        is_known = kind in self._tried and not expired
         async with open_plain_nursery() as nursery:  # nothing of this needs another part of it
 
             async def try_it() -> None:
-                found["trial"] = await self._try(draft, min_slot)
+                found["trial"] = self._tried[kind] if is_known else await self._try(draft, min_slot)
 
             async def find_block() -> None:
-                found["block"] = await self.rpc.get_blockhash(min_slot)
+                found["block"] = await self._find_block(min_slot, slot, is_new=expired > 0)
 
             async def find_fees() -> None:
                 found["fees"] = await self._find_fees(draft)
@@ -156,7 +181,9 @@ class TransactionSender:
                 nursery.start_soon(task)
         trial: SimulationReply = found["trial"]
         block: Blockhash = found["block"]
-        units = choose_units(trial.units)
+        if kind is not None:
+            self._tried[kind] = trial
+        units = choose_units(trial.units, is_tried=not is_known) + self._uses
         price = self._fees.choose_price(found["fees"], units, expired)
         budget = Budget(units, price, choose_loaded(trial.loaded_bytes))
         if trial.lamports is not None and trial.lamports < budget.priority_lamports:
@@ -165,8 +192,22 @@ class TransactionSender:
         raw = bytes(transaction)
         return _Parcel(
             str(transaction.signatures[0]), base64.b64encode(raw).decode(), len(raw), block.last_height, budget, draft,
-            trial.units, bool(read_events(trial.logs)), trio.current_time(), answered=trio.current_time(),
+            trial.units, not self._is_watched and bool(read_events(trial.logs)), trio.current_time(),
+            next_height=trio.current_time() + HEIGHT_S, answered=trio.current_time(),
+            looked=trio.current_time() if self._is_watched else 0.0,
         )  # fmt: skip
+
+    async def _find_block(self, min_slot: int | None, slot: int, *, is_new: bool) -> Blockhash:
+        now = trio.current_time()
+        if self._block is not None and self._is_watched and not is_new:
+            found_at, since, block = self._block
+            if now - found_at <= BLOCK_S and slot - since <= BLOCK_SLOTS:
+                self._uses += 1
+                return block
+        self._uses = 0
+        block = await self.rpc.get_blockhash(min_slot)
+        self._block = now, slot, block
+        return block
 
     async def _try(self, draft: TransactionDraft, min_slot: int | None) -> SimulationReply:
         """Try the transaction without effect, which costs nothing: what fails here is never sent."""
@@ -199,18 +240,29 @@ class TransactionSender:
         )
 
     async def _find_fees(self, draft: TransactionDraft) -> list[int]:
+        keys = draft.list_writable()[:MAX_FEE_KEYS]
+        asked, fees = self._recent.get(tuple(keys), (-FEES_S, []))
+        if trio.current_time() - asked < FEES_S:
+            return fees
         try:
-            return await self.rpc.read(
-                replies.read_fees, "getRecentPrioritizationFees", draft.list_writable()[:MAX_FEE_KEYS]
-            )
+            fees = await self.rpc.read(replies.read_fees, "getRecentPrioritizationFees", keys)
         except (NoEndpoint, RpcRefused):
-            return []  # not every endpoint knows; then the first attempt pays nothing
+            fees = []  # not every endpoint knows; then the first attempt pays nothing
+        self._recent = {tuple(keys): (trio.current_time(), fees)}
+        return fees
 
     # --- under way ------------------------------------------------------------------------------------------
 
     async def _deliver(self, parcel: _Parcel, level: str) -> SignatureStatus | None:
         """Send until the transaction has got to `level`; None if it cannot get onto the chain any more."""
-        poll_s = FIRST_POLL_S
+        self._parcels.append(parcel)
+        try:
+            return await self._carry(parcel, level)
+        finally:
+            self._parcels.remove(parcel)
+
+    async def _carry(self, parcel: _Parcel, level: str) -> SignatureStatus | None:
+        poll_s = WATCHED_POLL_S if self._is_watched else FIRST_POLL_S
         async with open_plain_nursery() as nursery:
             while True:
                 now = trio.current_time()
@@ -218,7 +270,7 @@ class TransactionSender:
                     parcel.next_send = now + RESEND_S
                     nursery.start_soon(self._submit, parcel)
                 endpoint = self._take_turn(parcel)
-                status = await self._look(parcel, endpoint)
+                status = await self._look(parcel, endpoint, poll_s)
                 if status is not None and _has_reached(status, level):
                     nursery.cancel_scope.cancel()
                     return status
@@ -227,7 +279,7 @@ class TransactionSender:
                     return None
                 self._check_patience(parcel)
                 await trio.sleep(poll_s)
-                poll_s = min(MAX_POLL_S, poll_s * POLL_FACTOR)
+                poll_s = max(poll_s, min(MAX_POLL_S, poll_s * POLL_FACTOR))
 
     async def _submit(self, parcel: _Parcel) -> None:
         """Hand the transaction to one endpoint, another one each time; if that fails, to the next."""
@@ -260,21 +312,28 @@ class TransactionSender:
     def _list_awake(self) -> list[Endpoint]:
         return [one for one in self.rpc.endpoints if not self.rpc.is_resting(one)] or list(self.rpc.endpoints)
 
-    async def _look(self, parcel: _Parcel, endpoint: Endpoint) -> SignatureStatus | None:
+    async def _look(self, parcel: _Parcel, endpoint: Endpoint, poll_s: float) -> SignatureStatus | None:
+        """Ask for the status, and at once for those of all others that are under way."""
+        if trio.current_time() - parcel.looked < poll_s / 2:
+            return parcel.status
+        together = self._parcels[:MAX_STATUSES] if parcel in self._parcels[:MAX_STATUSES] else [parcel]
+        for one in together:
+            one.looked, one.status = trio.current_time(), None
         with trio.move_on_after(POLL_TIMEOUT_S):
             try:
-                status = await self._ask_status(parcel, endpoint, history=False)
+                found = await self._ask_statuses(together, endpoint, history=False)
             except RequestFailed:
                 return None
-            parcel.answered = trio.current_time()
-            return status
-        return None
+            for one, status in zip(together, found, strict=True):
+                one.answered, one.status = trio.current_time(), status
+        return parcel.status
 
-    async def _ask_status(self, parcel: _Parcel, endpoint: Endpoint, *, history: bool) -> SignatureStatus | None:
-        config = {"searchTransactionHistory": history}
-        return await self.rpc.read_one(
-            endpoint, replies.read_status, "getSignatureStatuses", [parcel.signature], config
-        )
+    async def _ask_statuses(
+        self, parcels: Sequence[_Parcel], endpoint: Endpoint, *, history: bool
+    ) -> list[SignatureStatus | None]:
+        signatures, config = [one.signature for one in parcels], {"searchTransactionHistory": history}
+        read = partial(replies.read_statuses, count=len(parcels))
+        return await self.rpc.read_one(endpoint, read, "getSignatureStatuses", signatures, config)
 
     async def _is_over(self, parcel: _Parcel, endpoint: Endpoint) -> bool:
         """Whether an endpoint has got past the transaction's last block without it.
@@ -289,7 +348,9 @@ class TransactionSender:
             try:
                 height = await self.rpc.read_one(endpoint, _read_height, "getBlockHeight", {"commitment": CONFIRMED})
                 # Asked after that, the same endpoint has seen every block that counts.
-                return height > parcel.last_height and await self._ask_status(parcel, endpoint, history=True) is None
+                return height > parcel.last_height and not any(
+                    await self._ask_statuses([parcel], endpoint, history=True)
+                )
             except RequestFailed:
                 return False
         return False

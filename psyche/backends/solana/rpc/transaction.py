@@ -23,6 +23,8 @@ TRANSACTION_BYTES: Final = 1_232  # a packet of the network
 MAX_UNITS: Final = 1_400_000  # the chain's limit
 LEAST_UNITS: Final = 60_000  # what any message may cost, if the record changes between the trial and the block
 UNITS_PERCENT: Final = 120  # of what the trial took
+UNTRIED_UNITS: Final = 100_000  # the least where an earlier message of the kind was tried: a tick takes 80,000 at most
+UNTRIED_PERCENT: Final = 200
 LOADED_BYTES: Final = 4 << 20  # programs, the record and what a treasurer adds: about 1 MiB
 MICRO: Final = 1_000_000  # micro-lamports of a lamport
 
@@ -83,9 +85,10 @@ class TransactionDraft:
         return len({bytes(one.pubkey()) for one in (self.payer, *self.signers)}) + checked
 
 
-def choose_units(used: int) -> int:
-    """The limit for a transaction whose trial took `used` units."""
-    return min(MAX_UNITS, max(LEAST_UNITS, used * UNITS_PERCENT // 100))
+def choose_units(used: int, *, is_tried: bool = True) -> int:
+    """The limit for a transaction whose trial, or that of an earlier one of its kind, took `used` units."""
+    least, percent = (LEAST_UNITS, UNITS_PERCENT) if is_tried else (UNTRIED_UNITS, UNTRIED_PERCENT)
+    return min(MAX_UNITS, max(least, used * percent // 100))
 
 
 def choose_loaded(loaded_bytes: int) -> int:

@@ -4,6 +4,7 @@ import random
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import trio
 from solders.pubkey import Pubkey
@@ -36,6 +37,7 @@ class _Feed:
     turned: trio.Event = field(default_factory=trio.Event)  # when it goes live, or is not any more
     newest: Reading | None = None  # not handed out yet
     slot: int = -1  # of the newest one ever
+    is_told: bool = False  # whether a socket works, or why none does
     is_known: bool = False  # whether it leads to the chain, as far as it can have changed since it was asked
     foreign: str = ""  # the genesis hash of another chain that it leads to
 
@@ -118,6 +120,9 @@ class AccountWatch:
 
         while True:
             reason = await talk(self._rpc.sockets, feed.endpoint, follow)
+            if not feed.is_told and not feed.is_live:
+                self._rpc.sink.emit(kinds.WatchRefused(message=self._explain_polling(feed.endpoint, reason)))
+            feed.is_told = True
             feed.turn(live=False)
             pause_s = wait_s * self._rng.uniform(0.5, 1.0)
             self._rpc.sink.emit(
@@ -125,6 +130,13 @@ class AccountWatch:
             )
             await trio.sleep(pause_s)
             wait_s = min(MAX_WAIT_S, wait_s * 2)
+
+    def _explain_polling(self, endpoint: Endpoint, reason: str) -> str:
+        host = urlsplit(endpoint.ws).netloc.rpartition("@")[2]  # the rest may hold a secret key
+        return (
+            f"no subscription at {host} ({reason}): this client asks {endpoint.name} for the run every "
+            f"{FAST_POLL_S:.0f} s instead, which takes ten times as many calls; check --ws-rpc"
+        )
 
     async def _subscribe(self, feed: _Feed, socket: Socket) -> None:
         with trio.fail_after(SUBSCRIBE_S):

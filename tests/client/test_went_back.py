@@ -1,5 +1,7 @@
 """A record that goes back: on a chain that was restored from an older ledger, members go on and sign nothing twice."""
 
+import random
+
 import pytest
 from kits.world import World, build_world
 
@@ -60,3 +62,29 @@ def test_a_run_whose_record_goes_back_is_finished_with_equal_weights(moment: str
                 *node.get_logs(kinds.Withdrew),
                 *node.get_logs(kinds.Dropped),
             ]
+
+
+@pytest.mark.parametrize("seed", [7, 65, 295])
+def test_members_of_any_pace_go_on_with_a_record_that_goes_back_by_any_step(seed: int) -> None:
+    """65: back into the first Warmup, where no weights are on record yet; 295: one has decided and not applied."""
+    rng = random.Random(seed)
+    overlap, clients = rng.random() < 0.5, rng.choice([2, 3, 3, 5])
+    world = build_world(clients, overlap=overlap, rounds_per_epoch=rng.choice([3, 5, 12]), total_steps=20)
+    for node in world.nodes:
+        node.pace.train_s, node.pace.gossip_s = rng.choice([0.1, 0.4, 1.5, 3]), rng.choice([0.01, 0.3, 1])
+        node.pace.fetch_s, node.pace.apply_s = rng.choice([0.02, 0.5, 1.5]), rng.choice([0.05, 0.5])
+    history = [encode_state(world.state)]
+    steps = rng.randint(20, 140)
+
+    def note() -> bool:
+        if decode_state(history[-1]).nonce != world.state.nonce:
+            history.append(encode_state(world.state))
+        return len(history) >= steps or world.state.run_state is RunState.FINISHED
+
+    world.run_until(note)
+    back = rng.randint(1, min(len(history) - 1, rng.choice([2, 6, 15, 40])))
+    world.state, world.shown = decode_state(history[-1 - back]), None
+    world.push()
+    world.run_to_end(5000)
+    world.assert_all_equal()
+    assert max(count_signed(world)) == 1, "a second result of a round would be evidence (R7)"

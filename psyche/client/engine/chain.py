@@ -79,7 +79,8 @@ class Chain:
     def go_back(self) -> None:
         """Decide again what the record, which has gone back, has not decided yet."""
         state = self.context.state
-        kept = {h for h in self._decisions if get_round(state, get_deciding_height(state.config, h)) is None}
+        past = {h: get_deciding_height(state.config, h) for h in self._decisions}
+        kept = {h for h, by in past.items() if by <= state.current.height and get_round(state, by) is None}
         self._decisions = {h: d for h, d in self._decisions.items() if h in kept}
         self._inputs = {h: f for h, f in self._inputs.items() if h <= state.current.height}
         self._open.clear()

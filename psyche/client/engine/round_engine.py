@@ -44,7 +44,7 @@ from psyche.client.engine.weights import Weights
 from psyche.core.state.gossip import Leave
 from psyche.core.state.limits import STORED_ROUNDS, U32_MAX
 from psyche.core.state.roster import get_healthy, is_in_epoch
-from psyche.core.state.state import Coordinator, RunState
+from psyche.core.state.state import ZERO32, Coordinator, RunState
 from psyche.telemetry import kinds
 from psyche.wire.crypto import Identity
 from psyche.wire.gossip import encode_gossip, sign_gossip
@@ -266,6 +266,9 @@ class RoundEngine:
         key = (state.progress.epoch, state.epoch.start_timestamp)
         if key != self._epoch_key or {before.run_state, state.run_state} - set(APPLY_STATES):
             self._epoch_key = self.membership.passed_warmup = None
+            if state.certified.digest == ZERO32:  # S8: the run begins with its source again, not with what came since
+                self.weights.lose()
+                self.membership.weights_digest = None
             return
         self._x.book.go_back(state)
         self.chain.go_back()

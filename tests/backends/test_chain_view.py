@@ -211,6 +211,7 @@ def test_an_endpoint_that_is_only_behind_contradicts_nobody() -> None:
     view.take(read(5, 30))
     view.take(read(5, 40))
     assert view.take(read(4, 39, "two")) is Taken.OLD
+    assert view.take(Reading("three", 40, b"")) is Taken.OLD
     assert view.is_usable
 
 

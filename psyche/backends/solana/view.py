@@ -107,7 +107,7 @@ class RecordView:
         if reading.raw == self.raw:
             return self._take_again(reading)
         if not reading.raw:
-            return self._doubt(reading, "no record")
+            return Taken.OLD if reading.slot <= self._seen_slot else self._doubt(reading, "no record")
         try:
             state = read_record(reading.raw)
         except WireError as error:

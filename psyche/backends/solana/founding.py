@@ -78,7 +78,7 @@ def _find_settings_of_file(state: Coordinator, file: LoadedRun, digest: bytes) -
 
 
 async def plan_create(session: ChainSession, new: Founding) -> ChainPlan:
-    """ChainPlan the creation of a run, or the rest of one that stopped half-way; no steps: it is complete.
+    """Plan the creation of a run, or the rest of one that stopped half-way; no steps: it is complete.
 
     Raises:
         ConfigError: the run exists already, belongs to somebody else, or its settings break a rule.
@@ -146,7 +146,7 @@ def _aim(owner: Pubkey, account: Pubkey, made: NewRun) -> RunTarget:
 
 
 async def plan_close(session: ChainSession, found: FoundRun) -> ChainPlan:
-    """ChainPlan the closing of a run: its members' earnings are collected, and paid where it has a treasurer.
+    """Plan the closing of a run: its members' earnings are collected, and paid where it has a treasurer.
 
     Raises:
         ConfigError: it goes on, belongs to somebody else, or owes more than it holds.
@@ -169,7 +169,8 @@ async def plan_close(session: ChainSession, found: FoundRun) -> ChainPlan:
         rest = get_associated_token_address(owner, mint)
         build = build_token_account(owner, owner, mint)
         last = Step("close", (build, build_run_close(found.treasurer, owner, rest)))
-        kept += await find_token_deposit(session, owner, mint)
+        if all(build not in step.instructions for step in settled.steps):  # else it is paid as a member
+            kept += await find_token_deposit(session, owner, mint)
     return replace(
         settled, says=says, steps=(*settled.steps, last), kept_lamports=kept,
         returns=describe_return(session, is_own=False),

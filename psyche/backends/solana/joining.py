@@ -65,7 +65,7 @@ def allows(found: AuthorizationData | None, wallet: Pubkey) -> bool:
 
 
 async def plan_grant(session: ChainSession, grantee: Pubkey) -> ChainPlan:
-    """ChainPlan to let a wallet join the runs whose join authority this wallet is; no steps: it may already."""
+    """Plan to let a wallet join the runs whose join authority this wallet is; no steps: it may already."""
     address = get_authorization_address(session.key, grantee)
     found = await find_authorization(session, session.key, grantee)
     says = f"lets {name_grantee(grantee)} join the runs whose join authority is {session.key}"
@@ -80,7 +80,7 @@ async def plan_grant(session: ChainSession, grantee: Pubkey) -> ChainPlan:
 
 
 async def plan_delegates(session: ChainSession, grantor: Pubkey, added: Sequence[Pubkey], *, clear: bool) -> ChainPlan:
-    """ChainPlan a change of the wallets that may join in this wallet's name.
+    """Plan a change of the wallets that may join in this wallet's name.
 
     Raises:
         ConfigError: this wallet has no authorization of that join authority, or there are too many delegates.
@@ -111,7 +111,7 @@ async def plan_delegates(session: ChainSession, grantor: Pubkey, added: Sequence
 
 
 async def plan_revoke(session: ChainSession, grantee: Pubkey) -> tuple[ChainPlan, str]:
-    """ChainPlan to let a wallet join no longer; return it with what stays to do, empty if nothing.
+    """Plan to let a wallet join no longer; return it with what stays to do, empty if nothing.
 
     Raises:
         ConfigError: it has no authorization of this wallet.

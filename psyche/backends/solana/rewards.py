@@ -132,7 +132,7 @@ async def find_treasury(session: ChainSession, found: FoundRun) -> Treasury:
 
 
 async def plan_settlement(session: ChainSession, found: FoundRun, members: Sequence[Earner]) -> ChainPlan:
-    """ChainPlan what must happen before a run can be closed: earnings are collected, and paid from what the run holds.
+    """Plan what must happen before a run can be closed: earnings are collected, and paid from what the run holds.
 
     Raises:
         ConfigError: it holds some of what it owes, but not all.
@@ -168,7 +168,7 @@ async def plan_settlement(session: ChainSession, found: FoundRun, members: Seque
 
 
 async def plan_claim(session: ChainSession, found: FoundRun, member: Earner) -> ChainPlan:
-    """ChainPlan the payment of what a member has earned, as far as the run holds it.
+    """Plan the payment of what a member has earned, as far as the run holds it.
 
     Raises:
         ConfigError: the run has no treasurer, or there is nothing to pay.
@@ -222,7 +222,7 @@ async def _build_payment(session: ChainSession, found: FoundRun, member: Earner,
 
 
 async def plan_top_up(session: ChainSession, found: FoundRun, treasury: Treasury, amount: int) -> ChainPlan:
-    """ChainPlan a payment into a run's token account.
+    """Plan a payment into a run's token account.
 
     Raises:
         ConfigError: the wallet has less than that.
@@ -243,7 +243,7 @@ async def plan_top_up(session: ChainSession, found: FoundRun, treasury: Treasury
 async def plan_withdraw(
     session: ChainSession, found: FoundRun, treasury: Treasury, amount: int | None, to: Pubkey
 ) -> ChainPlan:
-    """ChainPlan the return of tokens that a run does not owe to a wallet or a token account; `amount` None: all.
+    """Plan the return of tokens that a run does not owe to a wallet or a token account; `amount` None: all.
 
     Raises:
         ConfigError: the wallet does not own the run, or it has not that many.

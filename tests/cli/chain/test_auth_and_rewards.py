@@ -268,6 +268,15 @@ def test_closing_a_run_says_what_goes_back_and_promises_no_lamport_that_does_not
     assert (spent - 2_039_280) % FEE == 0, "its own token account, where the tokens are now"
 
 
+def test_an_owner_that_is_paid_as_a_member_needs_one_token_account(box: ChainBox) -> None:
+    treasury, payer = Treasury(box, "own", decimals=0), box.fund("friend")
+    earn(box, "own", treasury.owner.pubkey(), 3)
+    box.put_tokens(treasury.mint, payer.pubkey(), 5)
+    box.call("rewards", "top-up", "-r", "own", "--collateral-amount", "5", wallet="friend")
+    assert ", 0.00203928 SOL for token accounts" in box.call("run", "close", "-r", "own", wallet="own")
+    assert box.get_tokens(treasury.mint, treasury.owner.pubkey()) == 5
+
+
 def test_a_run_that_holds_nothing_says_that_it_pays_nobody_when_it_is_closed(box: ChainBox) -> None:
     treasury = Treasury(box, "broke", decimals=0)
     earn(box, "broke", box.fund("unlucky").pubkey(), 3)

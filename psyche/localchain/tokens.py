@@ -39,7 +39,7 @@ def read_holding(account: Account | None) -> Holding | None:
     return Holding(account.owner, read.mint, read.owner, read.amount)
 
 
-def read_mint(account: Account | None) -> Mint | None:
+def find_mint(account: Account | None) -> Mint | None:
     """Read a mint; None if it is none."""
     if account is None or account.owner not in PROGRAMS or len(account.data) < MINT_BYTES:
         return None
@@ -66,7 +66,7 @@ def find_token_balances(
     balances: list[dict[str, Any]] = []
     for index, key in enumerate(keys):
         holding = read_holding(get_account(key))
-        mint = None if holding is None else read_mint(get_account(holding.mint))
+        mint = None if holding is None else find_mint(get_account(holding.mint))
         if holding is not None and mint is not None:
             balances.append(
                 {

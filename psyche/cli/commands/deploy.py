@@ -21,7 +21,7 @@ Keys = Annotated[
 Final_ = Annotated[
     bool, typer.Option("--final", help="Let nobody change the programs any more. This cannot be taken back.")
 ]
-V3 = Annotated[
+NewestFormat = Annotated[
     bool, typer.Option("--sbpf-v3", help="Deploy SBPFv3, where a cluster takes no new programs in SBPFv0 any more.")
 ]
 Close = Annotated[
@@ -42,7 +42,7 @@ def deploy(
     cluster: Cluster = "",
     keys: Keys = Path("psyche-programs"),
     final: Final_ = False,
-    sbpf_v3: V3 = False,
+    sbpf_v3: NewestFormat = False,
     close: Close = False,
 ) -> None:
     """Put the coordinator, authorizer and treasurer on a chain.

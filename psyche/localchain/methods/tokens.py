@@ -12,7 +12,7 @@ from psyche.localchain.encodings import Form, describe_listed
 from psyche.localchain.errors import InvalidParams
 from psyche.localchain.methods.context import check_context, wrap
 from psyche.localchain.params import Params, check_key
-from psyche.localchain.tokens import PROGRAMS, Holding, describe_amount, read_holding, read_mint
+from psyche.localchain.tokens import PROGRAMS, Holding, describe_amount, find_mint, read_holding
 
 LARGEST: Final = 20
 
@@ -34,7 +34,7 @@ def get_token_account_balance(bank: Bank, params: Params) -> Any:
     holding = read_holding(bank.get_account(key))
     if holding is None:
         raise InvalidParams("Invalid param: not a Token account")
-    mint = read_mint(bank.get_account(holding.mint))
+    mint = find_mint(bank.get_account(holding.mint))
     if mint is None:
         raise InvalidParams("Invalid param: could not find mint")
     return wrap(bank, describe_amount(holding.amount, mint.decimals))
@@ -44,7 +44,7 @@ def get_token_supply(bank: Bank, params: Params) -> Any:
     """All tokens of a mint."""
     key = params.take_key(0)
     check_context(bank, params.get_config(1))
-    mint = read_mint(bank.get_account(key))
+    mint = find_mint(bank.get_account(key))
     if mint is None:
         raise InvalidParams("Invalid param: not a Token mint")
     return wrap(bank, describe_amount(mint.supply, mint.decimals))
@@ -54,7 +54,7 @@ def get_token_largest_accounts(bank: Bank, params: Params) -> Any:
     """The accounts with most tokens of a mint."""
     key = params.take_key(0)
     check_context(bank, params.get_config(1))
-    mint = read_mint(account := bank.get_account(key))
+    mint = find_mint(account := bank.get_account(key))
     if account is None or mint is None:
         raise InvalidParams("Invalid param: not a Token mint")
     listed = ((address, read_holding(one)) for address, one in bank.get_program_accounts(account.owner))

@@ -17,8 +17,8 @@ from psyche.localchain.tokens import (
     TOKEN,
     TOKEN_2022,
     describe_amount,
+    find_mint,
     read_holding,
-    read_mint,
 )
 
 SYSVAR: Final = Pubkey.from_string("Sysvar1111111111111111111111111111111111111")
@@ -49,7 +49,7 @@ def _tell_token(account: Account, read: Read) -> Told | None:
     data = bytes(account.data)
     if read_holding(account) is not None:
         return _tell_holding(data, read)
-    mint = read_mint(account)
+    mint = find_mint(account)
     if mint is None or not mint.is_initialized or MINT_BYTES < len(data) <= ACCOUNT_BYTES:
         return None
     return "mint", {
@@ -63,7 +63,7 @@ def _tell_token(account: Account, read: Read) -> Told | None:
 
 def _tell_holding(data: bytes, read: Read) -> Told | None:
     found = TokenAccount.from_bytes(data[:ACCOUNT_BYTES])
-    mint, state = read_mint(read(found.mint)), _STATES.get(data[_STATE_AT])
+    mint, state = find_mint(read(found.mint)), _STATES.get(data[_STATE_AT])
     if mint is None or state is None:
         return None
     delegated = None if found.delegate is None else describe_amount(found.delegated_amount, mint.decimals)

@@ -386,9 +386,9 @@ def test_a_shared_chain_is_asked_about_and_a_local_one_is_not(box: ChainBox, mon
 
 
 def test_the_file_of_a_run_names_it_where_no_option_does(box: ChainBox, tmp_path: Path) -> None:
-    owner, file = box.fund("named"), put_file(tmp_path)
-    file.write_text(file.read_text().replace('run_id = "demo"', 'run_id = "named"'))
-    box.call("run", "create", "--state", file, wallet="named")
-    assert "run 'named'" in box.call("run", "update-config", "--state", file, "--name", "N", "--yes", wallet="named")
-    assert read_state(box, "named").metadata.name == "N"
-    assert read_instance(box, "named").main_authority == owner.pubkey()
+    owner, file = box.fund("filed"), put_file(tmp_path)
+    file.write_text(file.read_text().replace('run_id = "demo"', 'run_id = "filed"'))
+    box.call("run", "create", "--state", file, wallet="filed")
+    assert "run 'filed'" in box.call("run", "update-config", "--state", file, "--name", "N", "--yes", wallet="filed")
+    assert read_state(box, "filed").metadata.name == "N"
+    assert read_instance(box, "filed").main_authority == owner.pubkey()

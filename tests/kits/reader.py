@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,7 +37,10 @@ def read_blocks(page: Path) -> list[Block]:
 
 
 class Reader:
-    """Does what a page says, in a folder; `ports` stand there for those of the page."""
+    """Does what a page says, in a folder; `ports` stand there for those of the page, and for its addresses.
+
+    Another machine, which a block names, is a folder beside it; `brings` names what is copied there first.
+    """
 
     def __init__(self, folder: Path, ports: dict[str, str]) -> None:
         self.folder = folder
@@ -49,26 +53,31 @@ class Reader:
         text = block.text
         for number, port in self.ports.items():
             text = text.replace(number, port)
+        folder = self.folder.parent / block.options.get("machine", self.folder.name)
+        if "brings" in block.options:
+            shutil.copytree(self.folder / block.options["brings"], folder / block.options["brings"])
         if "terminal" in block.options:
-            self._open_terminal(block.options["terminal"], text)
+            self._open_terminal(block.options["terminal"], text, folder)
         elif "kill" in block.options:
             self.terminals[block.options["kill"]].send(signal.SIGKILL)
             await self.terminals[block.options["kill"]].wait()
         else:
-            await self._run(text, block.options)
+            await self._run(text, block.options, folder)
 
-    def _open_terminal(self, name: str, command: str) -> None:
+    def _open_terminal(self, name: str, command: str, folder: Path) -> None:
         output = self.folder / f"{name}-{len(self.terminals)}.log"
-        self.terminals[name] = Child(name, ["/bin/bash", "-c", self._get_script(f"exec {command}")], output=output)
+        self.terminals[name] = Child(
+            name, ["/bin/bash", "-c", self._get_script(f"exec {command}", folder)], output=output
+        )
 
-    def _get_script(self, command: str) -> str:
-        return f"cd {shlex.quote(str(self.folder))} && export PATH={shlex.quote(str(self._bin))}:$PATH && {command}"
+    def _get_script(self, command: str, folder: Path) -> str:
+        return f"cd {shlex.quote(str(folder))} && export PATH={shlex.quote(str(self._bin))}:$PATH && {command}"
 
-    async def _run(self, command: str, options: dict[str, str]) -> None:
+    async def _run(self, command: str, options: dict[str, str], folder: Path) -> None:
         wanted = re.compile(options.get("until", ""))
         while True:
             done = await trio.run_process(
-                ["/bin/bash", "-c", self._get_script(command)],
+                ["/bin/bash", "-c", self._get_script(command, folder)],
                 capture_stdout=True, stderr=subprocess.STDOUT, check=False,
             )  # fmt: skip
             output = done.stdout.decode()

@@ -211,17 +211,20 @@ def idl(
     *,
     program: Annotated[str, typer.Argument(help="coordinator, authorizer or treasurer.")],
     legacy: Annotated[bool, typer.Option("--legacy", help="In the form of before Anchor 0.30.")] = False,
+    program_ids: Annotated[Path | None, typer.Option(help="A file of program ids, of one chain: its address.")] = None,
     output: Annotated[Path | None, typer.Option(help="File to write instead of printing.")] = None,
 ) -> None:
     """Print a program's interface, for tools of Anchor.
 
-    It is Anchor's IDL, spec 0.1.0. The legacy form is for tools that cannot read that; it leaves out discriminators,
-    which are the usual ones, and the layout of accounts, which have no gaps.
+    It is Anchor's IDL, spec 0.1.0, with the address of a local chain, or that in --program-ids. The legacy form is for
+    tools that cannot read that; it leaves out discriminators, which are the usual ones, and the layout of accounts,
+    which have no gaps.
     """
     import json
 
     from psyche.chain.interface.files import NAMES
     from psyche.chain.interface.idl import load_idl
+    from psyche.chain.programs.vouching import read_program_ids
     from psyche.durable import naming
     from psyche.errors import ConfigError
     from psyche.localchain.legacy_idl import convert_to_legacy
@@ -229,6 +232,11 @@ def idl(
     if program not in NAMES:
         raise ConfigError(f"{program!r} is no program: use one of {', '.join(NAMES)}")
     found = load_idl(program)
+    if program_ids is not None:
+        clusters = read_program_ids(program_ids)
+        if len(clusters) != 1 or program not in clusters[0].programs:
+            raise ConfigError(f"--program-ids {program_ids}: must have the programs of one chain here")
+        found["address"] = clusters[0].programs[program].address
     text = json.dumps(convert_to_legacy(found) if legacy else found, indent=2)
     if output is None:
         typer.echo(text)

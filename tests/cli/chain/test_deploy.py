@@ -1,5 +1,6 @@
 """`psyche dev deploy`, and what clients make of the programs that are on a chain."""
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from kits.chain.box import SOL, ChainBox
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from test_run_on_chain import create, put_file, read_state
+from typer.testing import CliRunner
 
 from psyche.backends.solana.entry import ChainMember
 from psyche.backends.solana.programs import deployment
@@ -21,8 +23,11 @@ from psyche.chain.programs.loader import DATA_HEADER_BYTES, UPGRADEABLE, find_da
 from psyche.chain.programs.patching import replace_ids
 from psyche.chain.programs.vouching import read_program_ids
 from psyche.chain.wallet import read_wallet
+from psyche.cli.app import app
 from psyche.core.state.state import RunState
 from psyche.errors import BackendError
+
+PRIORITY = 1_000_000  # lamports at most: on a slow machine hashes of these fast blocks expire, and parts are sent again
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +40,7 @@ def _ids_of_the_sources_afterwards() -> Iterator[None]:
 def said(box: ChainBox) -> str:
     """The programs on the chain of this file; returns what the command printed."""
     box.fund("deployer", 20 * SOL)
-    return deploy(box, "programs", "deployer")
+    return deploy(box, "programs", "deployer", "--sbpf-v3")
 
 
 def deploy(box: ChainBox, keys: str, wallet: str, *more: str) -> str:
@@ -74,17 +79,19 @@ def test_programs_get_their_own_addresses_for_the_price_that_was_named(box: Chai
         0
     ]
     spent = 20 * SOL - box.get_lamports(wallet)
-    assert spent == round((float(fee) + float(deposit)) * SOL)
+    assert 0 <= spent - round((float(fee) + float(deposit)) * SOL) <= PRIORITY
     assert int(count) > 900
     (cluster,) = read_program_ids(get_file(box))
     for name, address in get_ids(box)._asdict().items():
-        source = find_file(f"psyche_{name}.so").read_bytes()
+        source = find_file(f"v3/psyche_{name}.so").read_bytes()
         on_chain = box.get_data(find_data_address(address))[DATA_HEADER_BYTES:]
         assert on_chain == replace_ids(source, SOURCE_IDS, get_ids(box))
         found = cluster.programs[name]
         assert (found.address, found.size_bytes, found.upgrade_authority) == (str(address), len(source), str(wallet))
-        assert f"{found.sha256}  psyche_{name}.so" in find_file("SHA256SUMS").read_text()
+        assert f"{found.sha256}  v3/psyche_{name}.so" in find_file("SHA256SUMS").read_text()
         assert f"{address}  SHA-256 {found.sha256}" in said
+        idl = json.loads(CliRunner().invoke(app, ["dev", "idl", name, "--program-ids", str(get_file(box))]).output)
+        assert idl["address"] == str(address)
         assert (box.folder / "programs" / f"{name}.json").stat().st_mode & 0o777 == 0o600
     assert f"upgrade authority: {wallet} can change coordinator, authorizer, treasurer" in said
 
@@ -148,28 +155,29 @@ def test_a_deployment_that_was_cut_off_goes_on_and_pays_nothing_twice(
     sizes = [find_file(f"psyche_{name}.so").stat().st_size for name in SOURCE_IDS._fields]
     rent = sum((128 + DATA_HEADER_BYTES + size + 128 + 36) * 6_960 for size in sizes)
     parts = sum(-(-size // deployment.PART_BYTES) for size in sizes)
-    assert 20 * SOL - box.get_lamports(wallet) == rent + 5_000 * (parts + 3 * 4)
+    assert 0 <= 20 * SOL - box.get_lamports(wallet) - rent - 5_000 * (parts + 3 * 4) <= PRIORITY
     assert "upgrade the coordinator" not in again
     box.call("dev", "deploy", "--keys", str(box.folder / "cut"), "--close", wallet="careful")
     assert box.get_lamports(wallet) > 20 * SOL - SOL // 100 - 3 * (128 + 36) * 6_960
     assert "was closed" in box.refuse("dev", "deploy", "--keys", str(box.folder / "cut"), wallet="careful")
 
 
-def test_a_newer_build_takes_the_place_of_the_former_until_nobody_may_change_it(box: ChainBox, said: str) -> None:
+def test_a_newer_build_takes_the_place_of_a_shorter_one_until_nobody_may_change_it(box: ChainBox, said: str) -> None:
     assert said
     box.fund("other", 20 * SOL)
+    owner = read_wallet(box.get_path("deployer")).pubkey()
     keys = ("--keys", str(box.folder / "programs"))
-    refused = box.refuse("dev", "deploy", *keys, "--sbpf-v3", wallet="other")
-    assert f"{read_wallet(box.get_path('deployer')).pubkey()} may change it on this chain, not wallet" in refused
-    before = read_program_ids(get_file(box))[0].programs
-    deploy(box, "programs", "deployer", "--sbpf-v3")
+    assert f"{owner} may change it on this chain, not wallet" in box.refuse("dev", "deploy", *keys, wallet="other")
+    before, had = read_program_ids(get_file(box))[0].programs, box.get_lamports(owner)
+    price = re.findall(r"costs ([\d.]+) SOL for .* a deposit of ([\d.]+) SOL", deploy(box, "programs", "deployer"))[0]
     after = read_program_ids(get_file(box))[0].programs
     for name in SOURCE_IDS._fields:
         assert before[name].address == after[name].address
-        assert f"{after[name].sha256}  v3/psyche_{name}.so" in find_file("SHA256SUMS").read_text()
-    assert "nobody can change coordinator" in deploy(box, "programs", "deployer", "--sbpf-v3", "--final")
+        assert f"{after[name].sha256}  psyche_{name}.so" in find_file("SHA256SUMS").read_text()
+    assert SOL // 10 < had - box.get_lamports(owner) < sum(float(part) for part in price) * SOL
+    assert "nobody can change coordinator" in deploy(box, "programs", "deployer", "--final")
     assert read_program_ids(get_file(box))[0].programs["coordinator"].upgrade_authority == "nobody"
-    assert "nobody may change it on this chain" in box.refuse("dev", "deploy", *keys, wallet="deployer")
+    assert "nobody may change it on this chain" in box.refuse("dev", "deploy", *keys, "--sbpf-v3", wallet="deployer")
     assert "nobody may change it on this chain" in box.refuse("dev", "deploy", *keys, "--close", wallet="deployer")
 
 

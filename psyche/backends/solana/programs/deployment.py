@@ -13,10 +13,12 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from psyche.backends.solana.programs.check import read_programs
-from psyche.backends.solana.rpc.transaction import FIRST_RAISE, Budget, TransactionDraft
+from psyche.backends.solana.rpc.replies import read_integer
+from psyche.backends.solana.rpc.transaction import Budget, FeePolicy, TransactionDraft
 from psyche.backends.solana.session import ChainPlan, ChainSession, Quote
 from psyche.chain.addresses import SOURCE_IDS, ProgramIds
 from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE
+from psyche.chain.failures import TransactionFailed
 from psyche.chain.interface.files import find_file
 from psyche.chain.packing import Step
 from psyche.chain.programs import loader
@@ -28,9 +30,10 @@ from psyche.errors import BackendError, ConfigError
 PART_BYTES: Final = 940  # of a program, in one transaction
 WINDOW: Final = 64  # parts that are sent before the chain is asked whether they have landed
 PAUSE_S: Final = 0.25  # between them: public endpoints take 40 calls of a method in 10 s
-PATIENCE_S: Final = 90.0  # a block hash counts for about 60 s
+PATIENCE_S: Final = 90.0  # a block hash counts for about 60 s; only a chain that stands still takes longer
 POLL_S: Final = 0.5
 WRITE_UNITS: Final = 10_000
+MIN_EXTENSION_BYTES: Final = 10_240  # of a program's account, as newer chains want it
 MAX_PASSES: Final = 20  # over what a buffer lacks; on a crowded chain each one pays more
 
 
@@ -69,6 +72,12 @@ class _Found:
     @property
     def is_begun(self) -> bool:
         return self.buffer is not None and len(self.buffer.code) == len(self.program.code)
+
+    @property
+    def lacking_bytes(self) -> int:
+        """What the account of a program lacks for a longer one."""
+        lacking = len(self.program.code) - len(self.deployed.code) if self.deployed else 0
+        return max(lacking, MIN_EXTENSION_BYTES) if lacking > 0 else 0
 
     def list_missing(self) -> list[int]:
         """Where parts begin that are not in the buffer."""
@@ -155,9 +164,12 @@ async def _make_quote(session: ChainSession, found: Sequence[_Found], *, is_fina
     for one in waiting:
         header_bytes = loader.BUFFER_HEADER_BYTES if one.deployed else loader.DATA_HEADER_BYTES
         deposit += await session.rpc.get_deposit(header_bytes + len(one.program.code)) - one.lamports
-        deposit += 0 if one.deployed else await session.rpc.get_deposit(loader.PROGRAM_BYTES)
+        if one.deployed is None:
+            deposit += await session.rpc.get_deposit(loader.PROGRAM_BYTES)
+        elif one.lacking_bytes:
+            deposit += await session.rpc.get_deposit(one.lacking_bytes) - await session.rpc.get_deposit(0)
     parts = sum(len(one.list_missing()) for one in waiting)
-    count = parts + 2 * len(waiting) + len(ended)
+    count = parts + 2 * len(waiting) + len(ended) + sum(one.lacking_bytes > 0 for one in waiting)
     says = ["puts " + ", ".join(f"the {one.label}" for one in waiting) + " on the chain"] if waiting else []
     says += ["then nobody can change them any more, for ever"] if ended else []
     returns = "it stays there" if is_final else "it comes back when they are closed (--close)"
@@ -180,8 +192,23 @@ async def _deploy_one(session: ChainSession, found: _Found) -> None:
         made = loader.build_deploy(payer, address, buffer, size, await rpc.get_deposit(loader.PROGRAM_BYTES))
         await _send(session, f"deploy the {program.name}", *made, signers=(program.key,))
     else:
+        if found.lacking_bytes:
+            await _extend(session, found)
         await _send(session, f"upgrade the {program.name}", loader.build_upgrade(payer, address, buffer))
     session.say(f"{found.label}: is on the chain")
+
+
+async def _extend(session: ChainSession, found: _Found) -> None:
+    """Make room for a longer program. Chains know one of two instructions for that, by their age."""
+    title = f"room for the {found.program.name}"
+    made = [
+        loader.build_extension(session.key, found.program.key.pubkey(), found.lacking_bytes, is_checked=is_checked)
+        for is_checked in (True, False)
+    ]
+    try:
+        await _send(session, title, made[0])
+    except TransactionFailed:
+        await _send(session, title, made[1])
 
 
 async def _send(
@@ -211,7 +238,7 @@ async def _write_parts(session: ChainSession, program: NewProgram, starts: Seque
     assert session.wallet is not None, "the session's key was asked for"
     rpc, payer = session.rpc, session.wallet
     block = await rpc.get_blockhash()
-    budget = Budget(WRITE_UNITS, FIRST_RAISE << attempt if attempt else 0)
+    budget = Budget(WRITE_UNITS, FeePolicy().choose_price([], WRITE_UNITS, attempt))
     is_here = all(one.is_here for one in rpc.endpoints)
     config = {"encoding": "base64", "skipPreflight": True, "preflightCommitment": "confirmed"}
     signatures: list[str] = []
@@ -222,8 +249,14 @@ async def _write_parts(session: ChainSession, program: NewProgram, starts: Seque
         signatures.append(str(signed.signatures[0]))
         await trio.sleep(0 if is_here else PAUSE_S)
     with trio.move_on_after(PATIENCE_S):
-        while not await rpc.read(_have_landed, "getSignatureStatuses", signatures):  # noqa: ASYNC110  # no events
+        while not await rpc.read(_have_landed, "getSignatureStatuses", signatures):
+            if await rpc.read(_read_height, "getBlockHeight", {"commitment": "confirmed"}) > block.last_height:
+                return
             await trio.sleep(POLL_S)
+
+
+def _read_height(reply: Any) -> int:
+    return read_integer(reply, "getBlockHeight")
 
 
 def _have_landed(reply: Any) -> bool:

@@ -16,7 +16,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+_ADVICE: Final = {
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some space there",
+    errno.EEXIST: "move away what is in the way",
+    errno.ENOTDIR: "move away the file that is in the way",
+    errno.EACCES: "let this user write there",
+    errno.EROFS: "name a folder on another disk",
+}
 
 
 @contextmanager
@@ -117,6 +126,13 @@ def resolve_path(folder: Path, name: str) -> Path:
     RuntimeError), they stay, and whoever uses the path gets an OSError.
     """
     return Path(os.path.realpath(folder / expand_user(name)))
+
+
+def describe_write_error(error: Exception) -> str:
+    """What kept something from being written, and the way out where it is known; also of libraries that quote it."""
+    text = str(error)
+    found = (advice for number, advice in _ADVICE.items() if os.strerror(number) in text)
+    return "; ".join((text, *found))
 
 
 def make_folder(path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from psyche.chain.wallet import Wallet, read_wallet, write_wallet
 from psyche.client.runtime.app import LOCK_NAME, lock_data_dir
-from psyche.durable import open_lock, read_file, resolve_path
+from psyche.durable import describe_write_error, open_lock, read_file, resolve_path
 from psyche.errors import BackendError
 from psyche.server.journal.disk import FolderDisk
 from psyche.wire.key_file import make_identity, read_key_file, write_key_file
@@ -104,3 +104,16 @@ def test_a_lock_is_held_by_one_alone(tmp_path: Path) -> None:
         open_lock(tmp_path / "lock")
     os.close(held)
     os.close(open_lock(tmp_path / "lock"))
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model"), "; free some space there"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "; free some space there"),
+        (FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), "model"), "; move away what is in the way"),
+        (OSError(errno.EIO, os.strerror(errno.EIO), "model"), ""),
+    ],
+)
+def test_the_way_out_of_a_failed_write_is_that_of_its_cause(error: Exception, advice: str) -> None:
+    assert describe_write_error(error) == f"{error}{advice}"

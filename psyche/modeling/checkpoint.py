@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers.models.llama import LlamaForCausalLM
 
 from psyche.core.encoding.manifest import TensorEntry, encode_manifest
-from psyche.durable import sync_file, write_file
+from psyche.durable import describe_write_error, sync_file, write_file
 from psyche.errors import TrainerError
 from psyche.modeling.model import build_random_model, get_tensors, read_model_config
 from psyche.modeling.snapshot import (
@@ -62,7 +62,7 @@ def write_snapshot(
             root = blake3_hash(manifest)
             write_info(folder, replace(info, weight_root=root), about)
     except (OSError, SafetensorError) as error:
-        raise TrainerError(f"snapshot {info.path}: cannot be written: {error}; free some space there") from error
+        raise TrainerError(f"snapshot {info.path}: cannot be written: {describe_write_error(error)}") from error
     return root
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from psyche.durable import sync_file, write_file
+from psyche.durable import describe_write_error, sync_file, write_file
 from psyche.errors import TrainerError
 from psyche.modeling.model_card import CARD_NAME
 from psyche.modeling.snapshot import write_folder, write_model_files
@@ -46,7 +46,7 @@ def export_model(
             write_model_files(folder, files)
             write_file(folder / CARD_NAME, card.encode())
     except OSError as error:
-        raise TrainerError(f"export {path}: cannot be written: {error}; free some space there") from error
+        raise TrainerError(f"export {path}: cannot be written: {describe_write_error(error)}") from error
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor], dtype: str, max_shard_bytes: int) -> None:

@@ -1,6 +1,7 @@
 """The replay store on disk: what it keeps, what it drops, what it refuses (S7, I6)."""
 
 import dataclasses
+import shutil
 import threading
 from pathlib import Path
 
@@ -124,3 +125,16 @@ def test_a_set_is_stored_while_old_epochs_are_dropped(tmp_path: Path) -> None:
         store.write(build_entry(3, height), BODIES)
     dropping.join()
     assert list_sets(tmp_path) == [f"epoch-00003/{height:06d}.set" for height in range(50)]
+
+
+def test_a_data_folder_that_is_removed_is_told_once_with_what_it_means_and_rounds_are_kept_again(
+    tmp_path: Path,
+) -> None:
+    store = ReplayStore(tmp_path / "ada" / "replay", 1 << 20)
+    store.write(build_entry(1, 1), BODIES)
+    shutil.rmtree(tmp_path / "ada")
+    store.keep_epochs(0, 1)
+    with pytest.raises(TrainerError, match=r"data folder .*/ada: it was removed .* it would have another key"):
+        store.write(build_entry(1, 2), BODIES)
+    store.write(build_entry(1, 3), BODIES)
+    assert list_sets(tmp_path / "ada" / "replay") == ["epoch-00001/000002.set", "epoch-00001/000003.set"]

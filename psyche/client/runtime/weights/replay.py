@@ -36,6 +36,13 @@ class StoredSet(msgspec.Struct, frozen=True, kw_only=True):
     bodies: tuple[bytes, ...]
 
 
+LOST: Final = (
+    "data folder {}: it was removed while this client uses it, and its snapshots and key with it, if they lay there. "
+    "This client trains on with what it has in memory; started again, it would have another key, which the run's owner "
+    "would have to allow. Put the file of the key back from a copy before you start it again"
+)
+
+
 class ReplayStore:
     """Decided sets by (epoch, height). All methods block on the disk: call them in a thread."""
 
@@ -52,7 +59,8 @@ class ReplayStore:
         """Store one set; make room first by removing the oldest epochs.
 
         Raises:
-            TrainerError: the running epoch alone fills the quota.
+            TrainerError: the running epoch alone fills the quota, or somebody has removed the store meanwhile: the set
+                is stored all the same, in a new one.
             OSError: the disk refused.
         """
         stored = StoredSet(
@@ -70,11 +78,14 @@ class ReplayStore:
         raw = msgspec.msgpack.encode(stored)
         path = self._get_path(entry.epoch, entry.height)
         with self._changing:
+            is_lost = not self._root.is_dir()
             self._make_room(len(raw), entry.epoch)
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".tmp")
             temporary.write_bytes(raw)
             temporary.replace(path)
+        if is_lost:
+            raise TrainerError(LOST.format(self._root.parent))
 
     def has(self, epoch: int, height: int) -> bool:
         """Whether a set's file exists; it may still be damaged."""
@@ -95,7 +106,7 @@ class ReplayStore:
             raise WireError(f"replay store {path}: damaged: {error}") from error
 
     def _iter_epochs(self) -> Iterator[tuple[int, Path]]:
-        for folder in sorted(self._root.iterdir()):
+        for folder in sorted(self._root.glob("*")):
             match = _FOLDER.search(folder.name)
             if match:
                 yield int(match.group(1)), folder

@@ -9,6 +9,7 @@ from psyche.errors import ConfigError
 SOL_DECIMALS: Final = 9
 LAMPORTS_PER_SOL: Final = 10**SOL_DECIMALS
 LAMPORTS_PER_SIGNATURE: Final = 5_000  # the fee that every chain asks
+MAX_PRIORITY_LAMPORTS: Final = 100_000  # what a transaction pays at most to be early, unless a person says another
 _AMOUNT: Final = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?")
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from psyche.chain.amounts import LAMPORTS_PER_SOL
+from psyche.chain.amounts import LAMPORTS_PER_SOL, MAX_PRIORITY_LAMPORTS, format_sol
 from psyche.config.profile import ChainTable
 from psyche.config.rules import find_address_warnings, find_chain_warnings
 from psyche.core.state.state import Config
@@ -130,6 +130,7 @@ def format_costs(costs: ChainCosts, question: Question) -> str:
     """Describe what a chain costs."""
     part = f"{format_seconds(costs.round_s)}, of which {format_seconds(costs.of_chain_s)} are the chain's: "
     part += f"with a server it is {format_seconds(costs.server_round_s)}"
+    most = math.ceil(costs.whole.transactions) * MAX_PRIORITY_LAMPORTS
     head = ("a member pays for", "transactions", "signatures", "lamports", "SOL")
     rows = [
         _draw_row("a round", costs.per_round),
@@ -142,6 +143,10 @@ def format_costs(costs: ChainCosts, question: Question) -> str:
             f"transactions           {costs.landed} landed; sent again {format_number(costs.resent, 'time')}",
             "",
             format_table(head, rows),
+            (
+                f"while the chain is busy, up to {format_sol(most)} more for the run: {MAX_PRIORITY_LAMPORTS:,} "
+                "lamports a transaction, unless its members say another --max-priority-fee"
+            ),
         ]
     )
 

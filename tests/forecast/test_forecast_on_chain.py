@@ -110,6 +110,7 @@ def test_all_that_landed_was_paid_by_somebody(forecast: Forecast) -> None:
 
 def test_the_answer_says_what_the_chain_costs(costs: ChainCosts, forecast: Forecast, with_server: Forecast) -> None:
     text = format_costs(costs, forecast.question)
+    assert "100,000 lamports a transaction, unless its members say another --max-priority-fee" in text
     for part in ("are the chain's: with a server it is", "landed; sent again", "a member pays for", "\na round "):
         assert part in text
     assert "on a chain: slots of 400 ms, 5 % without a block; clients see a block after 0.4 to 3 s; 5 % of" in (

@@ -17,6 +17,7 @@ from psyche.backends.solana.joining import allows, find_authorization
 from psyche.backends.solana.lookup import find_run
 from psyche.backends.solana.rpc.client import Rpc, open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
+from psyche.backends.solana.rpc.transaction import FeePolicy
 from psyche.backends.solana.session import ChainSession, Spelling
 from psyche.backends.solana.version import check_version
 from psyche.chain.addresses import EVERYBODY, get_authorization_address, use_program_ids
@@ -71,6 +72,7 @@ class ChainMember:
         spelling: completes the commands that messages name.
         unix_time: the wall clock.
         program_ids: the file of the chain's programs; None: what this version knows.
+        fees: what the wallet pays to be early.
     """
 
     endpoints: Sequence[Endpoint]
@@ -80,6 +82,7 @@ class ChainMember:
     spelling: Spelling = Spelling()
     program_ids: Path | None = None
     unix_time: Callable[[], float] = time.time
+    fees: FeePolicy = FeePolicy()
 
     async def check(self) -> Entry:
         """Check that the wallet can take part, before the seconds that a trainer takes to start.
@@ -143,7 +146,7 @@ class ChainMember:
         wallet = bytes(self.wallet.pubkey())
         async with (
             open_rpc(self.endpoints, sink=sink) as rpc,
-            open_link(rpc, entry.accounts, self.wallet, identity, entry.authorization) as link,
+            open_link(rpc, entry.accounts, self.wallet, identity, entry.authorization, fees=self.fees) as link,
             open_chain_backend(
                 link, wallet, identity.public, sink=sink, platform=ChainPlatform(floor=floor)
             ) as backend,

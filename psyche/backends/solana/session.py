@@ -11,6 +11,7 @@ from solders.pubkey import Pubkey
 from psyche.backends.solana.programs.check import check_programs
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.rpc.sender import Landed, TransactionSender
+from psyche.backends.solana.rpc.transaction import FeePolicy
 from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE, format_sol
 from psyche.chain.failures import WalletEmpty
 from psyche.chain.interface.events import ChainEvent
@@ -54,12 +55,13 @@ class Quote:
 
     says: str
     transactions: tuple[str, ...]
-    fee_lamports: int  # for the signatures; a busy chain may cost more
+    fee_lamports: int  # for the signatures
     deposit_lamports: int
     returns: str
     kept_lamports: int
     wallet: str
     balance_lamports: int
+    priority_lamports: int = 0  # at most, for being early in each transaction while the chain is busy
 
     def describe(self) -> str:
         """The quote in a few lines."""
@@ -69,6 +71,12 @@ class Quote:
             lines[1] += f", {format_sol(self.kept_lamports)} for token accounts, which stay with their owners"
         if self.deposit_lamports:
             lines[1] += f", and a deposit of {format_sol(self.deposit_lamports)}; {self.returns}"
+        if self.priority_lamports:
+            most = f"up to {format_sol(self.priority_lamports * count)} more"
+            lines.append(
+                f"{most} while the chain is busy: {self.priority_lamports:,} lamports a transaction "
+                "(--max-priority-fee)"
+            )
         return "\n".join([*lines, f"wallet {self.wallet} pays and has {format_sol(self.balance_lamports)}"])
 
 
@@ -99,6 +107,7 @@ class ChainSession:
         say: is told of progress.
         spelling: completes the commands that messages name.
         vouching: the chain's programs; None: those of a local chain.
+        fees: what the wallet pays to be early.
     """
 
     rpc: Rpc
@@ -107,6 +116,7 @@ class ChainSession:
     say: Callable[[str], None] = field(default=lambda _text: None)
     spelling: Spelling = Spelling()
     vouching: Vouching | None = None
+    fees: FeePolicy = FeePolicy()
 
     def spell(self, command: str, run_id: str = "", *, signed: bool = True) -> str:
         """A further command at this chain, in quotes, that can be run as it is printed."""
@@ -144,7 +154,7 @@ class ChainSession:
         balance = await self.rpc.get_balance(self.key)
         return Quote(
             plan.says, tuple(step.title for step in steps), fee, plan.deposit_lamports, plan.returns,
-            plan.kept_lamports, str(self.key), balance,
+            plan.kept_lamports, str(self.key), balance, self.fees.max_lamports,
         )  # fmt: skip
 
     def ask(self, quote: Quote, *, is_asked: bool = True) -> None:
@@ -166,7 +176,7 @@ class ChainSession:
 
     async def _send(self, plan: ChainPlan, steps: Sequence[Step]) -> Landed | None:
         assert self.wallet is not None, "carry_out has asked for its key"
-        sender = TransactionSender(self.rpc, self.wallet)
+        sender = TransactionSender(self.rpc, self.wallet, self.fees)
         landed: Landed | None = None
         events: list[ChainEvent] = []
         for number, step in enumerate(steps, 1):

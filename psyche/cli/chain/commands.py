@@ -23,7 +23,11 @@ READING: Final[dict[str, tuple[object, object]]] = {
     "ws_rpc_3": (opt.WsRpc3, None),
     "program_ids": (opt.ProgramIds, None),
 }
-CHANGING: Final = READING | {"wallet_private_key_path": (opt.WalletPath, None), "yes": (opt.Yes, False)}
+_PAYING: Final[dict[str, tuple[object, object]]] = {
+    "wallet_private_key_path": (opt.WalletPath, None),
+    "max_priority_fee": (opt.MaxPriorityFee, None),
+}
+CHANGING: Final = READING | _PAYING | {"yes": (opt.Yes, False)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ def chain_command(
     def register(function: Callable[..., None]) -> Callable[..., None]:
         def run(**given: Any) -> None:  # typer reads the signature that is set below
             own = {name: given.pop(name) for name in shared}
-            options = opt.take_options(own | ({"wallet_private_key_path": None} if reads else {}))
+            options = opt.take_options((dict.fromkeys(_PAYING) if reads else {}) | own)
             function(chain=ChainAccess(options, own.get("yes", False), reads), **given)
 
         opt.set_signature(run, function, shared, instead_of="chain")

@@ -109,9 +109,18 @@ def make_place(
         key = parse_hex("--server-key", server_key) if server_key else None
         return ServerPlace(parse_server(address, run_id, key))
     from psyche.backends.solana.entry import ChainMember
+    from psyche.backends.solana.rpc.transaction import FeePolicy
     from psyche.chain.addresses import parse_key
 
     grantee = parse_key(authorizer, "--authorizer") if authorizer else None
     return ChainPlace(
-        ChainMember(chain.find_endpoints(), chain.load_wallet(), run_id, grantee, chain.spelling, chain.program_ids)
+        ChainMember(
+            chain.find_endpoints(),
+            chain.load_wallet(),
+            run_id,
+            grantee,
+            chain.spelling,
+            chain.program_ids,
+            fees=FeePolicy(max_lamports=chain.max_priority_lamports),
+        )
     )

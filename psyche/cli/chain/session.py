@@ -7,6 +7,7 @@ import typer
 
 from psyche.backends.solana.home import SolanaHome
 from psyche.backends.solana.rpc.client import open_rpc
+from psyche.backends.solana.rpc.transaction import FeePolicy
 from psyche.backends.solana.session import Approve, ChainSession, Quote
 from psyche.chain.addresses import use_program_ids
 from psyche.chain.cluster import name_foreign
@@ -28,7 +29,7 @@ def call_at_chain(
         ConfigError: no chain or wallet is named.
         BackendError: no endpoint answers, or the chain refuses.
     """
-    endpoints = options.find_endpoints()
+    endpoints, most = options.find_endpoints(), options.max_priority_lamports
     wallet = None if reads else options.load_wallet()
 
     async def call() -> _Found:
@@ -37,7 +38,8 @@ def call_at_chain(
             vouching = choose_programs(genesis, options.program_ids)
             use_program_ids(vouching.ids)
             approve = make_approval("" if reads else name_foreign(genesis, endpoints), yes=yes)
-            return await function(ChainSession(rpc, wallet, approve, _say, options.spelling, vouching))
+            session = ChainSession(rpc, wallet, approve, _say, options.spelling, vouching, FeePolicy(max_lamports=most))
+            return await function(session)
 
     return run_async(call)
 

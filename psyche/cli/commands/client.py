@@ -58,6 +58,7 @@ def train(
     ws_rpc_3: chain.WsRpc3 = None,
     wallet_private_key_path: chain.WalletPath = None,
     program_ids: chain.ProgramIds = None,
+    max_priority_fee: chain.MaxPriorityFee = None,
     authorizer: opt.Authorizer = None,
     identity_secret_key_path: opt.IdentityPath = None,
     data_dir: opt.DataDir = None,
@@ -86,9 +87,9 @@ def train(
     Looks for the run, starts PyTorch, waits for members, gets the weights, trains its share of every round. Started
     again, it goes on where it was. Ctrl-C withdraws and ends within five seconds; a second one ends at once.
 
-    The run is on a server (--server-addr) or on Solana (--rpc). There the wallet joins and pays, about 0.00001 SOL a
-    round; each machine needs one of its own. Exit code 0: the run is finished, or SIGTERM. 10: its owner wants another
-    version of Psyche. 11: its owner has closed it. 12: the endpoints lead to another chain. 130: Ctrl-C.
+    The run is on a server (--server-addr) or on Solana (--rpc). There each machine's own wallet joins and pays, about
+    0.00001 SOL a round; a busy chain costs up to 0.0001 SOL more a transaction (--max-priority-fee). Exit code 0: done,
+    or SIGTERM. 10: the owner wants another version. 11: the run is closed. 12: it is another chain. 130: Ctrl-C.
     """
     from psyche.cli.chain.places import make_place
     from psyche.cli.helpers.interfaces import get_bind_ip
@@ -98,7 +99,8 @@ def train(
     console = Console()
     configure_logging(logs.value, log, console=console, write_log=write_log)
     data_dir = get_data_dir(data_dir, run_id)
-    named = chain.ChainOptions(rpc, ws_rpc, rpc_2, ws_rpc_2, rpc_3, ws_rpc_3, wallet_private_key_path, program_ids)
+    paying = wallet_private_key_path, program_ids, max_priority_fee
+    named = chain.ChainOptions(rpc, ws_rpc, rpc_2, ws_rpc_2, rpc_3, ws_rpc_3, *paying)
     place = make_place(run_id, server_addr, server_key, named, authorizer)
     settings = ClientSettings(
         run_id=run_id, server_key=parse_hex("--server-key", server_key) if server_key else None, data_dir=data_dir,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from psyche.chain.amounts import MAX_PRIORITY_LAMPORTS
+
 if TYPE_CHECKING:
     from psyche.backends.solana.session import Spelling
     from psyche.chain.cluster import Endpoint
@@ -50,6 +52,17 @@ ProgramIds = Annotated[
         "dev deploy` writes. Default: what this version knows of the chain.",
     ),
 ]
+MaxPriorityFee = Annotated[
+    int | None,
+    typer.Option(
+        "--max-priority-fee",
+        min=0,
+        metavar="LAMPORTS",
+        envvar="MAX_PRIORITY_FEE",
+        help="The most that a transaction on Solana pays beside its signatures, to be early while the chain is busy: "
+        f"what others lately paid, up to this. 0: nothing. Default: {MAX_PRIORITY_LAMPORTS:,}.",
+    ),
+]
 Yes = Annotated[
     bool,
     typer.Option("--yes", "-y", help="Make the change without a question; needed where no terminal is."),
@@ -69,6 +82,12 @@ class ChainOptions:
     ws_rpc_3: str | None = None
     wallet_private_key_path: Path | None = None
     program_ids: Path | None = None
+    max_priority_fee: int | None = None
+
+    @property
+    def max_priority_lamports(self) -> int:
+        """The most that a transaction pays to be early."""
+        return MAX_PRIORITY_LAMPORTS if self.max_priority_fee is None else self.max_priority_fee
 
     def find_endpoints(self) -> "tuple[Endpoint, ...]":
         """Find the endpoints: the options, their variables, ANCHOR_PROVIDER_URL, or the Solana CLI's configuration.

@@ -8,8 +8,12 @@ from solders.token.associated import get_associated_token_address
 from test_auth_and_rewards import earn
 from test_run_on_chain import put_file, read_instance
 
+from psyche.backends.solana.rpc.transaction import LEAST_UNITS
+from psyche.chain.amounts import MAX_PRIORITY_LAMPORTS
 from psyche.chain.tokens import read_mint
 from psyche.chain.treasury import TreasurerRun
+from psyche.cli.chain.places import ChainPlace, make_place
+from psyche.cli.helpers.chain import ChainOptions
 
 
 def mint(box: ChainBox, wallet: str, *words: str) -> Pubkey:
@@ -91,3 +95,25 @@ def test_the_page_on_rewards_works_without_any_tool_of_solana_and_what_is_not_ow
     box.call("rewards", "claim", "-r", "gives", wallet="earns")
     assert box.get_tokens(token, member.pubkey()) == 5_000_001
     box.call("run", "close", "-r", "gives", wallet="gives")
+
+
+def test_the_quote_names_what_a_busy_chain_may_cost_more_up_to_the_ceiling(box: ChainBox) -> None:
+    box.fund("fees")
+    words = ("auth", "create", "--authorizer", "everybody")
+    printed = box.call(*words, wallet="fees")
+    assert "up to 0.0001 SOL more while the chain is busy: 100,000 lamports a transaction" in printed
+    printed = box.call("auth", "delete", "--authorizer", "everybody", "--max-priority-fee", "7", wallet="fees")
+    assert "up to 0.000000007 SOL more while the chain is busy: 7 lamports a transaction (--max" in printed
+    printed = box.call(*words, "--max-priority-fee", "0", wallet="fees")
+    assert "busy" not in printed
+    assert "--max-priority-fee" in box.try_call(*words, "--max-priority-fee", "-1", wallet="fees").output
+
+
+def test_a_member_pays_no_more_than_its_ceiling_to_be_early(box: ChainBox) -> None:
+    box.fund("early")
+    options = ChainOptions(rpc=box.chain.http, wallet_private_key_path=box.get_path("early"), max_priority_fee=1_000)
+    place = make_place("run", None, None, options, None)
+    assert isinstance(place, ChainPlace)
+    assert place.member.fees.choose_price([10**9], LEAST_UNITS, 0) * LEAST_UNITS <= 1_000 * 10**6
+    assert "--max-priority-fee 1000" in options.spelling.chain
+    assert ChainOptions().max_priority_lamports == MAX_PRIORITY_LAMPORTS

@@ -16,6 +16,7 @@ from solders.message import Message
 from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 
+from psyche.chain.amounts import MAX_PRIORITY_LAMPORTS
 from psyche.chain.coordinator import ED25519
 from psyche.chain.failures import TransactionFailed
 
@@ -111,7 +112,7 @@ class FeePolicy:
     """
 
     percentile: int = 75
-    max_lamports: int = 100_000
+    max_lamports: int = MAX_PRIORITY_LAMPORTS
 
     def choose_price(self, recent: Sequence[int], units: int, expired: int) -> int:
         """The price in micro-lamports per unit, after so many attempts that expired."""

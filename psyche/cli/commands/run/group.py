@@ -95,6 +95,7 @@ OPTIONS: Final[dict[str, tuple[object, object]]] = {  # their types and defaults
     "rpc_3": (chain.Rpc3, None),
     "ws_rpc_3": (chain.WsRpc3, None),
     "program_ids": (chain.ProgramIds, None),
+    "max_priority_fee": (chain.MaxPriorityFee, None),
     "treasurer_index": (TreasurerIndex, None),
     "yes": (chain.Yes, False),
 }

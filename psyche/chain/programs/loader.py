@@ -18,7 +18,6 @@ BUFFER_HEADER_BYTES: Final = 37
 PROGRAM_BYTES: Final = 36
 DATA_HEADER_BYTES: Final = 45
 _BEGIN, _WRITE, _DEPLOY, _UPGRADE, _SET_AUTHORITY, _CLOSE, _EXTEND = range(7)
-_EXTEND_CHECKED: Final = 9
 _IS_BUFFER: Final = 1
 _IS_DATA: Final = 3
 
@@ -84,14 +83,10 @@ def build_upgrade(payer: Pubkey, program: Pubkey, buffer: Pubkey) -> Instruction
     return _build(_UPGRADE, b"", *accounts)
 
 
-def build_extension(payer: Pubkey, program: Pubkey, size_bytes: int, *, is_checked: bool) -> Instruction:
-    """Make a program's account longer; `is_checked`: as newer chains want it, where the upgrade authority signs."""
-    accounts = (writes(find_data_address(program)), writes(program))
-    signed = (signs(payer),) if is_checked else ()
-    kind = _EXTEND_CHECKED if is_checked else _EXTEND
-    return _build(
-        kind, size_bytes.to_bytes(4, "little"), *accounts, *signed, reads(SYSTEM), signs(payer, writable=True)
-    )
+def build_room(payer: Pubkey, program: Pubkey, size_bytes: int) -> Instruction:
+    """Make a program's account longer."""
+    accounts = (writes(find_data_address(program)), writes(program), reads(SYSTEM), signs(payer, writable=True))
+    return _build(_EXTEND, size_bytes.to_bytes(4, "little"), *accounts)
 
 
 def build_end(payer: Pubkey, program: Pubkey) -> Instruction:

@@ -18,7 +18,6 @@ from psyche.backends.solana.rpc.transaction import Budget, FeePolicy, Transactio
 from psyche.backends.solana.session import ChainPlan, ChainSession, Quote
 from psyche.chain.addresses import SOURCE_IDS, ProgramIds
 from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE
-from psyche.chain.failures import TransactionFailed
 from psyche.chain.interface.files import find_file
 from psyche.chain.packing import Step
 from psyche.chain.programs import loader
@@ -203,22 +202,10 @@ async def _deploy_one(session: ChainSession, found: _Found) -> None:
         await _send(session, f"deploy the {program.name}", *made, signers=(program.key,))
     else:
         if found.lacking_bytes:
-            await _extend(session, found)
+            room = loader.build_room(payer, address, found.lacking_bytes)
+            await _send(session, f"room for the {program.name}", room)
         await _send(session, f"upgrade the {program.name}", loader.build_upgrade(payer, address, buffer))
     session.say(f"{found.label}: is on the chain")
-
-
-async def _extend(session: ChainSession, found: _Found) -> None:
-    """Make room for a longer program. Chains know one of two instructions for that, by their age."""
-    title = f"room for the {found.program.name}"
-    made = [
-        loader.build_extension(session.key, found.program.key.pubkey(), found.lacking_bytes, is_checked=is_checked)
-        for is_checked in (True, False)
-    ]
-    try:
-        await _send(session, title, made[0])
-    except TransactionFailed:
-        await _send(session, title, made[1])
 
 
 async def _send(

@@ -97,11 +97,10 @@ def estimate_whole_run(answers: Answers, model: ModelChoice) -> WholeRun:
     payload_bytes = compute_payload_bytes(compute_even_shapes(model.parameters, recipe.chunk), optimizer)
     tokens = config["global_batch_size_end"] * model.sequence_tokens
     train_s = tokens / answers.members / recipe.tokens_per_s
-    others_bytes = payload_bytes * (answers.members - 1)
     return WholeRun(
         steps=answers.steps, epochs=-(-answers.steps // config["rounds_per_epoch"]), round_s=train_s + APPLY_S,
         around_s=config["waiting_for_members_extra_time"] + LOAD_S + config["cooldown_time"], train_s=train_s,
-        tokens=tokens, sent_bytes=others_bytes, received_bytes=others_bytes, send_s=train_s + APPLY_S,
+        tokens=tokens, sent_bytes=payload_bytes * (answers.members - 1), send_s=train_s + APPLY_S,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import math
 from typing import Final
 
 from psyche.analysis.accounts import RoundAccount, What
-from psyche.analysis.tally import compute_times
+from psyche.analysis.tally import NodeAccount, compute_times
 from psyche.core.state.state import Config
 from psyche.forecast.chain_costs import count_rounds, count_steps
 from psyche.forecast.obstacle import estimate_slowest_s
@@ -59,14 +59,9 @@ def compute_whole_run(forecast: Forecast) -> WholeRun | None:
     later = rounds[len(rounds) // 2 :]
     drains_s = math.fsum(one.seconds for one in accounts.rounds if one.is_drain)
     between_s = accounts.phases["warmup"] + accounts.phases["cooldown"] + drains_s
-    sizes = [sum(one.place in node.present for node in forecast.members) for one in rounds]
-    pairs, peers = sum(size * (size - 1) for size in sizes) or 1, max(0, sizes[-1] - 1)
-    sent, received = (
-        peers * sum(getattr(forecast.carried[node.name], way) for node in forecast.members) / pairs
-        for way in ("sent", "received")
-    )
+    members = sum(later[-1].place in node.present for node in forecast.members)
     round_s = _average([one.seconds for one in later])
-    waited_s = _average([max(compute_times(node, one)[What.TRANSFER] for node in forecast.members) for one in later])
+    busy_s = _average([_get_longest_training(forecast.members, one) for one in later])
     train_s = _average([one.shares[What.TRAIN] * one.seconds for one in later])
     growth = _compute_growth(question.config, later, question.workload.sequence_tokens)
     round_s += (growth - 1) * train_s
@@ -75,8 +70,9 @@ def compute_whole_run(forecast: Forecast) -> WholeRun | None:
         steps=count_steps(question.config), epochs=round(count_rounds(forecast)[1]), round_s=round_s,
         around_s=between_s / len({one.epoch for one in accounts.rounds})
         + question.config.waiting_for_members_extra_time,
-        train_s=growth * train_s, tokens=growth * _average([one.tokens for one in later]), sent_bytes=sent,
-        received_bytes=received, send_s=round_s - waited_s if question.config.overlap else max(1.0, in_time_s),
+        train_s=growth * train_s, tokens=growth * _average([one.tokens for one in later]),
+        sent_bytes=max(0, members - 1) * question.workload.payload_bytes,
+        send_s=busy_s + (growth - 1) * train_s if question.config.overlap else max(1.0, in_time_s),
     )  # fmt: skip
 
 
@@ -86,6 +82,12 @@ def _compute_growth(config: Config, played: list[RoundAccount], sequence_tokens:
     growing = min(steps, 2 * config.global_batch_size_warmup_tokens / ((start + end) * sequence_tokens))
     samples = end - (end - start) / 2 * growing / steps
     return samples * sequence_tokens / (_average([one.batch_tokens for one in played]) or samples * sequence_tokens)
+
+
+def _get_longest_training(members: list[NodeAccount], one: RoundAccount) -> float:
+    """Seconds that the slowest member of a round's set trained: for so long nobody waits for payloads."""
+    counted = [node for node in members if node.name in (one.members or one.trained)]
+    return max((compute_times(node, one)[What.TRAIN] for node in counted), default=0.0) or one.seconds
 
 
 def _average(values: list[float]) -> float:

@@ -19,7 +19,7 @@ class WholeRun:
         around_s: of an epoch outside of these: waiting for members, Warmup, drains, Cooldown.
         train_s: that a member trains in a round.
         tokens: of a round, applied.
-        sent_bytes, received_bytes: of a member in a round.
+        sent_bytes: of payloads, by a member in a round; as many are received.
         send_s: time that a member has to send them without anybody waiting for it.
     """
 
@@ -30,7 +30,6 @@ class WholeRun:
     train_s: float
     tokens: float
     sent_bytes: float
-    received_bytes: float
     send_s: float
 
     @property
@@ -51,12 +50,8 @@ class WholeRun:
 
 def format_whole_run(run: WholeRun, basis: str) -> list[str]:
     """Describe the whole run in lines."""
-
-    def describe_traffic(round_bytes: float) -> str:
-        in_all = round_bytes * run.steps
-        daily = f"{format_bytes(in_all * DAY_S / run.seconds)} a day, " if run.seconds > DAY_S else ""
-        return f"{daily}{format_bytes(in_all)} in all"
-
+    in_all = run.sent_bytes * run.steps
+    daily = f"{format_bytes(in_all * DAY_S / run.seconds)} a day, " if run.seconds > DAY_S else ""
     return [
         f"the whole run, {run.steps:,} steps in {format_number(run.epochs, 'epoch')}, {basis}:",
         (
@@ -64,8 +59,7 @@ def format_whole_run(run: WholeRun, basis: str) -> list[str]:
             f"{format_seconds(run.round_s)} a round, {format_seconds(run.around_s)} between two epochs"
         ),
         f"  a member trains      {format_percent(run.training_share)} of that time",
-        f"  a member sends       {describe_traffic(run.sent_bytes)}",
-        f"  a member receives    {describe_traffic(run.received_bytes)}",
+        f"  a member sends       {daily}{format_bytes(in_all)} in all, and receives as much",
         f"  upload it needs      {run.upload_mbit_s:.3g} Mbit/s; with less, others wait for its results",
     ]
 

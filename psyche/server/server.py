@@ -26,7 +26,7 @@ from psyche.errors import BackendError, ConfigError
 from psyche.server.access import AllowList
 from psyche.server.clock import RunClock
 from psyche.server.connections.hub import Hub
-from psyche.server.connections.limits import MAX_STRANGERS, TICK_S
+from psyche.server.connections.limits import TICK_S
 from psyche.server.connections.push import StateVersion, compute_delay_s
 from psyche.server.data import RunData, open_run_data
 from psyche.server.handler import CoordinatorHandler
@@ -47,7 +47,7 @@ PROGRAM: Final = f"psyche {__version__}"
 ENTROPY_BYTES: Final = 32
 CLOSING_TIMEOUT_S: Final = 5.0
 LEAST_PLACES: Final = 8
-USUAL_PLACES: Final = MAX_CLIENTS + MAX_STRANGERS
+USUAL_PLACES: Final = MAX_CLIENTS + 128  # all members, and strangers who come and go
 
 
 class ServerDisk(JournalDisk, Protocol):

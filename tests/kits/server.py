@@ -1,5 +1,7 @@
 """Shared by the server's tests: keys, a disk in memory, and honest members that send real requests."""
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -31,6 +33,7 @@ class MemoryDisk:
         self.files = dict(files or {})
         self.syncs = 0
         self.broken = False
+        self.errno = errno.EIO
 
     def names(self) -> list[str]:
         return sorted(self.files)
@@ -43,7 +46,7 @@ class MemoryDisk:
 
     def replace(self, name: str, data: bytes) -> None:
         if self.broken:
-            raise OSError(5, "Input/output error")
+            raise OSError(self.errno, os.strerror(self.errno))
         self.files[name] = data
         self.syncs += 1
 

@@ -1,5 +1,6 @@
 """The journal (K1): records survive what they must, and what is broken is told apart from what is torn."""
 
+import errno
 import struct
 from dataclasses import replace
 
@@ -248,12 +249,21 @@ def test_a_snapshot_of_another_version_is_told_as_such_however_long_its_state_is
     assert j.decode_snapshot(content + bytes(32), 12) is None, "not whole"
 
 
-def test_a_failing_disk_says_so_and_nothing_becomes_durable() -> None:
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EIO, r"the disk failed \(.*Input/output error.*start the server again"),
+        (errno.EMFILE, r"next file cannot be opened \(Too many open files\).*ulimit -n.*start the server again"),
+    ],
+    ids=["disk", "descriptors"],
+)
+def test_a_write_that_fails_names_its_cause_and_nothing_becomes_durable(number: int, words: str) -> None:
     disk = MemoryDisk()
+    disk.errno = number
     journal = build_journal(disk)
     journal.append(200, Change(Tick(bytes(32))), HASH)
     disk.broken = True
-    with pytest.raises(j.JournalError, match=r"Input/output error.*start the server again"):
+    with pytest.raises(j.JournalError, match=words):
         journal.flush()
     assert journal.durable_seq == 0
 

@@ -236,7 +236,9 @@ def _check(draft: Draft, scratch: Path) -> tuple[str, ...]:
     """
     with _linking(_find_links(draft, scratch)):
         report = validate_run(scratch)
-    problems = [*(one.what for one in report.problems), *report.unsupported]
+    is_to_come = bool(draft.data.texts) and not draft.is_prepared
+    found = [one for one in report.problems if not (is_to_come and one.key == "model.LLM.data_location")]
+    problems = [*(one.what for one in found), *report.unsupported]
     if problems:
         text = "\n".join(problems)
         if draft.model.folder is not None:

@@ -477,6 +477,8 @@ def test_a_run_on_a_chain_is_valid_there_at_once_and_says_how_to_create_it(tmp_p
     ]
     for line in lines:
         assert_parses(shlex.split(line)[1:])
+    later = run(tmp_path / "later", "--data", make_text(tmp_path), "--no-prepare", "--yes", "--rpc", "localhost")
+    assert later.exit_code == 0, later.output
     both = run(tmp_path / "both", *words, "--rpc", "localhost", "--server-addr", "127.0.0.1:1")
     assert "a run has one home" in both.output
 

@@ -27,6 +27,7 @@ from psyche.core.state.limits import MAX_CLIENTS, MAX_TIME_S, RUN_ID_BYTES, U16_
 from psyche.core.state.state import CheckpointKind, Config, Metadata, Model, Progress
 from psyche.durable import read_file, resolve_path
 from psyche.errors import WireError
+from psyche.telemetry.text import describe_parse_failure
 from psyche.wire.access import MAX_KEYS, Access
 from psyche.wire.peer_address import EXAMPLE, parse_peer_address
 
@@ -212,10 +213,9 @@ def _read(file: Path) -> _Document:
         return _Document(file, tomllib.loads(text), find_lines(text))
     except OSError as error:
         raise ConfigProblems([Problem(file, None, "", f"cannot be read: {error.strerror}")]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigProblems([Problem(file, None, "", f"is not TOML: {error}")]) from error
-    except ValueError as error:  # of int()
-        raise ConfigProblems([Problem(file, None, "", "has a number of over 4,300 digits")]) from error
+    except (ValueError, RecursionError) as error:
+        what = f"is not TOML: {describe_parse_failure(error)}"
+        raise ConfigProblems([Problem(file, None, "", what)]) from error
 
 
 def _parse(document: _Document, kind: type[_T]) -> tuple[_T | None, list[Problem]]:

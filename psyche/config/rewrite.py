@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from psyche.config.scanner import KeyPath, find_lines, find_value_spans
 from psyche.errors import ConfigError
+from psyche.telemetry.text import describe_parse_failure
 
 Value = str | int | float | bool
 
@@ -21,8 +22,8 @@ def set_values(text: str, values: Mapping[KeyPath, Value]) -> str:
     for path, value in values.items():
         try:
             tomllib.loads(text)
-        except (ValueError, RecursionError) as error:  # ValueError: a number of over 4,300 digits too
-            raise ConfigError(f"is not TOML: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"is not TOML: {describe_parse_failure(error)}") from error
         text = _set_value(text, path, value)
     return text
 

@@ -14,6 +14,7 @@ from psyche.sim.scenarios.checks import check_fault, check_home_of_fault, check_
 from psyche.sim.scenarios.plan import read_scenario
 from psyche.sim.scenarios.scenario import CHAIN, TCP, Scenario
 from psyche.sim.scenarios.swarm import draw_scenario
+from psyche.telemetry.text import describe_parse_failure
 
 MAX_FILE_BYTES: Final = 1 << 20
 
@@ -27,8 +28,8 @@ def load_faults(path: Path, clients: int, chain: ChainTable | None = None) -> tu
     text = _read(path)
     try:
         values: dict[str, Any] = tomllib.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not TOML: {describe_parse_failure(error)}") from error
     tables = values.pop("fault", [])
     if values or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{path}: {', '.join(values) or 'fault'}: a plan of faults contains only [[fault]] tables")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from psyche.durable import read_file
 from psyche.errors import ConfigError
-from psyche.telemetry.text import show_value
+from psyche.telemetry.text import describe_parse_failure, show_value
 
 MODEL_TYPE: Final = "llama"
 MAX_CONFIG_BYTES: Final = 1 << 20
@@ -60,7 +60,7 @@ def read_model_fields(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"model config {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # ValueError: the base class of the errors of JSON, TOML and UTF-8
-        raise ConfigError(f"model config {path}: is not {kind}: {error}") from error
+        raise ConfigError(f"model config {path}: is not {kind}: {describe_parse_failure(error)}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"model config {path}: must be a table of settings")
     return settings

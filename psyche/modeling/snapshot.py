@@ -199,7 +199,7 @@ def _read_fields(path: Path) -> dict[str, Any]:
         fields = json.loads(read_file(path / INFO_NAME, MAX_INFO_BYTES))
     except OSError as error:
         raise TrainerError(f"snapshot {path}: {INFO_NAME}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TrainerError(f"snapshot {path}: {INFO_NAME} is damaged; use another snapshot") from error
     version = fields.get("version") if isinstance(fields, dict) else None
     if version != SNAPSHOT_VERSION:

@@ -159,7 +159,7 @@ def decode_line(raw: bytes) -> Line | None:
     """Decode one line; None if it is incomplete or not an event."""
     try:
         line = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(line, dict):
         return None

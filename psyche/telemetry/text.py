@@ -20,6 +20,11 @@ def show_value(value: object) -> str:
     return text if len(text) <= VALUE_CHARACTERS else text[:VALUE_CHARACTERS] + "..."
 
 
+def describe_parse_failure(error: Exception) -> str:
+    """Why JSON or TOML could not be parsed; of a number too long to read, Python would speak of its own settings."""
+    return "it has a number of over 4,300 digits" if type(error) is ValueError else str(error)
+
+
 def format_bytes(size_bytes: float) -> str:
     """`45.1 kB`, `1.8 MB`: decimal units, three figures."""
     size = float(size_bytes)

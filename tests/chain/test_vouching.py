@@ -67,6 +67,12 @@ def test_the_known_clusters_can_be_read_and_are_named() -> None:
         ('address = "', 'address = "0', "devnet.coordinator.address .*must be a public key"),
         ('upgrade_authority = "nobody"', 'upgrade_authority = "me"', "coordinator.upgrade_authority 'me'"),
         ("[[cluster]]", "[[cluster]", "at line"),
+        (
+            "size_bytes = 1000",
+            "size_bytes = 1" + "0" * 5_000,
+            "over 4,300 digits; `psyche dev deploy",
+        ),
+        ('name = "devnet"', "name = " + "[" * 3_000, "maximum recursion depth"),
     ],
 )
 def test_what_breaks_a_rule_is_named_with_the_file_and_the_field(old: str, new: str, said: str, tmp_path: Path) -> None:

@@ -469,6 +469,8 @@ def test_a_plan_of_faults_is_read_from_a_file(tmp_path: Path) -> None:
         ("[[fault", "is not TOML"),
         ("[fault]\nkind = 'kill'", "fault: a plan of faults contains only"),
         ("x = 1", "x: a plan of faults contains only"),
+        ("x = " + "[" * 3_000, "is not TOML: maximum recursion depth"),
+        ("x = 1" + "0" * 5_000, "is not TOML: it has a number of over 4,300 digits"),
         ("fault = [3]", "fault: a plan of faults contains only"),
         ('[[fault]]\nkind = "flood"', r"fault\[0\]: kind 'flood' is unknown; known are kill"),
         ('[[fault]]\nkind = "kill"\nwhom = ["a"]', r"fault\[0\]: .*whom is unknown"),

@@ -154,7 +154,9 @@ def test_a_folder_is_read_merged_by_time(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("line", [b"", b"[]", b"{}", b'{"t": "x", "node": "n", "kind": "k"}', b"\xff\xfe", b"nul"])
+@pytest.mark.parametrize(
+    "line", [b"", b"[]", b"{}", b'{"t": "x", "node": "n", "kind": "k"}', b"\xff\xfe", b"nul", b"[" * 100_000]
+)
 def test_lines_that_are_no_event_are_none(line: bytes) -> None:
     assert decode_line(line) is None
 

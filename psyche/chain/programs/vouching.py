@@ -15,6 +15,7 @@ from psyche.chain.interface.files import find_file
 from psyche.chain.programs.patching import replace_ids
 from psyche.durable import read_file, replace_file
 from psyche.errors import ConfigError
+from psyche.telemetry.text import describe_parse_failure
 
 KNOWN: Final = Path(__file__).with_name("clusters.toml")
 SBPF_FOLDERS: Final = ("", "v3/")  # of the builds: the same programs in both formats that chains take
@@ -113,8 +114,9 @@ def read_program_ids(path: Path) -> list[ClusterPrograms]:
         found = msgspec.convert(tomllib.loads(raw.decode()), _File).cluster
         for cluster in found:
             _check(cluster)
-    except (ConfigError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{path}: {error}; `psyche dev deploy` writes such a file") from error
+    except (ConfigError, ValueError, RecursionError, msgspec.ValidationError) as error:
+        what = describe_parse_failure(error)
+        raise ConfigError(f"{path}: {what}; `psyche dev deploy` writes such a file") from error
     return found
 
 

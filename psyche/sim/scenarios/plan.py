@@ -22,6 +22,7 @@ from psyche.sim.faults import get_table, read_faults
 from psyche.sim.scenarios.checks import check_scenario
 from psyche.sim.scenarios.scenario import MachineClass, Scenario
 from psyche.sim.trainer import MachineModel
+from psyche.telemetry.text import describe_parse_failure
 
 _LISTS: Final = {"class": "classes", "fault": "faults", "byzantine": "byzantine"}
 _INNER: Final[dict[str, type]] = {"machine": MachineModel, "uplink": LinkConditions, "downlink": LinkConditions}
@@ -35,8 +36,8 @@ def read_scenario(text: str) -> Scenario:
     """
     try:
         values: dict[str, Any] = tomllib.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"scenario: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"scenario: {describe_parse_failure(error)}") from error
     scenario = _build(
         Scenario,
         {name: value for name, value in values.items() if name not in _LISTS}

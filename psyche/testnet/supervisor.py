@@ -125,7 +125,7 @@ class Testnet:
         """Start client `number`'s process; call it in trio's main thread."""
         name = get_node_name(number)
         output = self.prepared.layout.logs / f"{name}.log"
-        environment = {HOST_VARIABLE: str(self._trainer_socket)}
+        environment = {HOST_VARIABLE: str(self._trainer_socket), "PSYCHE_PROGRAM_IDS": ""}  # of another chain
         argv = get_client_argv(self.prepared, self.settings, number)
         child = Child(name, argv, output=output, env=environment)
         self.clients[number] = child

@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -378,6 +380,25 @@ async def test_a_host_of_trainers_that_the_environment_names_is_used(
     with trio.fail_after(DEADLINE_S):
         assert await supervisor.run_testnet(settings, make_console()[0]) == 0
     assert (tmp_path / "host").exists()
+
+
+async def test_clients_here_take_no_program_ids_of_another_chain(
+    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PSYCHE_PROGRAM_IDS", "devnet.toml")
+    use_stand_ins(monkeypatch)
+    taken: list[str | None] = []
+
+    class SeenChild(supervisor.Child):
+        def __init__(self, name: str, argv: Sequence[str], **given: Any) -> None:
+            if name.startswith("client"):
+                taken.append((given["env"] or {}).get("PSYCHE_PROGRAM_IDS"))
+            super().__init__(name, argv, **given)
+
+    monkeypatch.setattr(supervisor, "Child", SeenChild)
+    with trio.fail_after(DEADLINE_S):
+        assert await supervisor.run_testnet(settings, make_console()[0]) == 0
+    assert set(taken) == {""}
 
 
 async def test_a_run_can_wait_for_any_number_of_clients(settings: TestnetSettings) -> None:

@@ -28,7 +28,7 @@ from psyche.errors import BackendError, ConfigError
 
 PART_BYTES: Final = 940  # of a program, in one transaction
 WINDOW: Final = 64  # parts that are sent before the chain is asked whether they have landed
-PAUSE_S: Final = 0.25  # between them: public endpoints take 40 calls of a method in 10 s
+PAUSE_S: Final = 0.3  # between them: public endpoints take 40 calls of a method in 10 s
 PATIENCE_S: Final = 90.0  # a block hash counts for about 60 s; only a chain that stands still takes longer
 POLL_S: Final = 0.5
 WRITE_UNITS: Final = 10_000
@@ -136,6 +136,7 @@ async def deploy(
     quote = await _make_quote(session, found, is_final=is_final)
     if quote.transactions:
         session.ask(quote)
+        session.say("if this is cut off, run the same command again: it goes on, and pays nothing twice")
     for one in found:
         if not one.is_done:
             await _deploy_one(session, one)

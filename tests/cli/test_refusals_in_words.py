@@ -80,6 +80,8 @@ def test_the_commands_of_a_refusal_name_the_server_and_the_key(monkeypatch: pyte
     owner = Owner("127.0.0.1:1", "ab" * 32, None, Path("my server"), 1.0)
     paused = explain_refusal(errors.Halted("the run is PAUSED already"), STATUS, owner.spell)
     assert "`psyche run resume --server-addr 127.0.0.1:1 --state-dir 'my server'` lets it go on" in paused
+    new = explain_refusal(errors.Halted("the run is UNINITIALIZED already"), stand(RunState.UNINITIALIZED), owner.spell)
+    assert new.startswith("the run is not started yet; `psyche run resume --server-addr 127.0.0.1:1 ")
     going = explain_refusal(UPDATE, stand(RunState.WARMUP), owner.spell)
     assert "(`psyche run info --watch --server-addr 127.0.0.1:1` shows" in going
 

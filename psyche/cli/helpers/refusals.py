@@ -89,5 +89,7 @@ def _explain_pause(error: Halted, state: RunState, spell: Spell) -> str:
             return f"the run is paused already; {spell('run resume')} lets it go on"
         case RunState.FINISHED:
             return "the run is finished: there is nothing to pause"
+        case RunState.UNINITIALIZED:
+            return f"the run is not started yet; {spell('run resume')} starts it"
         case _:
             return put_in_words(error)

@@ -47,7 +47,7 @@ def choose_data(named: str, vocab_size: int, field: str = DEFAULT_FIELD) -> Data
     if named == LIBRARY:
         return DataChoice(texts=tuple(find_library_sources()), named=Path(sysconfig.get_path("stdlib")))
     path = resolve_path(Path(), named)
-    if not path.exists():
+    if not path.is_file() and not path.is_dir():
         raise ConfigError(f"--data {named}: there is no such file or folder; {LIBRARY} is Python's own source code")
     size_bytes = 0
     if path.is_dir() and (path / "data.toml").is_file():

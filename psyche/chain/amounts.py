@@ -41,6 +41,11 @@ def format_amount(amount: int, decimals: int) -> str:
     return f"{int(whole):,}.{fraction}" if fraction else f"{int(whole):,}"
 
 
+def spell_amount(amount: int, decimals: int) -> str:
+    """Write base units as `parse_amount` reads them."""
+    return format_amount(amount, decimals).replace(",", "")
+
+
 def format_sol(lamports: int) -> str:
     """Write lamports in SOL."""
     return f"{format_amount(lamports, SOL_DECIMALS)} SOL"

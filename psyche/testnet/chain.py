@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 HOST: Final = "127.0.0.1"
 LAMPORTS: Final = 10 * 10**9  # of each client; a round costs about 0.00001 SOL
 READY_S: Final = 180.0  # a real validator's first start takes some seconds, on a loaded machine many
-FUND_S: Final = 60.0
 POLL_S: Final = 0.1
 
 
@@ -72,17 +71,10 @@ async def _until_ready(rpc: "Rpc", owner: "Pubkey") -> None:
     with trio.move_on_after(READY_S):
         while True:
             with contextlib.suppress(BackendError):
-                return await _until_funded(rpc, owner)
+                if await rpc.get_balance(owner):
+                    return
             await trio.sleep(POLL_S)
     raise PsycheError(f"the local chain was not ready within {READY_S:.0f} s")
-
-
-async def _until_funded(rpc: "Rpc", key: "Pubkey") -> None:
-    with trio.move_on_after(FUND_S):
-        while not await rpc.get_balance(key):  # noqa: ASYNC110  # the chain alone knows
-            await trio.sleep(POLL_S)
-        return
-    raise PsycheError(f"the local chain gave wallet {key} no lamports within {FUND_S:.0f} s")
 
 
 async def _create(session: "ChainSession", run: "LoadedRun", clients: "list[Wallet]") -> None:

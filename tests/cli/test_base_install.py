@@ -1,6 +1,7 @@
 """The wheel without extras serves servers and owners; what it lacks is named with the command that installs it."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -125,3 +126,19 @@ def test_the_wheel_holds_the_package_its_types_and_the_lock(tmp_path: Path) -> N
     assert "psyche/py.typed" in names
     here = {str(path.relative_to(ROOT)) for path in (ROOT / "psyche").rglob("*.py")}
     assert here <= set(names)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_bytecode_is_read_and_kept_where_the_scripts_keep_it(tmp_path: Path, is_kept: bool) -> None:
+    if is_kept:
+        (tmp_path / "bytecode").mkdir()
+    program = (
+        f"import sys; sys.prefix = {str(tmp_path)!r}; sys.argv[1:] = ['doctor', '--help']; "
+        "from psyche.cli.main import main; main()"
+    )
+    settings = {key: value for key, value in os.environ.items() if key != "PYTHONPYCACHEPREFIX"}
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True,
+        env=settings | {"PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert bool(list(tmp_path.rglob("app.*.pyc"))) is is_kept

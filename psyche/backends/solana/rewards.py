@@ -14,7 +14,7 @@ from psyche.backends.solana.rpc.replies import get_data
 from psyche.backends.solana.session import ChainPlan, ChainSession
 from psyche.chain.accounts import EARNED_POINTS, PARTICIPANT, EarnedPointsData
 from psyche.chain.addresses import get_earned_points_address, get_participant_address
-from psyche.chain.amounts import format_amount
+from psyche.chain.amounts import format_amount, spell_amount
 from psyche.chain.coordinator import build_collect
 from psyche.chain.packing import Step
 from psyche.chain.tokens import build_token_account, read_mint, read_token_account
@@ -143,7 +143,7 @@ async def plan_settlement(session: ChainSession, found: FoundRun, members: Seque
     says = f"; before that it settles what {count} earned" if unpaid else ""
     if treasury is not None:
         if 0 < treasury.held < unpaid:
-            amount = format_amount(unpaid - treasury.held, treasury.decimals)
+            amount = spell_amount(unpaid - treasury.held, treasury.decimals)
             raise ConfigError(
                 f"run {found.state.run_id!r}: owes its members more than it holds; pay in what is missing first: "
                 f"{session.spell(f'rewards top-up --collateral-amount {amount}', found.state.run_id)}"
@@ -181,7 +181,7 @@ async def plan_claim(session: ChainSession, found: FoundRun, member: Earner) -> 
         show = session.spell("rewards show", found.state.run_id, signed=False)
         raise ConfigError(f"{member.key} has earned nothing in run {found.state.run_id!r}; {show} lists who has")
     if not points:
-        missing = format_amount(treasury.missing, treasury.decimals)
+        missing = spell_amount(treasury.missing, treasury.decimals)
         pay_in = session.spell(f"rewards top-up --collateral-amount {missing}", found.state.run_id)
         raise ConfigError(
             f"run {found.state.run_id!r}: holds no tokens; its owner, or anybody, must pay in what is missing: {pay_in}"

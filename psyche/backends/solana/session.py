@@ -12,7 +12,7 @@ from psyche.backends.solana.programs.check import check_programs
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.rpc.sender import Landed, TransactionSender
 from psyche.backends.solana.rpc.transaction import FeePolicy
-from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE, format_sol
+from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE, SOL_DECIMALS, format_sol, spell_amount
 from psyche.chain.failures import WalletEmpty
 from psyche.chain.interface.events import ChainEvent
 from psyche.chain.packing import Step, count_signatures, pack_steps
@@ -62,6 +62,7 @@ class Quote:
     wallet: str
     balance_lamports: int
     priority_lamports: int = 0  # at most, for being early in each transaction while the chain is busy
+    reserve_lamports: int = 0  # that every wallet must keep
 
     def describe(self) -> str:
         """The quote in a few lines."""
@@ -151,10 +152,10 @@ class ChainSession:
 
     async def _make_quote(self, plan: ChainPlan, steps: Sequence[Step]) -> Quote:
         fee = sum(count_signatures(step.instructions, self.key) for step in steps) * LAMPORTS_PER_SIGNATURE
-        balance = await self.rpc.get_balance(self.key)
+        balance, reserve = await self.rpc.get_balance(self.key), await self.rpc.get_deposit(0)
         return Quote(
             plan.says, tuple(step.title for step in steps), fee, plan.deposit_lamports, plan.returns,
-            plan.kept_lamports, str(self.key), balance, self.fees.max_lamports,
+            plan.kept_lamports, str(self.key), balance, self.fees.max_lamports, reserve,
         )  # fmt: skip
 
     def ask(self, quote: Quote, *, is_asked: bool = True) -> None:
@@ -165,13 +166,14 @@ class ChainSession:
         """
         if is_asked:
             self.approve(quote)
-        needed = quote.fee_lamports + quote.deposit_lamports + quote.kept_lamports
+        needed = quote.fee_lamports + quote.deposit_lamports + quote.kept_lamports + quote.reserve_lamports
         if quote.balance_lamports < needed:
+            missing = needed - quote.balance_lamports
+            airdrop = self.spell(f"dev airdrop --amount {spell_amount(missing, SOL_DECIMALS)}")
             raise WalletEmpty(
-                f"wallet {quote.wallet} has {format_sol(quote.balance_lamports)}, and this takes {format_sol(needed)}; "
-                f"nothing was sent. Send it at least {format_sol(needed - quote.balance_lamports)} "
-                "(on a chain of your own `psyche dev validator --wallet FILE` funds a wallet, on devnet `solana "
-                "airdrop`), or check --rpc and the wallet"
+                f"wallet {quote.wallet} has {format_sol(quote.balance_lamports)}, and this takes {format_sol(needed)}, "
+                f"with what a wallet must keep; nothing was sent. Send it at least {format_sol(missing)} (on a local "
+                f"chain, devnet or testnet {airdrop} does), or check --rpc and the wallet"
             )
 
     async def _send(self, plan: ChainPlan, steps: Sequence[Step]) -> Landed | None:

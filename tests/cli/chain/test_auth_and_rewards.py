@@ -211,11 +211,11 @@ def test_members_get_their_deposits_back_after_the_run_and_whoever_paid_them_too
 
 def test_a_run_that_owes_more_than_it_holds_is_not_closed(box: ChainBox) -> None:
     treasury = Treasury(box, "owing", decimals=0)
-    earn(box, "owing", box.fund("creditor").pubkey(), 10)
-    box.put_tokens(treasury.mint, treasury.owner.pubkey(), 100)
+    earn(box, "owing", box.fund("creditor").pubkey(), 10_000)
+    box.put_tokens(treasury.mint, treasury.owner.pubkey(), 100_000)
     box.call("rewards", "top-up", "-r", "owing", "--collateral-amount", "4", wallet="owing")
-    assert "--collateral-amount 6" in box.refuse("run", "close", "-r", "owing", wallet="owing")
-    box.call("run", "treasurer-top-up-rewards", "-r", "owing", "--collateral-amount", "6", wallet="owing")
+    assert "--collateral-amount 9996" in box.refuse("run", "close", "-r", "owing", wallet="owing")
+    box.call("run", "treasurer-top-up-rewards", "-r", "owing", "--collateral-amount", "9996", wallet="owing")
     box.call("run", "close", "-r", "owing", wallet="owing")
     assert treasury.held == 0
 

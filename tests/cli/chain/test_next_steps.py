@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 import typer.main
-from kits.chain.box import ChainBox
+from kits.chain.box import SOL, ChainBox
 from kits.models import write_model_folder
 from solders.keypair import Keypair
 from test_run_on_chain import create, put_file, read_state
@@ -50,6 +50,13 @@ def test_a_new_run_is_opened_started_paused_and_closed_by_what_is_printed(box: C
     assert "came back" in run_one(created, "run close")
     gone = box.refuse("run", "info", "-r", "steps")
     assert "no run" in run_one(gone, "run list")
+
+
+def test_a_wallet_that_is_short_of_sol_is_filled_by_what_is_printed(box: ChainBox) -> None:
+    box.fund("short", SOL)
+    words = ("run", "create", "--state", str(put_file(box.folder)), "-r", "short")
+    run_one(box.refuse(*words, wallet="short"), "dev airdrop")
+    box.call(*words, wallet="short")
 
 
 def test_another_join_authority_opens_the_run_with_its_own_wallet(box: ChainBox) -> None:

@@ -11,7 +11,7 @@ from psyche.chain.programs.vouching import name_cluster
 from psyche.errors import BackendError
 
 POLL_S: Final = 0.1
-FUND_S: Final = 30.0
+FUND_S: Final = 60.0
 
 
 async def request_lamports(rpc: Rpc, key: Pubkey, lamports: int) -> int:

@@ -14,7 +14,7 @@ from solders.pubkey import Pubkey
 
 from psyche.backends.solana.programs.check import read_programs
 from psyche.backends.solana.rpc.replies import read_integer
-from psyche.backends.solana.rpc.transaction import Budget, FeePolicy, TransactionDraft
+from psyche.backends.solana.rpc.transaction import Budget, TransactionDraft
 from psyche.backends.solana.session import ChainPlan, ChainSession, Quote
 from psyche.chain.addresses import SOURCE_IDS, ProgramIds
 from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE
@@ -30,6 +30,7 @@ PART_BYTES: Final = 940  # of a program, in one transaction
 WINDOW: Final = 64  # parts that are sent before the chain is asked whether they have landed
 PAUSE_S: Final = 0.3  # between them: public endpoints take 40 calls of a method in 10 s
 PATIENCE_S: Final = 90.0  # a block hash counts for about 60 s; only a chain that stands still takes longer
+READ_BACK_S: Final = 30.0  # an endpoint may be some slots behind
 POLL_S: Final = 0.5
 WRITE_UNITS: Final = 10_000
 MIN_EXTENSION_BYTES: Final = 10_240  # of a program's account, as newer chains want it
@@ -144,7 +145,11 @@ async def deploy(
         if one.is_open:
             end = loader.build_end(session.key, one.program.key.pubkey())
             await _send(session, f"let nobody change the {one.program.name}", end)
-    entries = {one.program.name: _read_back(one) for one in await _survey(session, programs)}
+    with trio.move_on_after(READ_BACK_S):
+        while not all(one.is_done and not (is_final and one.is_open) for one in found):
+            found = await _survey(session, programs)
+            await trio.sleep(POLL_S)
+    entries = {one.program.name: _read_back(one) for one in found}
     return ClusterPrograms(cluster, genesis_hash, entries)
 
 
@@ -176,16 +181,9 @@ async def _make_quote(session: ChainSession, found: Sequence[_Found], *, is_fina
     fee = LAMPORTS_PER_SIGNATURE * (count + 2 * len(waiting))  # keys of buffers and programs sign too
     balance = await session.rpc.get_balance(session.key)
     return Quote(
-        "; ".join(says),
-        ("",) * count,
-        fee,
-        max(0, deposit),
-        returns,
-        0,
-        str(session.key),
-        balance,
+        "; ".join(says), ("",) * count, fee, max(0, deposit), returns, 0, str(session.key), balance,
         session.fees.max_lamports,
-    )
+    )  # fmt: skip
 
 
 async def _deploy_one(session: ChainSession, found: _Found) -> None:
@@ -236,7 +234,7 @@ async def _write_parts(session: ChainSession, program: NewProgram, starts: Seque
     assert session.wallet is not None, "the session's key was asked for"
     rpc, payer = session.rpc, session.wallet
     block = await rpc.get_blockhash()
-    budget = Budget(WRITE_UNITS, FeePolicy().choose_price([], WRITE_UNITS, attempt))
+    budget = Budget(WRITE_UNITS, session.fees.choose_price([], WRITE_UNITS, attempt))
     is_here = all(one.is_here for one in rpc.endpoints)
     config = {"encoding": "base64", "skipPreflight": True, "preflightCommitment": "confirmed"}
     signatures: list[str] = []

@@ -289,6 +289,7 @@ def test_every_example_of_a_local_testnet_runs_as_printed(world: World) -> None:
 ON_CHAIN: Final = (
     "init", "dev airdrop", "dev mint", "run create", "run update-config", "run resume", "run set-paused", "run pause",
     "auth create", "auth delegate", "auth read", "run can-join", "run list", "run info", "run json-dump-run",
+    "run json-info-dump",
     "run json-dump-user", "rewards top-up", "run set-future-epoch-rates", "rewards show", "rewards withdraw",
     "run close", "dev deploy",
 )  # fmt: skip

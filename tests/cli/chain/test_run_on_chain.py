@@ -247,6 +247,12 @@ def test_a_run_is_made_before_its_settings_as_the_original_s_book_says(box: Chai
     check_version(read_state(box, "book"))
     box.call("run", "set-paused", "--run-id", "book", wallet="book")
     assert read_state(box, "book").run_state is RunState.PAUSED
+    rates = ("--earning-rate", "5", "--slashing-rate", "1")
+    box.call("run", "set-future-epoch-rates", "--run-id", "book", *rates, wallet="book")
+    assert json.loads(box.call("run", "json-info-dump", "--run-id", "book"))["earning_rate"] == 5
+    assert "has no treasurer" in box.refuse(
+        "run", "treasurer-top-up-reward", "--run-id", "book", "--collateral-amount", "1", wallet="book"
+    )
     assert "exists already" in box.refuse(*words, wallet="book")
 
 

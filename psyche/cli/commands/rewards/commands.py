@@ -73,7 +73,7 @@ def claim(
     group,
     "top-up",
     f"psyche rewards top-up {RUN} --collateral-amount 9.5 {LOCAL}",
-    aliases=((run_group, "treasurer-top-up-rewards"),),
+    aliases=((run_group, "treasurer-top-up-rewards"), (run_group, "treasurer-top-up-reward")),
 )
 def top_up(
     *,

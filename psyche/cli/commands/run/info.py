@@ -72,6 +72,7 @@ def show_what_is_known(owner: Owner, address: str) -> None:
     typer.echo(json.dumps(plain, indent=2))
 
 
+@owner_command("json-info-dump", f"psyche run info {ON_CHAIN} --json", hidden=True)
 @owner_command("json-dump-run", f"psyche run info {ON_CHAIN} --json", hidden=True)
 def dump_run(*, owner: Owner) -> None:
     """Print the state of a run as JSON; `psyche run info --json` does the same."""

@@ -71,9 +71,17 @@ def set_future_epoch_rates(
     *,
     owner: Owner,
     earning_rate_total_shared: Annotated[
-        str | None, typer.Option(help="What an epoch pays, shared among its members by work.")
+        str | None,
+        typer.Option(
+            "--earning-rate-total-shared",
+            "--earning-rate",
+            help="What an epoch pays, shared among its members by work.",
+        ),
     ] = None,
-    slashing_rate_per_client: Annotated[str | None, typer.Option(help="What each ejected member loses.")] = None,
+    slashing_rate_per_client: Annotated[
+        str | None,
+        typer.Option("--slashing-rate-per-client", "--slashing-rate", help="What each ejected member loses."),
+    ] = None,
 ) -> None:
     """Set what later epochs pay and slash.
 

@@ -177,12 +177,15 @@ def test_a_join_carries_an_expiry_and_is_renewed_while_it_waits() -> None:
     run(play)
 
 
-def test_the_join_of_a_client_that_died_expires_so_that_no_epoch_waits_for_it() -> None:
+@pytest.mark.parametrize("is_starting", [False, True])
+def test_the_join_of_a_client_that_died_expires_so_that_no_epoch_waits_for_it(is_starting: bool) -> None:
     async def play(stage: Stage) -> None:
         link = stage.build_link(1, (0.5,))
         stage.nursery.start_soon(link.run)
         async with open_chain_backend(link, *get_key(1)) as backend:
             await backend.submit(Join(get_key(1)[1]))
+        if is_starting:
+            await stage.open(1)  # its next process has found the chain, and still loads PyTorch
         await trio.sleep(JOIN_VALID_S + 5)
         other = await stage.open(2)
         await other.submit(Join(get_key(2)[1]))

@@ -82,6 +82,7 @@ class SolanaBackend:
             BackendError: the backend gave up for good.
             VersionMismatch: the run's owner wants another version of this program.
         """
+        self._joins.is_wanted = True
         return self._follower.states()
 
     async def submit(self, message: Message, proof: Proof = None) -> None:

@@ -26,10 +26,11 @@ class JoinKeeper:
         self._wallet, self._p2p = wallet, p2p
         self._follower = follower
         self._submitter = submitter
+        self.is_wanted = False  # its client is up: one that still loads PyTorch must not be counted on (M2)
 
     async def join(self, message: Join, proof: Proof) -> None:
         """Join; a wallet that the run's owner has not let in yet asks again until it is (M12)."""
-        refusals = 0
+        refusals, self.is_wanted = 0, True
         while not self._follower.has_withdrawn:
             try:
                 await self._join_once(message, proof)
@@ -73,7 +74,8 @@ class JoinKeeper:
         """Renew the join while it waits for a formation."""
         while True:
             await trio.sleep(RENEW_EVERY_S)
-            if not self._follower.view.is_usable or not self._follower.has_place or self._follower.has_withdrawn:
+            is_here = self.is_wanted and not self._follower.has_withdrawn
+            if not is_here or not self._follower.view.is_usable or not self._follower.has_place:
                 continue
             if is_renewal_due(self._follower.view.state, self._wallet, self._p2p, self._submitter.carry_time_on().unix):
                 await self._submitter.attempt("join", submit, Join(self._p2p))

@@ -10,6 +10,7 @@ from psyche.localchain.encodings import (
     accept_all,
     check_reply_size,
     describe_account,
+    describe_listed,
     read_filters,
 )
 from psyche.localchain.errors import INTERNAL_ERROR, CallError
@@ -56,9 +57,7 @@ def get_program_accounts(bank: Bank, params: Params) -> Any:
     form, filters = Form.read(config), read_filters(config)
     found = [(key, one) for key, one in bank.get_program_accounts(program) if accept_all(filters, one)]
     check_reply_size([account for _, account in found], form)
-    listed = [
-        {"pubkey": str(key), "account": describe_account(account, form, bank.get_account)} for key, account in found
-    ]
+    listed = describe_listed(found, form, bank.get_account)
     return wrap(bank, listed) if config.get_flag("withContext") else listed
 
 

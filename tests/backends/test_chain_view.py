@@ -220,7 +220,7 @@ def test_of_several_endpoints_the_one_that_went_back_alone_is_named() -> None:
     for endpoint in ("one", "two"):
         view.take(read(5, 30, endpoint))
     assert view.take(read(4, 31, "two")) is Taken.FORKED
-    assert "two endpoints show different records: a record with nonce 4, and one with nonce 5 at one" in view.problem
+    assert "different records: one shows one with nonce 5, this one a record with nonce 4" in view.problem
     assert "the record of one is taken; remove the endpoint that is wrong: two" in view.settle()
     assert view.nonce == 5
 

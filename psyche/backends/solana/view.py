@@ -152,7 +152,7 @@ class RecordView:
         others = [name for name, one in self._shown.items() if one.raw == self.raw]
         known = f"one with nonce {self.nonce}"
         if others:
-            self.problem = f"two endpoints show different records: {what}, and {known} at {others[0]}"
+            self.problem = f"two endpoints show different records: {others[0]} shows {known}, this one {what}"
         else:
             self.problem = f"it shows {what}, and has shown {known}"
         return Taken.FORKED

@@ -69,7 +69,7 @@ def mint(
         int | None, typer.Option(min=0, max=9, help=f"Digits behind the point, of a new token. Default: {DECIMALS}.")
     ] = None,
 ) -> None:
-    """Make a token in which a run can pay its members, or mint more of it.
+    """Make a token that a run can pay its members in, or mint more.
 
     It is a token of the SPL Token program. Your wallet alone can mint it; nobody can freeze it.
     Prints the token's address alone on standard output, for `psyche run create --treasurer-collateral-mint`.

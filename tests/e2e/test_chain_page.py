@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 import trio
-from kits.reader import DEADLINE_S, Reader, read_blocks
+from kits.reader import DEADLINE_S, open_reader, read_blocks
 from kits.run_files import choose_neighbours
 
 from psyche.testnet.free_port import choose_port
-from psyche.testnet.process import stop_all
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "chain.md"
 
@@ -17,19 +16,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "chain.md"
 @pytest.mark.slow
 async def test_the_page_about_a_run_on_a_chain_works_as_it_stands(tmp_path: Path) -> None:
     here = {"8899": str(choose_neighbours()), "4001": str(choose_port()), "192.0.2.7": "127.0.0.1"}
-    reader = Reader(tmp_path / "reader", here)
-    reader.folder.mkdir()
-    try:
+    async with open_reader(tmp_path / "reader", here) as reader:
         for block in read_blocks(PAGE):
             with trio.fail_after(DEADLINE_S):
                 await reader.follow(block)
         with trio.fail_after(DEADLINE_S):
             assert [await reader.terminals[name].wait() for name in ("ada", "ben")] == [0, 0]
-    except BaseException:
-        for name, child in reader.terminals.items():
-            print(f"--- {name}", *child.get_last_lines(30), sep="\n")
-        raise
-    finally:
-        with trio.move_on_after(60) as scope:
-            scope.shield = True
-            await stop_all(list(reader.terminals.values()), 10)

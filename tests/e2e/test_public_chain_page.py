@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from kits.reader import DEADLINE_S, Block, Reader, read_blocks
+from kits.reader import DEADLINE_S, Block, open_reader, read_blocks
 from kits.run_files import choose_neighbours
-
-from psyche.testnet.process import stop_all
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "public-chain.md"
 
@@ -17,10 +15,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "public-chain.md"
 async def test_the_page_about_a_public_chain_works_as_it_stands(tmp_path: Path) -> None:
     port = choose_neighbours()
     http = f"http://127.0.0.1:{port}"
-    reader = Reader(tmp_path / "reader", {"devnet": http})
-    reader.folder.mkdir()
     command = f"psyche dev validator --port {port} --slot-ms 50 --wallet any.json"
-    try:
+    async with open_reader(tmp_path / "reader", {"devnet": http}) as reader:
         blocks = [block for block in read_blocks(PAGE) if block.language == "bash"]
         assert any("dev deploy --close" in block.text for block in blocks)
         with trio.fail_after(DEADLINE_S):
@@ -34,11 +30,3 @@ async def test_the_page_about_a_public_chain_works_as_it_stands(tmp_path: Path) 
             assert await reader.terminals["ada"].wait() == 0
         said = "\n".join(reader.terminals["ada"].get_last_lines(1_000))
         assert "can change coordinator, authorizer, treasurer" in said
-    except BaseException:
-        for name, child in reader.terminals.items():
-            print(f"--- {name}", *child.get_last_lines(30), sep="\n")
-        raise
-    finally:
-        with trio.move_on_after(60) as scope:
-            scope.shield = True
-            await stop_all(list(reader.terminals.values()), 10)

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from kits.reader import DEADLINE_S, Reader, read_blocks
+from kits.reader import DEADLINE_S, open_reader, read_blocks
 from kits.run_files import choose_neighbours
-
-from psyche.testnet.process import stop_all
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 
@@ -29,19 +27,8 @@ def test_the_tutorial_shows_pause_kill_and_resume() -> None:
 @pytest.mark.e2e
 @pytest.mark.slow
 async def test_the_tutorial_works_as_it_stands(tmp_path: Path) -> None:
-    reader = Reader(tmp_path / "reader", {"19400": str(choose_neighbours())})
-    reader.folder.mkdir()
-    try:
+    async with open_reader(tmp_path / "reader", {"19400": str(choose_neighbours())}, first=("ada", "ben")) as reader:
         for block in read_blocks(PAGE):
             with trio.fail_after(DEADLINE_S):
                 await reader.follow(block)
-    except BaseException:
-        for name, child in reader.terminals.items():
-            print(f"--- {name}", *child.get_last_lines(30), sep="\n")
-        raise
-    finally:
-        with trio.move_on_after(60) as scope:
-            scope.shield = True
-            await stop_all([reader.terminals[name] for name in ("ada", "ben") if name in reader.terminals], 10)
-            await stop_all(list(reader.terminals.values()), 10)
     assert {name: child.returncode for name, child in reader.terminals.items()} == {"server": 0, "ada": 130, "ben": 130}

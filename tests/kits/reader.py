@@ -6,12 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
-from psyche.testnet.process import Child
+from psyche.testnet.process import Child, stop_all
 
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DEADLINE_S = 300.0  # of one step; only a broken run reaches it
@@ -88,3 +90,21 @@ class Reader:
                 return
             assert "finished" not in output, f"the run was over before it was {options['until']}: {output}"
             await trio.sleep(POLL_S)
+
+
+@asynccontextmanager
+async def open_reader(folder: Path, ports: dict[str, str], first: tuple[str, ...] = ()) -> AsyncIterator[Reader]:
+    """A reader in a new folder; at the end its terminals are stopped, `first` before all, and shown if it failed."""
+    folder.mkdir()
+    reader = Reader(folder, ports)
+    try:
+        yield reader
+    except BaseException:
+        for name, child in reader.terminals.items():
+            print(f"--- {name}", *child.get_last_lines(30), sep="\n")
+        raise
+    finally:
+        with trio.move_on_after(60) as scope:
+            scope.shield = True
+            await stop_all([reader.terminals[name] for name in first if name in reader.terminals], 10)
+            await stop_all(list(reader.terminals.values()), 10)

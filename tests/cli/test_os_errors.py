@@ -72,8 +72,17 @@ CHAIN_CALLS: Final = {
     "dev validator": "--port 0 --ledger chain --record new.rec --wallet wallet.json",
     "dev replay": "chain.rec",
     "dev idl": "coordinator --output idl.json",
+    "dev deploy": f"--keys new-keys {ON_CHAIN}",
+    "dev airdrop": ON_CHAIN,
+    "dev mint": f"--amount 1 {ON_CHAIN}",
+    "run list": "--rpc localhost",
+    "run can-join": f"-r r --address {EVERYBODY} --rpc localhost",
+    "rewards show": "-r r --rpc localhost",
+    "auth read": f"--join-authority {EVERYBODY} --rpc localhost",
 }
-NO_WALLET: Final = frozenset({"run info", "run allow", "run disallow", "run allowed", "run collect"})  # reads none
+OF_A_CHAIN: Final = frozenset({WALLET, "program_ids"})  # options that mean nothing to a server
+SERVER_ALONE: Final = frozenset({"run allow", "run disallow", "run allowed", "run collect"})
+NO_WALLET: Final = SERVER_ALONE | {"run info"}  # reads none
 FOLDERS_OF_A_CLIENT: Final = ("--data-dir", "--checkpoint-dir", "--write-gradients-dir", "--events-dir")
 
 
@@ -109,12 +118,12 @@ COMMANDS: Final = {name: command for name, command in walk(typer.main.get_comman
 def find_cases() -> Iterator[tuple[str, str, list[Any]]]:
     """A call of each command, and the options of it that name a path; a wallet has a call of its own."""
     for name, command in COMMANDS.items():
-        options = get_path_options(command)
-        others = [one for one in options if one.name != WALLET]
+        options = [one for one in get_path_options(command) if one.name != WALLET or name not in NO_WALLET]
+        others = [one for one in options if one.name not in OF_A_CHAIN]
         if has_server(name, command) and others:
             yield name, find_call(name), others
-            options = [one for one in options if one.name == WALLET]
-        if options and name not in NO_WALLET:
+            options = [one for one in options if one.name in OF_A_CHAIN]
+        if options and name not in SERVER_ALONE:
             yield name, CHAIN_CALLS.get(name, f"-r r {ON_CHAIN}"), options
 
 

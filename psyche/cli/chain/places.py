@@ -113,6 +113,7 @@ def make_place(
     from psyche.chain.addresses import parse_key
 
     grantee = parse_key(authorizer, "--authorizer") if authorizer else None
+    chain.check_program_ids()
     return ChainPlace(
         ChainMember(
             chain.find_endpoints(),

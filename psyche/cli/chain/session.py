@@ -30,6 +30,7 @@ def call_at_chain(
         BackendError: no endpoint answers, or the chain refuses.
     """
     endpoints, most = options.find_endpoints(), options.max_priority_lamports
+    options.check_program_ids()
     wallet = None if reads else options.load_wallet()
 
     async def call() -> _Found:

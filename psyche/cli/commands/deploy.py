@@ -8,6 +8,7 @@ import typer
 
 from psyche.cli.chain.commands import LOCAL, ChainAccess, chain_command, tell_return
 from psyche.cli.commands.dev import group
+from psyche.cli.helpers.outputs import check_target
 
 if TYPE_CHECKING:
     from psyche.backends.solana.session import ChainSession
@@ -58,6 +59,7 @@ def deploy(
     """
     from psyche.backends.solana.programs.deployment import load_new_programs
 
+    check_target("--program-ids", chain.options.program_ids)
     file = chain.options.program_ids or keys / FILE
     # The programs need not be there yet, and so no file of their ids.
     options = replace(chain.options, program_ids=None, rpc=cluster or chain.options.rpc)

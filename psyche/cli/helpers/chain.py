@@ -110,6 +110,17 @@ class ChainOptions:
             "--rpc localhost or --rpc devnet"
         )
 
+    def check_program_ids(self) -> None:
+        """Read the file of program ids before anything is asked of a chain.
+
+        Raises:
+            ConfigError, OSError: it cannot be used.
+        """
+        if self.program_ids is not None:
+            from psyche.chain.programs.vouching import read_program_ids
+
+            read_program_ids(self.program_ids)
+
     @property
     def spelling(self) -> "Spelling":
         """The options that a further command needs; what the environment says needs none."""

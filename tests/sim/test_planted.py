@@ -21,6 +21,7 @@ from psyche.core.state.roster import get_healthy
 from psyche.core.state.state import Coordinator, Round, WitnessRecord
 from psyche.server.connections.connection import Connection
 from psyche.server.server import _Server
+from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.invariants.agreement import count_needed
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.world import World, simulate
@@ -103,6 +104,19 @@ def test_agreement_that_too_few_records_have_is_reported_whatever_the_round_says
 
     monkeypatch.setattr(witnessing, "process_agreement", agree_early)
     assert get_names(build()) == {"I4"}
+
+
+def test_a_round_without_a_member_that_was_there_when_its_seed_was_armed_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start: Any = phases.process_next_round
+
+    def start_without(state: Coordinator, now: int, entropy: bytes, _draw: rounds.Draw) -> None:
+        there = get_healthy(state)  # after the close, which has dropped the one that withholds
+        start(state, now, entropy, rounds.Draw(there, there))
+
+    monkeypatch.setattr(phases, "process_next_round", start_without)
+    assert get_names(build(byzantine=(ByzantineMember(who=3, kind="withhold"),))) == {"E1"}
 
 
 def test_the_quorums_are_those_of_the_rule() -> None:

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Final
 
-from psyche.core.state.bits import compute_bits, get_members
+from psyche.core.state.bits import compute_bits
 from psyche.core.state.state import ZERO32, ClientFlag, ClientState, Coordinator, RunState
 from psyche.sim.invariants.views import Check
 
@@ -43,7 +43,7 @@ class Draws:
 def _list_drawn(state: Coordinator) -> list[int]:
     healthy = [m for m, client in enumerate(state.clients) if client.state is ClientState.HEALTHY]
     if state.run_state is not RunState.WARMUP:
-        return [m for m in healthy if m in get_members(state.current.members)]
+        return [m for m in healthy if state.current.members >> m & 1]
     votes = {m: state.clients[m].flags & _CANDIDATE for m in healthy if state.clients[m].flags & ClientFlag.READY}
     if state.certified.digest != ZERO32:
         return [*votes]

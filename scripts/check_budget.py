@@ -1,7 +1,6 @@
 """Checks the size budget: functions p90 <= 35 lines and none over 70, files <= 500 lines, everything annotated.
 
-A folder of psyche has at most 16 files and one of tests 20, so that readers can survey it. No two test
-files may have the same name: pytest reads only the first of them.
+A folder of psyche has at most 16 files and one of tests 20, so that readers can survey it.
 """
 
 import ast
@@ -35,12 +34,6 @@ def get_unannotated(function: Function) -> list[str]:
     return missing + ([] if function.returns is not None else ["the result"])
 
 
-def find_namesakes() -> list[str]:
-    """Test files with equal names."""
-    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
-    return [f"tests: {count} files are called {name}" for name, count in sorted(names.items()) if count > 1]
-
-
 def find_crowded_folders(root: Path) -> list[str]:
     """Folders with too many files."""
     counts = Counter(
@@ -56,7 +49,7 @@ def find_crowded_folders(root: Path) -> list[str]:
 
 def main() -> int:
     lengths: list[int] = []
-    problems: list[str] = find_namesakes() + find_crowded_folders(ROOT)
+    problems: list[str] = find_crowded_folders(ROOT)
     for path in sorted((ROOT / "psyche").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         name = path.relative_to(ROOT)

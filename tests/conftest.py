@@ -3,9 +3,11 @@
 import inspect
 import os
 import signal
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,10 @@ import trio
 from hypothesis import HealthCheck, settings
 from kits.clocks import SteadyClock, make_autojump_clock
 from trio.testing import MockClock
+
+# Test files may have equal names (importlib mode); what they share in a folder is still imported by its plain name.
+_folders = {path.parent for path in Path(__file__).parent.rglob("*.py")}
+sys.path += sorted(str(folder) for folder in _folders if not (folder / "__init__.py").exists())
 
 # No deadlines: a slow machine is no failing test. A failing example prints the blob that repeats it.
 settings.register_profile(

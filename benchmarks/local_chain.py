@@ -31,7 +31,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
 
-from psyche.chain.addresses import COORDINATOR
+from psyche.backends.solana.interface.addresses import COORDINATOR
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.limits import STATE_BYTES
 from psyche.localchain.chain import LocalChain, open_local_chain

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psyche.chain.wallet import Wallet, read_wallet, write_wallet
+from psyche.backends.solana.wallet import Wallet, read_wallet, write_wallet
 from psyche.client.runtime.app import LOCK_NAME, lock_data_dir
 from psyche.durable import describe_write_error, open_lock, read_file, resolve_path
 from psyche.errors import BackendError

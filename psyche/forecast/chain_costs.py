@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from psyche.chain.amounts import LAMPORTS_PER_SOL, MAX_PRIORITY_LAMPORTS, format_sol
+from psyche.backends.solana.amounts import LAMPORTS_PER_SOL, MAX_PRIORITY_LAMPORTS, format_sol
 from psyche.config.profile import ChainTable
 from psyche.config.rules import find_address_warnings, find_chain_warnings
 from psyche.core.state.state import Config

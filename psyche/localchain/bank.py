@@ -21,8 +21,8 @@ from solders.transaction import SanitizeError, VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTransactionInfo, TransactionMetadata
 from solders.transaction_status import TransactionStatus
 
-from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE
-from psyche.chain.programs.loader import UPGRADEABLE
+from psyche.backends.solana.amounts import LAMPORTS_PER_SIGNATURE
+from psyche.backends.solana.programs.loader import UPGRADEABLE
 from psyche.core.rules.rounds import RECORDED_SLOTS
 from psyche.localchain.history import History, LandedBlock, LandedTransaction, Landing
 from psyche.localchain.tokens import find_token_balances

@@ -13,7 +13,7 @@ from solders.pubkey import Pubkey
 from solders.transaction import Legacy, VersionedTransaction
 from solders.transaction_metadata import TransactionMetadata
 
-from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE
+from psyche.backends.solana.amounts import LAMPORTS_PER_SIGNATURE
 from psyche.localchain.errors import InvalidParams
 
 TRANSACTION_BYTES: Final = 1_232  # what a packet of the chain's network has room for

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from psyche.backends.solana.rpc.client import Rpc
     from psyche.backends.solana.session import ChainSession
-    from psyche.chain.wallet import Wallet
+    from psyche.backends.solana.wallet import Wallet
     from psyche.config.load import LoadedRun
 
 HOST: Final = "127.0.0.1"
@@ -35,7 +35,7 @@ def get_rpc_url(port: int) -> str:
 
 def make_wallets(layout: Layout, settings: TestnetSettings) -> None:
     """Make a wallet for the run's owner and one for each client."""
-    from psyche.chain.wallet import Wallet, write_wallet
+    from psyche.backends.solana.wallet import Wallet, write_wallet
 
     for path in (layout.owner_wallet, *(layout.wallet(number + 1) for number in range(settings.num_clients))):
         write_wallet(path, Wallet())
@@ -49,11 +49,11 @@ async def found_run(
     Raises:
         PsycheError: the chain does not answer, or refuses.
     """
-    from psyche.backends.solana.funds.faucet import request_lamports
+    from psyche.backends.solana.cluster import parse_endpoint
+    from psyche.backends.solana.owner.faucet import request_lamports
     from psyche.backends.solana.rpc.client import open_rpc
     from psyche.backends.solana.session import ChainSession
-    from psyche.chain.cluster import parse_endpoint
-    from psyche.chain.wallet import read_wallet
+    from psyche.backends.solana.wallet import read_wallet
 
     clients = [read_wallet(layout.wallet(number + 1)) for number in range(settings.num_clients)]
     async with open_rpc([parse_endpoint(get_rpc_url(port))]) as rpc:
@@ -79,10 +79,10 @@ async def _until_ready(rpc: "Rpc", owner: "Pubkey") -> None:
 
 async def _create(session: "ChainSession", run: "LoadedRun", clients: "list[Wallet]") -> None:
     """Create the run, let these clients join, or everybody where there are none, and start it."""
-    from psyche.backends.solana.founding import Founding, plan_create
-    from psyche.backends.solana.home import SolanaHome
+    from psyche.backends.solana.interface.addresses import EVERYBODY
     from psyche.backends.solana.joining import plan_grant
-    from psyche.chain.addresses import EVERYBODY
+    from psyche.backends.solana.owner.administration import SolanaHome
+    from psyche.backends.solana.owner.creation import Founding, plan_create
     from psyche.core.state.messages import Resume
     from psyche.server.run import find_first_weights
 

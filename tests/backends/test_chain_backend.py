@@ -12,10 +12,10 @@ from kits.clocks import make_autojump_clock
 from sim.chain_kit import START, build_chain, get_key, pass_slots
 
 from psyche import __version__
-from psyche.backends.solana.backend import ChainPlatform, SolanaBackend, open_chain_backend
-from psyche.backends.solana.floor import FileFloor, NoFloor, SlotFloor
-from psyche.backends.solana.logic import JOIN_VALID_S
-from psyche.backends.solana.parts.following import DOUBT_S
+from psyche.backends.solana.member.backend import ChainPlatform, SolanaBackend, open_chain_backend
+from psyche.backends.solana.member.following import DOUBT_S
+from psyche.backends.solana.member.logic import JOIN_VALID_S
+from psyche.backends.solana.member.minimum_slot import FileFloor, NoFloor, SlotFloor
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Join, Message, Tick, WarmupWitness, Withdraw

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from sim.chain_kit import START, build_chain, get_key
 
-from psyche.backends.solana.link import ChainTime, Reading
-from psyche.backends.solana.logic import (
+from psyche.backends.solana.member.link import ChainTime, Reading
+from psyche.backends.solana.member.logic import (
     JOIN_VALID_S,
     RENEW_BEFORE_S,
     TICKERS,
@@ -20,7 +20,7 @@ from psyche.backends.solana.logic import (
     is_renewal_due,
     is_tick_due,
 )
-from psyche.backends.solana.view import RecordView
+from psyche.backends.solana.member.view import RecordView
 from psyche.core.committee.seeds import EXPIRED
 from psyche.core.encoding.account import encode_state
 from psyche.core.rules.apply import apply

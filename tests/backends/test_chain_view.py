@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sim.chain_kit import build_chain
 
-from psyche.backends.solana.link import Reading
-from psyche.backends.solana.view import SILENT_SLOTS, RecordView, Taken, get_kept_phase
+from psyche.backends.solana.member.link import Reading
+from psyche.backends.solana.member.view import SILENT_SLOTS, RecordView, Taken, get_kept_phase
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.state import Coordinator, RunState
 

@@ -8,7 +8,7 @@ import pytest
 from solders.keypair import Keypair
 from typer.testing import CliRunner
 
-from psyche.chain.cluster import CLI_CONFIG
+from psyche.backends.solana.cluster import CLI_CONFIG
 from psyche.cli.app import app
 from psyche.cli.helpers.chain import ChainOptions, choose_home
 from psyche.cli.helpers.packages import explain_missing

@@ -19,7 +19,7 @@ from kits.models import write_model_folder
 from solders.keypair import Keypair
 from typer.testing import CliRunner
 
-from psyche.chain.wallet import write_wallet
+from psyche.backends.solana.wallet import write_wallet
 from psyche.cli.app import app
 from psyche.cli.helpers import checks
 from psyche.cli.helpers.os_errors import UNNAMED, describe_os_error

@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-from psyche.backends.solana.entry import EPOCH_SIGNATURES, JOIN_SIGNATURES
-from psyche.backends.solana.founding import INSTANCE_BYTES, TREASURER_RUN_BYTES
+from psyche.backends.solana.amounts import LAMPORTS_PER_SIGNATURE, LAMPORTS_PER_SOL
+from psyche.backends.solana.interface.tokens import TOKEN_BYTES
+from psyche.backends.solana.member.entry import EPOCH_SIGNATURES, JOIN_SIGNATURES
+from psyche.backends.solana.owner.creation import INSTANCE_BYTES, TREASURER_RUN_BYTES
 from psyche.backends.solana.programs.deployment import PART_BYTES
-from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE, LAMPORTS_PER_SOL
-from psyche.chain.programs.loader import DATA_HEADER_BYTES, PROGRAM_BYTES
-from psyche.chain.tokens import TOKEN_BYTES
+from psyche.backends.solana.programs.loader import DATA_HEADER_BYTES, PROGRAM_BYTES
 from psyche.core.state.limits import STATE_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,9 +17,9 @@ from kits.run_files import MakeRun
 from kits.testnet import CalledTestnet, call_testnet
 from solders.pubkey import Pubkey
 
+from psyche.backends.solana.cluster import parse_endpoint
 from psyche.backends.solana.rpc.client import open_rpc
-from psyche.chain.cluster import parse_endpoint
-from psyche.chain.wallet import Wallet, read_wallet, write_wallet
+from psyche.backends.solana.wallet import Wallet, read_wallet, write_wallet
 from psyche.core.state.state import ClientState, RunState
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import Line, read_lines

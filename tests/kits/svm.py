@@ -16,8 +16,8 @@ from solders.transaction import Transaction
 from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
 
-from psyche.chain import parts
-from psyche.chain.addresses import AUTHORIZER, COORDINATOR, TREASURER
+from psyche.backends.solana import account_metas as parts
+from psyche.backends.solana.interface.addresses import AUTHORIZER, COORDINATOR, TREASURER
 
 SYSTEM: Final = Pubkey.default()
 NAMES: Final = {COORDINATOR: "coordinator", AUTHORIZER: "authorizer", TREASURER: "treasurer"}

@@ -24,9 +24,9 @@ from spl.token.instructions import (
 )
 from spl.token.models import InitializeMint2Params, MintToCheckedParams
 
-from psyche.chain.addresses import EVERYBODY, JOIN_SCOPE, get_authorization_address
-from psyche.chain.authorizer import build_authorization_create, build_authorization_grantor_update
-from psyche.chain.coordinator import Authorities, ChainRun, build_init, build_owner_message
+from psyche.backends.solana.interface.addresses import EVERYBODY, JOIN_SCOPE, get_authorization_address
+from psyche.backends.solana.interface.authorizer import build_authorization_create, build_authorization_grantor_update
+from psyche.backends.solana.interface.coordinator import Authorities, ChainRun, build_init, build_owner_message
 from psyche.core.encoding.account import decode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.limits import STATE_BYTES

@@ -16,7 +16,7 @@ from solders.account import Account
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche.chain.addresses import COORDINATOR
+from psyche.backends.solana.interface.addresses import COORDINATOR
 from psyche.localchain import web
 from psyche.localchain.bank import UPGRADEABLE
 from psyche.localchain.calls import MAX_BATCH, MAX_REQUEST_BYTES, answer_body

@@ -16,8 +16,8 @@ from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
 
-from psyche.chain.addresses import AUTHORIZER, COORDINATOR, TREASURER
-from psyche.chain.coordinator import Authorities, ChainRun, build_init, build_user_message
+from psyche.backends.solana.interface.addresses import AUTHORIZER, COORDINATOR, TREASURER
+from psyche.backends.solana.interface.coordinator import Authorities, ChainRun, build_init, build_user_message
 from psyche.core.encoding.account import decode_state
 from psyche.core.rules.rounds import RECORDED_SLOTS
 from psyche.core.state import messages as msg

@@ -12,8 +12,13 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from typer.testing import CliRunner
 
-from psyche.chain.addresses import COORDINATOR, EVERYBODY, get_authorization_address
-from psyche.chain.coordinator import build_collect, build_join_run, build_owner_message, build_user_message
+from psyche.backends.solana.interface.addresses import COORDINATOR, EVERYBODY, get_authorization_address
+from psyche.backends.solana.interface.coordinator import (
+    build_collect,
+    build_join_run,
+    build_owner_message,
+    build_user_message,
+)
 from psyche.cli.app import app
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state import messages as msg

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from box import SOL
 
-from psyche.chain.wallet import read_wallet
+from psyche.backends.solana.wallet import read_wallet
 from psyche.localchain.ledger import FILE
 
 PSYCHE = (sys.executable, "-m", "psyche", "dev", "validator")

@@ -16,7 +16,7 @@ from solders.transaction import VersionedTransaction
 from spl.token.instructions import create_associated_token_account, get_associated_token_address, transfer_checked
 from spl.token.models import TransferCheckedParams
 
-from psyche.chain.addresses import COORDINATOR
+from psyche.backends.solana.interface.addresses import COORDINATOR
 from psyche.localchain import history
 from psyche.localchain.bank import FINALIZED_SLOTS
 from psyche.localchain.hub import SubscriptionHub

@@ -8,8 +8,8 @@ from box import NOW, SOL, fund, make_bank, open_box, pay, sign
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche.chain.addresses import COORDINATOR
-from psyche.chain.coordinator import Authorities, build_init
+from psyche.backends.solana.interface.addresses import COORDINATOR
+from psyche.backends.solana.interface.coordinator import Authorities, build_init
 from psyche.core.state.limits import STATE_BYTES
 from psyche.errors import ConfigError
 from psyche.localchain import chain as chain_module

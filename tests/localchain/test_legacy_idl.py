@@ -2,8 +2,8 @@
 
 import pytest
 
-from psyche.chain.interface.files import NAMES
-from psyche.chain.interface.idl import load_idl
+from psyche.backends.solana.interface.files import NAMES
+from psyche.backends.solana.interface.idl import load_idl
 from psyche.localchain.legacy_idl import convert_to_legacy
 
 

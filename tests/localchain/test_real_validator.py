@@ -16,9 +16,15 @@ from solders.hash import Hash
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 
-from psyche.chain.addresses import COORDINATOR, EVERYBODY, JOIN_SCOPE, get_authorization_address
-from psyche.chain.authorizer import build_authorization_create, build_authorization_grantor_update
-from psyche.chain.coordinator import Authorities, ChainRun, build_init, build_join_run, build_owner_message
+from psyche.backends.solana.interface.addresses import COORDINATOR, EVERYBODY, JOIN_SCOPE, get_authorization_address
+from psyche.backends.solana.interface.authorizer import build_authorization_create, build_authorization_grantor_update
+from psyche.backends.solana.interface.coordinator import (
+    Authorities,
+    ChainRun,
+    build_init,
+    build_join_run,
+    build_owner_message,
+)
 from psyche.core.encoding.account import decode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.limits import STATE_BYTES

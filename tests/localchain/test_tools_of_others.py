@@ -17,9 +17,9 @@ from box import BoxedRun, begin_run, fund, make_mint
 from kits.strangers.packages import install, install_modules
 from solders.pubkey import Pubkey
 
-from psyche.chain.addresses import AUTHORIZER, COORDINATOR
-from psyche.chain.interface.files import find_file
-from psyche.chain.interface.idl import load_idl
+from psyche.backends.solana.interface.addresses import AUTHORIZER, COORDINATOR
+from psyche.backends.solana.interface.files import find_file
+from psyche.backends.solana.interface.idl import load_idl
 from psyche.core.state.limits import STATE_BYTES
 from psyche.core.state.state import RunState, SlotState
 from psyche.localchain.chain import LocalChain, open_local_chain

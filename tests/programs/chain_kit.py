@@ -15,8 +15,8 @@ from solders.signature import Signature
 from solders.transaction import Transaction
 from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 
-from psyche.chain.addresses import AUTHORIZER, COORDINATOR, EVERYBODY, get_authorization_address
-from psyche.chain.coordinator import Authorities, ChainRun, build_init
+from psyche.backends.solana.interface.addresses import AUTHORIZER, COORDINATOR, EVERYBODY, get_authorization_address
+from psyche.backends.solana.interface.coordinator import Authorities, ChainRun, build_init
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.limits import STATE_BYTES

@@ -10,12 +10,12 @@ from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 from treasury_kit import NOT_CLAIMABLE, Treasury, put_mint
 
-from psyche.chain.addresses import (
+from psyche.backends.solana.interface.addresses import (
     get_earned_points_address,
     get_instance_address,
     get_participant_address,
 )
-from psyche.chain.coordinator import build_free, build_user_message
+from psyche.backends.solana.interface.coordinator import build_free, build_user_message
 from psyche.core.state.messages import Tick
 
 DUST = 900_000  # enough for an empty account to be kept, and not for one of any of the programs

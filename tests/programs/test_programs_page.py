@@ -7,12 +7,12 @@ import pytest
 from solders.keypair import Keypair
 from treasury_kit import Treasury
 
-from psyche.chain.addresses import (
+from psyche.backends.solana.interface.addresses import (
     get_authorization_address,
     get_earned_points_address,
     get_participant_address,
 )
-from psyche.chain.authorizer import build_authorization_create, build_authorization_grantee_update
+from psyche.backends.solana.interface.authorizer import build_authorization_create, build_authorization_grantee_update
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "programs.md").read_text(encoding="utf-8")

@@ -28,9 +28,9 @@ from treasury_kit import (
     put_tokens,
 )
 
-from psyche.chain.addresses import COORDINATOR, TREASURER
-from psyche.chain.parts import reads, writes
-from psyche.chain.treasurer import RunChange
+from psyche.backends.solana.account_metas import reads, writes
+from psyche.backends.solana.interface.addresses import COORDINATOR, TREASURER
+from psyche.backends.solana.interface.treasurer import RunChange
 from psyche.core.state.state import RunState
 
 

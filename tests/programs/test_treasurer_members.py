@@ -32,9 +32,9 @@ from treasury_kit import (
     put_tokens,
 )
 
-from psyche.chain.addresses import TREASURER
-from psyche.chain.parts import reads, writes
-from psyche.chain.treasurer import build_participant_claim
+from psyche.backends.solana.account_metas import reads, writes
+from psyche.backends.solana.interface.addresses import TREASURER
+from psyche.backends.solana.interface.treasurer import build_participant_claim
 
 FROZEN = 17  # the token program's error
 

@@ -15,8 +15,8 @@ from solders.token import ID as TOKEN
 from solders.token.associated import get_associated_token_address
 from solders.transaction import Transaction
 
-from psyche.chain.accounts import EarnedPointsData, InstanceData
-from psyche.chain.addresses import (
+from psyche.backends.solana.interface.accounts import EarnedPointsData, InstanceData
+from psyche.backends.solana.interface.addresses import (
     AUTHORIZER,
     COORDINATOR,
     TREASURER,
@@ -24,8 +24,8 @@ from psyche.chain.addresses import (
     get_participant_address,
     get_run_address,
 )
-from psyche.chain.coordinator import build_collect
-from psyche.chain.treasurer import (
+from psyche.backends.solana.interface.coordinator import build_collect
+from psyche.backends.solana.interface.treasurer import (
     NewRun,
     RunChange,
     build_participant_claim,
@@ -39,7 +39,7 @@ from psyche.chain.treasurer import (
     compute_run_index,
     get_chain_run,
 )
-from psyche.chain.treasury import ParticipantData, TreasurerRun, compute_owed
+from psyche.backends.solana.interface.treasury import ParticipantData, TreasurerRun, compute_owed
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.limits import STATE_BYTES
 from psyche.core.state.messages import Update

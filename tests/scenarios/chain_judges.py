@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from psyche.backends.solana.parts.following import DOUBT_S
+from psyche.backends.solana.member.following import DOUBT_S
 from psyche.core.state.state import SlotState
 from psyche.sim.chain.facts import ChainFacts
 from psyche.sim.world import Outcome

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 from kits.events import make, make_line
 
-from psyche.backends.solana import view
-from psyche.backends.solana.link import Reading
-from psyche.backends.solana.parts import following
-from psyche.backends.solana.parts.following import RecordFollower
+from psyche.backends.solana.member import following, view
+from psyche.backends.solana.member.following import RecordFollower
+from psyche.backends.solana.member.link import Reading
 from psyche.server import handler
 from psyche.server.connections.replies import ReplyCache
 from psyche.sim.byzantine.programs import ByzantineMember

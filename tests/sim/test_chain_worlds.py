@@ -6,8 +6,8 @@ import pytest
 from scenarios.row import get_events
 from sim_kit import build, play
 
-from psyche.backends.solana.backend import SolanaBackend
-from psyche.backends.solana.floor import FileFloor, NoFloor
+from psyche.backends.solana.member.backend import SolanaBackend
+from psyche.backends.solana.member.minimum_slot import FileFloor, NoFloor
 from psyche.core.state.state import RunState
 from psyche.errors import ConfigError
 from psyche.sim.chain.conditions import ChainConditions

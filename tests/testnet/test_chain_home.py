@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from psyche.chain.wallet import read_wallet
+from psyche.backends.solana.wallet import read_wallet
 from psyche.errors import ConfigError
 from psyche.localchain.validator import Validator
 from psyche.testnet.commands import get_client_argv, get_home_argv, get_owner_argv

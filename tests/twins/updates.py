@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from kits.runs import Run, build_paused_run, build_run
 
-from psyche.chain.instructions import encode_body
+from psyche.backends.solana.interface.instructions import encode_body
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.rules.apply import BY_TYPE, apply
 from psyche.core.state.errors import CoordinatorError

@@ -5,18 +5,18 @@ from typing import Any, Final
 
 from solders.pubkey import Pubkey
 
-from psyche.backends.solana.rpc.replies import get_data
-from psyche.backends.solana.session import ChainPlan, ChainSession
-from psyche.chain.accounts import AUTHORIZATION, AuthorizationData
-from psyche.chain.addresses import EVERYBODY, JOIN_SCOPE, get_authorization_address, parse_key
-from psyche.chain.authorizer import (
+from psyche.backends.solana.interface.accounts import AUTHORIZATION, AuthorizationData
+from psyche.backends.solana.interface.addresses import EVERYBODY, JOIN_SCOPE, get_authorization_address, parse_key
+from psyche.backends.solana.interface.authorizer import (
     build_authorization_close,
     build_authorization_create,
     build_authorization_grantee_update,
     build_authorization_grantor_update,
 )
-from psyche.chain.interface.borsh import KEY_BYTES
-from psyche.chain.packing import Step
+from psyche.backends.solana.interface.borsh import KEY_BYTES
+from psyche.backends.solana.packing import Step
+from psyche.backends.solana.rpc.replies import get_data
+from psyche.backends.solana.session import ChainPlan, ChainSession
 from psyche.errors import ConfigError
 
 EMPTY_BYTES: Final = 90 + len(JOIN_SCOPE)

@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 from solders.pubkey import Pubkey
 
+from psyche.backends.solana.interface.accounts import INSTANCE, RUN_STATE, TREASURER_RUN, InstanceData
+from psyche.backends.solana.interface.addresses import get_instance_address, get_program_id
+from psyche.backends.solana.interface.coordinator import ChainRun
+from psyche.backends.solana.interface.tokens import read_mint
+from psyche.backends.solana.interface.treasury import TreasurerRun
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.rpc.replies import get_data
 from psyche.backends.solana.session import ChainSession, NoRun
-from psyche.chain.accounts import INSTANCE, RUN_STATE, TREASURER_RUN, InstanceData
-from psyche.chain.addresses import get_instance_address, get_program_id
-from psyche.chain.coordinator import ChainRun
-from psyche.chain.tokens import read_mint
-from psyche.chain.treasury import TreasurerRun
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, ConfigError, WireError

@@ -8,15 +8,15 @@ from typing import NamedTuple
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
+from psyche.backends.solana.amounts import LAMPORTS_PER_SIGNATURE, SOL_DECIMALS, format_sol, spell_amount
+from psyche.backends.solana.interface.events import ChainEvent
+from psyche.backends.solana.interface.failures import WalletEmpty
+from psyche.backends.solana.packing import Step, count_signatures, pack_steps
 from psyche.backends.solana.programs.check import check_programs
+from psyche.backends.solana.programs.vouching import Vouching, choose_programs
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.rpc.sender import Landed, TransactionSender
 from psyche.backends.solana.rpc.transaction import FeePolicy
-from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE, SOL_DECIMALS, format_sol, spell_amount
-from psyche.chain.failures import WalletEmpty
-from psyche.chain.interface.events import ChainEvent
-from psyche.chain.packing import Step, count_signatures, pack_steps
-from psyche.chain.programs.vouching import Vouching, choose_programs
 from psyche.errors import BackendError, ConfigError
 
 

@@ -81,7 +81,7 @@ def chain_command(
 
 async def tell_return(session: "ChainSession", before: int) -> None:
     """Say what has come back to the wallet, which had `before` lamports."""
-    from psyche.chain.amounts import format_sol
+    from psyche.backends.solana.amounts import format_sol
 
     after = await session.rpc.get_balance(session.key)
     typer.echo(f"{format_sol(max(0, after - before))} came back to {session.key}")

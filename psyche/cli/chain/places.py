@@ -12,7 +12,7 @@ from psyche.cli.helpers.chain import ChainOptions, choose_home
 from psyche.cli.helpers.common import parse_hex, run_async
 
 if TYPE_CHECKING:
-    from psyche.backends.solana.entry import ChainMember, Entry
+    from psyche.backends.solana.member.entry import ChainMember, Entry
     from psyche.backends.tcp.dial import ServerAddress
     from psyche.telemetry.sink import EventSink
     from psyche.wire.crypto import Identity
@@ -108,9 +108,9 @@ def make_place(
 
         key = parse_hex("--server-key", server_key) if server_key else None
         return ServerPlace(parse_server(address, run_id, key))
-    from psyche.backends.solana.entry import ChainMember
+    from psyche.backends.solana.interface.addresses import parse_key
+    from psyche.backends.solana.member.entry import ChainMember
     from psyche.backends.solana.rpc.transaction import FeePolicy
-    from psyche.chain.addresses import parse_key
 
     grantee = parse_key(authorizer, "--authorizer") if authorizer else None
     chain.check_program_ids()

@@ -5,13 +5,13 @@ from typing import TypeVar
 
 import typer
 
-from psyche.backends.solana.home import SolanaHome
+from psyche.backends.solana.cluster import name_foreign
+from psyche.backends.solana.interface.addresses import use_program_ids
+from psyche.backends.solana.owner.administration import SolanaHome
+from psyche.backends.solana.programs.vouching import choose_programs
 from psyche.backends.solana.rpc.client import open_rpc
 from psyche.backends.solana.rpc.transaction import FeePolicy
 from psyche.backends.solana.session import Approve, ChainSession, Quote
-from psyche.chain.addresses import use_program_ids
-from psyche.chain.cluster import name_foreign
-from psyche.chain.programs.vouching import choose_programs
 from psyche.cli.helpers.chain import ChainOptions
 from psyche.cli.helpers.common import run_async
 from psyche.cli.helpers.questions import confirm

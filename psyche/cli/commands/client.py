@@ -241,7 +241,7 @@ def show_wallet(
     """
     path = wallet_private_key_path
     if create and path is not None and not path.exists():
-        from psyche.chain.wallet import Wallet, write_wallet
+        from psyche.backends.solana.wallet import Wallet, write_wallet
 
         write_wallet(path, Wallet())
     typer.echo(str(chain.ChainOptions(wallet_private_key_path=path).load_wallet().pubkey()))

@@ -66,11 +66,11 @@ def deploy(
     programs = load_new_programs(keys, "v3/" if sbpf_v3 else "")
 
     async def do(session: "ChainSession") -> None:
+        from psyche.backends.solana.cluster import name_foreign
         from psyche.backends.solana.programs.check import describe_authorities
         from psyche.backends.solana.programs.deployment import close_programs
         from psyche.backends.solana.programs.deployment import deploy as put
-        from psyche.chain.cluster import name_foreign
-        from psyche.chain.programs.vouching import write_program_ids
+        from psyche.backends.solana.programs.vouching import write_program_ids
         from psyche.errors import ConfigError
 
         if close:

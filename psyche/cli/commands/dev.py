@@ -146,7 +146,7 @@ def get_or_make_wallet(path: Path) -> "Keypair":
     """Read a wallet, or make it if there is none."""
     from solders.keypair import Keypair
 
-    from psyche.chain.wallet import read_wallet, write_wallet
+    from psyche.backends.solana.wallet import read_wallet, write_wallet
 
     if not path.exists():
         made = Keypair()
@@ -164,7 +164,7 @@ def fund(chain: "LocalChain", wallet: "Keypair") -> None:
 
 def show(http: str, ws: str, genesis: str, wallets: dict[Path, "Keypair"]) -> None:
     """Print what to know of a chain: addresses, programs and wallets."""
-    from psyche.chain.interface.files import NAMES
+    from psyche.backends.solana.interface.files import NAMES
 
     typer.echo(f"  calls          {http}")
     typer.echo(f"  subscriptions  {ws}")
@@ -222,9 +222,9 @@ def idl(
     """
     import json
 
-    from psyche.chain.interface.files import NAMES
-    from psyche.chain.interface.idl import load_idl
-    from psyche.chain.programs.vouching import read_program_ids
+    from psyche.backends.solana.interface.files import NAMES
+    from psyche.backends.solana.interface.idl import load_idl
+    from psyche.backends.solana.programs.vouching import read_program_ids
     from psyche.durable import naming
     from psyche.errors import ConfigError
     from psyche.localchain.legacy_idl import convert_to_legacy

@@ -33,9 +33,9 @@ def airdrop(
 
     They come from the faucet of a local chain, of devnet or of testnet; mainnet-beta has none.
     """
-    from psyche.backends.solana.funds.faucet import request_lamports
-    from psyche.chain.addresses import parse_key
-    from psyche.chain.amounts import SOL_DECIMALS, format_sol, parse_amount
+    from psyche.backends.solana.amounts import SOL_DECIMALS, format_sol, parse_amount
+    from psyche.backends.solana.interface.addresses import parse_key
+    from psyche.backends.solana.owner.faucet import request_lamports
     from psyche.errors import ConfigError
 
     lamports = parse_amount(amount, SOL_DECIMALS, "--amount")
@@ -74,8 +74,8 @@ def mint(
     It is a token of the SPL Token program. Your wallet alone can mint it; nobody can freeze it.
     Prints the token's address alone on standard output, for `psyche run create --treasurer-collateral-mint`.
     """
-    from psyche.backends.solana.funds.minting import plan_mint, plan_token
-    from psyche.chain.addresses import parse_key
+    from psyche.backends.solana.interface.addresses import parse_key
+    from psyche.backends.solana.owner.minting import plan_mint, plan_token
     from psyche.errors import ConfigError
 
     named, target = (parse_key(text, f"--{name}") if text else None for name, text in (("mint", mint), ("to", to)))

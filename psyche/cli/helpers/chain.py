@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from psyche.chain.amounts import MAX_PRIORITY_LAMPORTS
+from psyche.backends.solana.amounts import MAX_PRIORITY_LAMPORTS
 
 if TYPE_CHECKING:
+    from psyche.backends.solana.cluster import Endpoint
     from psyche.backends.solana.session import Spelling
-    from psyche.chain.cluster import Endpoint
-    from psyche.chain.wallet import Wallet
+    from psyche.backends.solana.wallet import Wallet
 
 _SUBSCRIPTIONS: Final = "Default: the next port of the same host."
 
@@ -95,7 +95,7 @@ class ChainOptions:
         Raises:
             ConfigError: no endpoint is named, or one is malformed.
         """
-        from psyche.chain.cluster import find_endpoints, parse_endpoint, read_cli_config
+        from psyche.backends.solana.cluster import find_endpoints, parse_endpoint, read_cli_config
         from psyche.errors import ConfigError
 
         pairs = ((self.rpc, self.ws_rpc), (self.rpc_2, self.ws_rpc_2), (self.rpc_3, self.ws_rpc_3))
@@ -117,7 +117,7 @@ class ChainOptions:
             ConfigError, OSError: it cannot be used.
         """
         if self.program_ids is not None:
-            from psyche.chain.programs.vouching import read_program_ids
+            from psyche.backends.solana.programs.vouching import read_program_ids
 
             read_program_ids(self.program_ids)
 
@@ -137,8 +137,8 @@ class ChainOptions:
             ConfigError: no wallet is named, or what is named is none.
             ModuleNotFoundError: the extra `solana` is not installed; `explain_missing` says how to install it.
         """
-        from psyche.chain.cluster import read_cli_config
-        from psyche.chain.wallet import RAW_VARIABLE, find_wallet
+        from psyche.backends.solana.cluster import read_cli_config
+        from psyche.backends.solana.wallet import RAW_VARIABLE, find_wallet
 
         path = self.wallet_private_key_path
         if os.environ.get(RAW_VARIABLE) and path and not os.environ.get("WALLET_PRIVATE_KEY_PATH"):

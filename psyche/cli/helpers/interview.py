@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from psyche.chain.cluster import parse_endpoint
+from psyche.backends.solana.cluster import parse_endpoint
 from psyche.cli.helpers.questions import Flags, Interviewer
 from psyche.config.load import RUN_NAME
 from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, U32_MAX

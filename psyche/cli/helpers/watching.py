@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import trio
 
-from psyche.chain.amounts import format_amount
+from psyche.backends.solana.amounts import format_amount
 from psyche.cli.helpers.members import COLUMNS, NameKey, format_members_table, get_plain_members
 from psyche.cli.helpers.owners import say
 from psyche.core.state.state import RunState

@@ -8,7 +8,7 @@ from solders.account import Account
 from solders.pubkey import Pubkey
 from solders.token.state import TokenAccount
 
-from psyche.chain.programs.loader import UPGRADEABLE
+from psyche.backends.solana.programs.loader import UPGRADEABLE
 from psyche.errors import WireError
 from psyche.localchain.parsed.layouts import read_fields
 from psyche.localchain.tokens import (

@@ -10,7 +10,7 @@ from typing import Any, Final
 import base58
 from solders.pubkey import Pubkey
 
-from psyche.chain.programs.loader import UPGRADEABLE
+from psyche.backends.solana.programs.loader import UPGRADEABLE
 from psyche.errors import WireError
 from psyche.localchain.parsed.layouts import read_fields
 from psyche.localchain.tokens import TOKEN, TOKEN_2022

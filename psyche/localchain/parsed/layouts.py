@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from solders.pubkey import Pubkey
 
-from psyche.chain.interface.borsh import BorshForm, BorshReader, KeyForm, NumberForm, OptionForm
+from psyche.backends.solana.interface.borsh import BorshForm, BorshReader, KeyForm, NumberForm, OptionForm
 from psyche.localchain.tokens import describe_amount
 
 _FORMS: Final[dict[str, BorshForm]] = {

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from psyche.chain.instructions import LENGTH_BYTES, Forms, find_field_forms, find_width
+from psyche.backends.solana.interface.instructions import LENGTH_BYTES, Forms, find_field_forms, find_width
 from psyche.core.encoding.account import decode_config, decode_model, decode_witness
 from psyche.core.encoding.tables import CHECKPOINT, CONFIG, METADATA, MODEL, PROGRESS
 from psyche.core.rules.apply import KINDS

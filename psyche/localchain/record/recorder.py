@@ -19,7 +19,7 @@ from solders.message import Message, MessageV0
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
-from psyche.chain.addresses import COORDINATOR
+from psyche.backends.solana.interface.addresses import COORDINATOR
 from psyche.core.state.limits import STATE_BYTES
 from psyche.durable import naming
 from psyche.errors import ConfigError

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from solders.pubkey import Pubkey
 
-from psyche.chain.interface.borsh import decode_value
-from psyche.chain.interface.idl import DISCRIMINATOR_BYTES, InstructionKind, load_program
+from psyche.backends.solana.interface.borsh import decode_value
+from psyche.backends.solana.interface.idl import DISCRIMINATOR_BYTES, InstructionKind, load_program
 from psyche.core.encoding.account import decode_state, encode_model, encode_state
 from psyche.core.encoding.tables import ACCOUNT, CHECKPOINT, CONFIG, MODEL
 from psyche.core.rules.apply import apply

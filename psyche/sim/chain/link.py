@@ -1,4 +1,4 @@
-"""One client's way to a simulated chain: it implements `backends.solana.link.Link` over simulated endpoints.
+"""One client's way to a simulated chain: it implements `backends.solana.member.link.Link` over simulated endpoints.
 
 It stands for the RPC client: all endpoints push accounts, and are asked now and then as well; a transaction is sent
 again as it is until it is confirmed or has expired, and only then signed anew.
@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from psyche.backends.solana.link import ChainTime, Reading, TransactionExpired
+from psyche.backends.solana.member.link import ChainTime, Reading, TransactionExpired
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.gossip import Evidence

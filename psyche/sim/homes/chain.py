@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import trio
 
-from psyche.backends.solana.backend import ChainPlatform, SolanaBackend, open_chain_backend
-from psyche.backends.solana.floor import FileFloor
+from psyche.backends.solana.member.backend import ChainPlatform, SolanaBackend, open_chain_backend
+from psyche.backends.solana.member.minimum_slot import FileFloor
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.genesis import create_run
 from psyche.core.state.messages import Message

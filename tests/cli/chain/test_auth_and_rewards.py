@@ -7,15 +7,21 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from test_run_on_chain import create, put_file, read_instance, read_state
 
-from psyche.chain.accounts import EARNED_POINTS, RUN_STATE, TREASURER_RUN, AuthorizationData, EarnedPointsData
-from psyche.chain.addresses import (
+from psyche.backends.solana.interface.accounts import (
+    EARNED_POINTS,
+    RUN_STATE,
+    TREASURER_RUN,
+    AuthorizationData,
+    EarnedPointsData,
+)
+from psyche.backends.solana.interface.addresses import (
     EVERYBODY,
     get_authorization_address,
     get_earned_points_address,
     get_instance_address,
     get_participant_address,
 )
-from psyche.chain.treasury import TreasurerRun
+from psyche.backends.solana.interface.treasury import TreasurerRun
 from psyche.core.state.state import Slot, SlotState
 
 FEE = 5_000

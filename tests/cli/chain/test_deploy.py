@@ -14,15 +14,15 @@ from solders.pubkey import Pubkey
 from test_run_on_chain import create, put_file, read_state
 from typer.testing import CliRunner
 
-from psyche.backends.solana.entry import ChainMember
+from psyche.backends.solana.cluster import parse_endpoint
+from psyche.backends.solana.interface.addresses import SOURCE_IDS, ProgramIds, use_program_ids
+from psyche.backends.solana.interface.files import find_file
+from psyche.backends.solana.member.entry import ChainMember
 from psyche.backends.solana.programs import deployment
-from psyche.chain.addresses import SOURCE_IDS, ProgramIds, use_program_ids
-from psyche.chain.cluster import parse_endpoint
-from psyche.chain.interface.files import find_file
-from psyche.chain.programs.loader import DATA_HEADER_BYTES, UPGRADEABLE, find_data_address
-from psyche.chain.programs.patching import replace_ids
-from psyche.chain.programs.vouching import read_program_ids
-from psyche.chain.wallet import read_wallet
+from psyche.backends.solana.programs.loader import DATA_HEADER_BYTES, UPGRADEABLE, find_data_address
+from psyche.backends.solana.programs.patching import replace_ids
+from psyche.backends.solana.programs.vouching import read_program_ids
+from psyche.backends.solana.wallet import read_wallet
 from psyche.cli.app import app
 from psyche.core.state.state import RunState
 from psyche.errors import BackendError

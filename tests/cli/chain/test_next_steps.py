@@ -11,7 +11,7 @@ from solders.keypair import Keypair
 from test_run_on_chain import create, put_file, read_state
 from typer.testing import CliRunner
 
-from psyche.chain.wallet import read_wallet
+from psyche.backends.solana.wallet import read_wallet
 from psyche.cli.app import app
 from psyche.core.state.state import RunState
 from psyche.modeling.first_weights import compute_first_digest

@@ -13,9 +13,9 @@ from kits.models import write_model_folder
 from solders.keypair import Keypair
 from typer.testing import CliRunner
 
-from psyche.backends.solana.version import check_version
-from psyche.chain.accounts import InstanceData
-from psyche.chain.addresses import get_instance_address
+from psyche.backends.solana.interface.accounts import InstanceData
+from psyche.backends.solana.interface.addresses import get_instance_address
+from psyche.backends.solana.member.version import check_version
 from psyche.cli.app import app
 from psyche.config.load import load_run
 from psyche.core.encoding.account import decode_state

@@ -10,12 +10,12 @@ from kits.chain.box import SOL, ChainBox
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche.backends.solana.entry import ChainMember, Entry, estimate_epoch_lamports
-from psyche.chain.accounts import InstanceData
-from psyche.chain.addresses import EVERYBODY, get_authorization_address, get_instance_address
-from psyche.chain.cluster import parse_endpoint
-from psyche.chain.failures import WalletEmpty
-from psyche.chain.wallet import read_wallet
+from psyche.backends.solana.cluster import parse_endpoint
+from psyche.backends.solana.interface.accounts import InstanceData
+from psyche.backends.solana.interface.addresses import EVERYBODY, get_authorization_address, get_instance_address
+from psyche.backends.solana.interface.failures import WalletEmpty
+from psyche.backends.solana.member.entry import ChainMember, Entry, estimate_epoch_lamports
+from psyche.backends.solana.wallet import read_wallet
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Config, Coordinator, DataLocation, DataLocationKind, RunState
 from psyche.errors import ConfigError

@@ -8,8 +8,8 @@ from hashlib import sha256
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 
-from psyche.chain.addresses import COORDINATOR
-from psyche.chain.interface.events import ChainEvent, get_event_name
+from psyche.backends.solana.interface.addresses import COORDINATOR
+from psyche.backends.solana.interface.events import ChainEvent, get_event_name
 
 NUMBERS = {"nonce": "Q", "amount": "Q", "points": "Q", "step": "I", "height": "I", "epoch": "H", "member": "H"}
 

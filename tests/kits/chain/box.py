@@ -16,8 +16,8 @@ from solders.token import ID as TOKEN
 from solders.token.associated import get_associated_token_address
 from typer.testing import CliRunner
 
-from psyche.chain.addresses import COORDINATOR
-from psyche.chain.wallet import write_wallet
+from psyche.backends.solana.interface.addresses import COORDINATOR
+from psyche.backends.solana.wallet import write_wallet
 from psyche.cli.app import app
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.state import Coordinator

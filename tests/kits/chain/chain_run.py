@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from solders.keypair import Keypair
 
+from psyche.backends.solana.cluster import Endpoint
+from psyche.backends.solana.interface.addresses import EVERYBODY, get_authorization_address
+from psyche.backends.solana.interface.authorizer import build_authorization_create, build_authorization_grantor_update
+from psyche.backends.solana.interface.coordinator import Authorities, ChainRun, build_init, build_owner_message
 from psyche.backends.solana.rpc.client import Rpc, open_rpc
 from psyche.backends.solana.rpc.sender import TransactionSender
-from psyche.chain.addresses import EVERYBODY, get_authorization_address
-from psyche.chain.authorizer import build_authorization_create, build_authorization_grantor_update
-from psyche.chain.cluster import Endpoint
-from psyche.chain.coordinator import Authorities, ChainRun, build_init, build_owner_message
 from psyche.core.encoding.account import decode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.limits import STATE_BYTES

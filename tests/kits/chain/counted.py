@@ -14,10 +14,10 @@ import httpx2
 import trio
 
 from kits.chain.chain_run import ChainRunKit, create_run
-from psyche.backends.solana.backend import open_chain_backend
+from psyche.backends.solana.cluster import Endpoint
+from psyche.backends.solana.member.backend import open_chain_backend
 from psyche.backends.solana.rpc.client import open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
-from psyche.chain.cluster import Endpoint
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.core.state.state import Checkpoint, CheckpointKind, Config
 from psyche.localchain.chain import LocalChain, open_local_chain

@@ -12,8 +12,8 @@ import trio
 from solders.hash import Hash
 from solders.transaction import Transaction
 
+from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.rpc.client import Rpc
-from psyche.chain.cluster import Endpoint
 from psyche.telemetry.kinds import Event
 
 SLOT_S: Final = 0.4

@@ -9,7 +9,7 @@ import trio
 from solders.account import Account
 from solders.transaction import VersionedTransaction
 
-from psyche.chain.cluster import Endpoint
+from psyche.backends.solana.cluster import Endpoint
 from psyche.localchain.bank import FAUCET_LAMPORTS, SYSTEM, Bank, CompleteSlot, begin_chain
 from psyche.localchain.chain import LocalChain
 from psyche.localchain.hub import SubscriptionHub

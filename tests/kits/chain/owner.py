@@ -13,13 +13,13 @@ from solders.token import ID as TOKEN
 from solders.token.associated import get_associated_token_address
 from typer.testing import CliRunner
 
+from psyche.backends.solana.account_metas import signs, writes
+from psyche.backends.solana.interface.tokens import MINT_BYTES, build_token_account, read_token_account
 from psyche.backends.solana.lookup import find_run
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.rpc.sender import TransactionSender
 from psyche.backends.solana.session import ChainSession
-from psyche.chain.parts import signs, writes
-from psyche.chain.tokens import MINT_BYTES, build_token_account, read_token_account
-from psyche.chain.wallet import read_wallet
+from psyche.backends.solana.wallet import read_wallet
 from psyche.cli.app import app
 from psyche.core.state.state import Coordinator
 

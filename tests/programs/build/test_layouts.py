@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from solders.pubkey import Pubkey
 
-from psyche.chain.addresses import AUTHORIZER, COORDINATOR, TREASURER
+from psyche.backends.solana.interface.addresses import AUTHORIZER, COORDINATOR, TREASURER
 from psyche.core.encoding.records import RecordLayout
 from psyche.core.encoding.tables import ACCOUNT
 from psyche.core.state.errors import REFUSALS

@@ -31,14 +31,15 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche.chain.addresses import (
+from psyche.backends.solana.account_metas import reads, writes
+from psyche.backends.solana.interface.addresses import (
     AUTHORIZER,
     COORDINATOR,
     EVERYBODY,
     get_authorization_address,
     get_earned_points_address,
 )
-from psyche.chain.coordinator import (
+from psyche.backends.solana.interface.coordinator import (
     SignedResult,
     build_collect,
     build_equivocation_report,
@@ -47,7 +48,6 @@ from psyche.chain.coordinator import (
     build_owner_message,
     build_user_message,
 )
-from psyche.chain.parts import reads, writes
 from psyche.core.encoding.account import encode_state
 from psyche.core.encoding.tables import DISCRIMINATOR
 from psyche.core.state import messages as msg

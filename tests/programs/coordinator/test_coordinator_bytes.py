@@ -11,7 +11,7 @@ from kits.runs import build_cooldown, build_paused_run, build_run, build_trainin
 from programs.chain_kit import MALFORMED, NOT_UNDERSTOOD, ChainStage
 from solders.instruction import Instruction
 
-from psyche.chain.coordinator import build_owner_message, build_user_message
+from psyche.backends.solana.interface.coordinator import build_owner_message, build_user_message
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator, Metadata, Progress, RunState

@@ -8,7 +8,7 @@ from programs.chain_kit import RECORDED_SLOTS, ChainStage
 from solders.clock import Clock
 from solders.hash import Hash
 
-from psyche.chain.coordinator import build_user_message
+from psyche.backends.solana.interface.coordinator import build_user_message
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.rules.apply import apply

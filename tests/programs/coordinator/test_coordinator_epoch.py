@@ -14,10 +14,10 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.transaction_metadata import TransactionMetadata
 
-from psyche.chain.accounts import EarnedPointsData
-from psyche.chain.addresses import EVERYBODY, get_authorization_address, get_earned_points_address
-from psyche.chain.authorizer import build_authorization_create, build_authorization_grantor_update
-from psyche.chain.coordinator import (
+from psyche.backends.solana.interface.accounts import EarnedPointsData
+from psyche.backends.solana.interface.addresses import EVERYBODY, get_authorization_address, get_earned_points_address
+from psyche.backends.solana.interface.authorizer import build_authorization_create, build_authorization_grantor_update
+from psyche.backends.solana.interface.coordinator import (
     build_collect,
     build_free,
     build_join_run,

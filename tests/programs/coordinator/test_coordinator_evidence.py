@@ -12,7 +12,7 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche.chain.coordinator import SignedResult, build_equivocation_report, build_signature_check
+from psyche.backends.solana.interface.coordinator import SignedResult, build_equivocation_report, build_signature_check
 from psyche.core.rules.apply import apply
 from psyche.core.state.errors import InvalidEvidence, UnknownMember, WrongRound
 from psyche.core.state.gossip import Leave, Ready, ReadyFlag, Result

@@ -13,7 +13,7 @@ from programs.chain_kit import MALFORMED, NOT_FREED
 from solders.instruction import Instruction
 from transaction_kit import ALONE, WITH_TICK
 
-from psyche.chain.addresses import COORDINATOR
+from psyche.backends.solana.interface.addresses import COORDINATOR
 from psyche.core.encoding import tables
 from psyche.core.encoding.fields import Field
 from psyche.core.encoding.records import FieldLayout

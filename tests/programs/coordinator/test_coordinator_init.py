@@ -26,10 +26,10 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche.chain.accounts import InstanceData
-from psyche.chain.addresses import COORDINATOR
-from psyche.chain.coordinator import build_free
-from psyche.chain.parts import reads, writes
+from psyche.backends.solana.account_metas import reads, writes
+from psyche.backends.solana.interface.accounts import InstanceData
+from psyche.backends.solana.interface.addresses import COORDINATOR
+from psyche.backends.solana.interface.coordinator import build_free
 from psyche.core.encoding.account import encode_state
 from psyche.core.encoding.tables import DISCRIMINATOR
 from psyche.core.state.limits import STATE_BYTES

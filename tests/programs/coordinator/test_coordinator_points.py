@@ -13,10 +13,10 @@ from programs.chain_kit import (
 )
 from solders.keypair import Keypair
 
-from psyche.chain.accounts import EarnedPointsData, InstanceData
-from psyche.chain.addresses import COORDINATOR, get_earned_points_address
-from psyche.chain.coordinator import build_close_earned_points, build_collect, build_free
-from psyche.chain.parts import reads, writes
+from psyche.backends.solana.account_metas import reads, writes
+from psyche.backends.solana.interface.accounts import EarnedPointsData, InstanceData
+from psyche.backends.solana.interface.addresses import COORDINATOR, get_earned_points_address
+from psyche.backends.solana.interface.coordinator import build_close_earned_points, build_collect, build_free
 from psyche.core.encoding.account import encode_state
 from psyche.core.rules.apply import apply
 from psyche.core.state.errors import UnknownMember

@@ -21,7 +21,12 @@ from solders.clock import Clock
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from psyche.chain.coordinator import build_collect, build_join_run, build_owner_message, build_user_message
+from psyche.backends.solana.interface.coordinator import (
+    build_collect,
+    build_join_run,
+    build_owner_message,
+    build_user_message,
+)
 from psyche.core.encoding.account import decode_state
 from psyche.core.rules.apply import apply
 from psyche.core.state import errors

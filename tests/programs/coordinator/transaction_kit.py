@@ -13,7 +13,7 @@ from solders.keypair import Keypair
 from solders.message import Message as TransactionMessage
 from solders.pubkey import Pubkey
 
-from psyche.chain.coordinator import (
+from psyche.backends.solana.interface.coordinator import (
     Authorities,
     ChainRun,
     SignedResult,

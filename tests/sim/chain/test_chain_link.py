@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from sim.chain_kit import START, build_chain, get_key, pass_slots
 
-from psyche.backends.solana.link import Link, Reading, TransactionExpired
+from psyche.backends.solana.member.link import Link, Reading, TransactionExpired
 from psyche.core.state.errors import InvalidWithdraw
 from psyche.core.state.messages import Join, Message, Pause, Withdraw
 from psyche.network.memory.line import Arrivals

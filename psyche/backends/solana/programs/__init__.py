@@ -1,1 +1,1 @@
-"""The programs on a chain: putting them there, and checking which ones are there."""
+"""The compiled programs: their ids and bytes, how they get onto a chain, and which ones are there."""

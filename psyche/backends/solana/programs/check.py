@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from solders.pubkey import Pubkey
 
+from psyche.backends.solana.interface.addresses import ProgramIds
+from psyche.backends.solana.programs.loader import FORMER, UPGRADEABLE, LoadedCode, find_data_address, read_code
+from psyche.backends.solana.programs.vouching import NOBODY, Vouching
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.rpc.replies import ChainAccount
-from psyche.chain.addresses import ProgramIds
-from psyche.chain.programs.loader import FORMER, UPGRADEABLE, LoadedCode, find_data_address, read_code
-from psyche.chain.programs.vouching import NOBODY, Vouching
 from psyche.errors import BackendError, WireError
 
 

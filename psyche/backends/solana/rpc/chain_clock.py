@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from psyche.backends.solana.link import ChainTime
+from psyche.backends.solana.member.link import ChainTime
 
 TIME_S: Final = 12.0  # after which it is asked for again
 LEAST_S: Final = 2.0  # between two answers that show how fast slots pass

@@ -11,11 +11,11 @@ import httpx2
 import trio
 from solders.pubkey import Pubkey
 
+from psyche.backends.solana.cluster import Endpoint
+from psyche.backends.solana.interface.accounts import AccountKind
 from psyche.backends.solana.rpc import replies
 from psyche.backends.solana.rpc.replies import Blockhash, ChainAccount
 from psyche.backends.solana.rpc.transport import RequestFailed, ask_endpoint
-from psyche.chain.accounts import AccountKind
-from psyche.chain.cluster import Endpoint
 from psyche.errors import BackendError, WireError
 from psyche.telemetry import kinds
 from psyche.telemetry.sink import EventSink, NoEvents

@@ -11,7 +11,7 @@ from solders.hash import Hash
 from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM
 
-from psyche.chain.accounts import AccountKind
+from psyche.backends.solana.interface.accounts import AccountKind
 from psyche.errors import WireError
 
 MAX_ACCOUNT_BYTES: Final = 10 << 20  # the chain's own limit

@@ -10,14 +10,8 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche.backends.solana.link import ChainTime, Reading, TransactionExpired
-from psyche.backends.solana.rpc.chain_clock import ChainClock
-from psyche.backends.solana.rpc.client import NoEndpoint, Rpc
-from psyche.backends.solana.rpc.sender import TransactionSender
-from psyche.backends.solana.rpc.transaction import FeePolicy
-from psyche.backends.solana.rpc.watch import AccountWatch
-from psyche.chain.accounts import RUN_STATE
-from psyche.chain.coordinator import (
+from psyche.backends.solana.interface.accounts import RUN_STATE
+from psyche.backends.solana.interface.coordinator import (
     ChainRun,
     SignedResult,
     UserMessage,
@@ -25,7 +19,13 @@ from psyche.chain.coordinator import (
     build_join_run,
     build_user_message,
 )
-from psyche.chain.failures import ProgramRefused
+from psyche.backends.solana.interface.failures import ProgramRefused
+from psyche.backends.solana.member.link import ChainTime, Reading, TransactionExpired
+from psyche.backends.solana.rpc.chain_clock import ChainClock
+from psyche.backends.solana.rpc.client import NoEndpoint, Rpc
+from psyche.backends.solana.rpc.sender import TransactionSender
+from psyche.backends.solana.rpc.transaction import FeePolicy
+from psyche.backends.solana.rpc.watch import AccountWatch
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.limits import STATE_BYTES

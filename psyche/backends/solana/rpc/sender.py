@@ -11,7 +11,11 @@ from solders.hash import Hash
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 
-from psyche.backends.solana.link import TransactionExpired
+from psyche.backends.solana.amounts import LAMPORTS_PER_SIGNATURE, LAMPORTS_PER_SOL
+from psyche.backends.solana.cluster import Endpoint
+from psyche.backends.solana.interface.events import ChainEvent, read_events
+from psyche.backends.solana.interface.failures import WalletEmpty, read_failure
+from psyche.backends.solana.member.link import TransactionExpired
 from psyche.backends.solana.rpc import replies
 from psyche.backends.solana.rpc.client import CONFIRMED, NoEndpoint, Rpc
 from psyche.backends.solana.rpc.replies import Blockhash, SignatureStatus, SimulationReply
@@ -23,10 +27,6 @@ from psyche.backends.solana.rpc.transaction import (
     choose_units,
 )
 from psyche.backends.solana.rpc.transport import RequestFailed, RpcRefused
-from psyche.chain.amounts import LAMPORTS_PER_SIGNATURE, LAMPORTS_PER_SOL
-from psyche.chain.cluster import Endpoint
-from psyche.chain.failures import WalletEmpty, read_failure
-from psyche.chain.interface.events import ChainEvent, read_events
 from psyche.errors import BackendError
 from psyche.telemetry import kinds
 from psyche.wire.nursery import open_plain_nursery

@@ -16,9 +16,9 @@ from solders.message import Message
 from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 
-from psyche.chain.amounts import MAX_PRIORITY_LAMPORTS
-from psyche.chain.coordinator import ED25519
-from psyche.chain.failures import TransactionFailed
+from psyche.backends.solana.amounts import MAX_PRIORITY_LAMPORTS
+from psyche.backends.solana.interface.coordinator import ED25519
+from psyche.backends.solana.interface.failures import TransactionFailed
 
 TRANSACTION_BYTES: Final = 1_232  # a packet of the network
 MAX_UNITS: Final = 1_400_000  # the chain's limit

@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 import trio
 
-from psyche.chain.cluster import Endpoint
+from psyche.backends.solana.cluster import Endpoint
 from psyche.errors import BackendError, PsycheError
 
 MAX_REPLY_BYTES: Final = 32 << 20  # an account of 10 MiB is the largest that a chain has

@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 import trio
 from solders.pubkey import Pubkey
 
-from psyche.backends.solana.link import Reading
+from psyche.backends.solana.cluster import Endpoint
+from psyche.backends.solana.interface.accounts import AccountKind
+from psyche.backends.solana.member.link import Reading
 from psyche.backends.solana.rpc import replies
 from psyche.backends.solana.rpc.client import CONFIRMED, Rpc, read_genesis
 from psyche.backends.solana.rpc.transport import RequestFailed, RpcRefused
 from psyche.backends.solana.rpc.web_socket import Socket, talk
-from psyche.chain.accounts import AccountKind
-from psyche.chain.cluster import Endpoint
 from psyche.errors import ChainReplaced, WireError
 from psyche.telemetry import kinds
 from psyche.wire.nursery import open_plain_nursery

@@ -11,8 +11,8 @@ import trio
 from httpx2.websockets import AsyncWebSocketSession, HTTPXWSException
 from wsproto.utilities import ProtocolError
 
+from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.rpc.transport import MAX_TEXT, RequestFailed
-from psyche.chain.cluster import Endpoint
 
 CONNECT_S: Final = 5.0
 PING_S: Final = 2.0  # a peer that has stopped is noticed after this and the next

@@ -84,8 +84,8 @@ def read_authorization(
     as_json: Annotated[bool, typer.Option("--json", help="JSON for programs.")] = False,
 ) -> None:
     """Show an authorization: whether it is on, and its delegates."""
+    from psyche.backends.solana.interface.addresses import parse_key
     from psyche.backends.solana.joining import describe_authorization, find_authorization, parse_grantee
-    from psyche.chain.addresses import parse_key
     from psyche.errors import ConfigError
 
     grantor, grantee = parse_key(join_authority, "--join-authority"), parse_grantee(authorizer)
@@ -125,8 +125,8 @@ def delegate(
 
     The join authority must have authorized your wallet.
     """
+    from psyche.backends.solana.interface.addresses import parse_key
     from psyche.backends.solana.joining import plan_delegates
-    from psyche.chain.addresses import parse_key
     from psyche.errors import ConfigError
 
     if not delegates_added and not delegates_clear:

@@ -54,8 +54,8 @@ def claim(
     To the last unit, as far as the run holds it.
     Your token account, and the record of what you were paid, are made if they are not there.
     """
-    from psyche.backends.solana.rewards import find_earner, plan_claim
-    from psyche.chain.addresses import parse_key
+    from psyche.backends.solana.interface.addresses import parse_key
+    from psyche.backends.solana.owner.rewards import find_earner, plan_claim
     from psyche.cli.chain.session import get_home
 
     async def do(session: "ChainSession") -> None:
@@ -83,8 +83,8 @@ def top_up(
     treasurer_index: TreasurerIndex = None,
 ) -> None:
     """Pay tokens into a run, for its members. Anybody may."""
-    from psyche.backends.solana.rewards import find_treasury, plan_top_up
-    from psyche.chain.amounts import parse_amount
+    from psyche.backends.solana.amounts import parse_amount
+    from psyche.backends.solana.owner.rewards import find_treasury, plan_top_up
     from psyche.cli.chain.session import get_home
     from psyche.errors import ConfigError
 
@@ -122,9 +122,9 @@ def withdraw(
 
     What members have earned stays, with what the running epoch pays at its end.
     """
-    from psyche.backends.solana.rewards import find_treasury, plan_withdraw
-    from psyche.chain.addresses import parse_key
-    from psyche.chain.amounts import parse_amount
+    from psyche.backends.solana.amounts import parse_amount
+    from psyche.backends.solana.interface.addresses import parse_key
+    from psyche.backends.solana.owner.rewards import find_treasury, plan_withdraw
     from psyche.cli.chain.session import get_home
 
     target = parse_key(to, "--to") if to else None
@@ -158,7 +158,7 @@ def show(
 
     And what the run holds for them, if it has a treasurer.
     """
-    from psyche.backends.solana.rewards import describe_rewards, format_rewards
+    from psyche.backends.solana.owner.rewards import describe_rewards, format_rewards
     from psyche.cli.chain.session import get_home
 
     async def ask(session: "ChainSession") -> dict[str, Any]:
@@ -175,7 +175,7 @@ def close_records(*, chain: ChainAccess) -> None:
     They are in the records of what you have earned, which you alone can close, and of what you and those whose
     deposits you paid were paid. The lamports go to whoever deposited them. Claim first: a closed record proves nothing.
     """
-    from psyche.backends.solana.deposits import find_deposits, plan_return
+    from psyche.backends.solana.owner.deposits import find_deposits, plan_return
 
     async def do(session: "ChainSession") -> None:
         before = await session.rpc.get_balance(session.key)

@@ -39,7 +39,7 @@ def tick(
     Otherwise its clients do that.
     A tick is sent, and paid for, only if it changes the record.
     """
-    from psyche.backends.solana.ticking import tick_run
+    from psyche.backends.solana.member.ticking import tick_run
 
     chain.run(lambda session: tick_run(session, run_id, ms_interval / 1000, count, typer.echo))
 
@@ -63,7 +63,7 @@ def checkpoint(
     The place is for those who want the model: clients load from each other and from folders. It must have the
     certified weights, which nobody checks.
     """
-    from psyche.backends.solana.ticking import plan_checkpoint
+    from psyche.backends.solana.member.ticking import plan_checkpoint
 
     source = parse_place(repo, revision, gcs_bucket, gcs_prefix)
 
@@ -109,8 +109,8 @@ def list_runs(
     as_json: Json = False,
 ) -> None:
     """List the runs on a chain."""
-    from psyche.backends.solana.listing import list_rows
-    from psyche.chain.addresses import parse_key
+    from psyche.backends.solana.interface.addresses import parse_key
+    from psyche.backends.solana.owner.listing import list_rows
     from psyche.telemetry.text import format_table
 
     only = parse_key(authorizer, "--authorizer") if authorizer else None
@@ -146,8 +146,8 @@ def can_join(
 
     If it may not, say what stands against it, and the command that mends it; the exit code is 1 then.
     """
-    from psyche.backends.solana.listing import judge_join
-    from psyche.chain.addresses import parse_key
+    from psyche.backends.solana.interface.addresses import parse_key
+    from psyche.backends.solana.owner.listing import judge_join
 
     wallet = parse_key(address, "--address")
     grantee = parse_key(authorizer, "--authorizer") if authorizer else None

@@ -12,7 +12,7 @@ from psyche.cli.commands.run.group import RunId, group
 from psyche.core.state.state import ZERO32
 
 if TYPE_CHECKING:
-    from psyche.backends.solana.founding import Founding
+    from psyche.backends.solana.owner.creation import Founding
     from psyche.backends.solana.session import ChainSession
     from psyche.config.load import LoadedRun
 
@@ -63,8 +63,8 @@ def create(
     the run begins with no others. The run waits then: `psyche auth create` says who may join, and `psyche run resume`
     starts it.
     """
-    from psyche.backends.solana.founding import Founding, plan_create
-    from psyche.chain.addresses import get_instance_address, parse_key
+    from psyche.backends.solana.interface.addresses import get_instance_address, parse_key
+    from psyche.backends.solana.owner.creation import Founding, plan_create
     from psyche.errors import ConfigError
 
     if treasurer_index is not None and treasurer_collateral_mint is None:
@@ -139,9 +139,9 @@ def close(*, chain: ChainAccess, run_id: RunId) -> None:
     pays them too, and what its token account holds beyond that goes to the wallet. The record is gone then, for good.
     `psyche rewards close` gives back the deposits in what members were paid from.
     """
-    from psyche.backends.solana.deposits import find_deposits
-    from psyche.backends.solana.founding import plan_close
     from psyche.backends.solana.lookup import find_run
+    from psyche.backends.solana.owner.creation import plan_close
+    from psyche.backends.solana.owner.deposits import find_deposits
 
     async def do(session: "ChainSession") -> None:
         before = await session.rpc.get_balance(session.key)

@@ -64,8 +64,8 @@ def show_what_is_known(owner: Owner, address: str) -> None:
 
     if not owner.is_on_chain:
         raise ConfigError("--address: is for a run on Solana; `psyche run info` with an owner's key shows all clients")
-    from psyche.backends.solana.listing import describe_wallet
-    from psyche.chain.addresses import parse_key
+    from psyche.backends.solana.interface.addresses import parse_key
+    from psyche.backends.solana.owner.listing import describe_wallet
 
     key = parse_key(address, "--address")
     plain = owner.run(lambda home: describe_wallet(home, key), as_anybody=True)

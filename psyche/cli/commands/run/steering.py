@@ -105,7 +105,7 @@ async def set_rates(home: "Home", rates: dict[str, str | None]) -> "RunStatus":
     Raises:
         ConfigError: a rate is no such amount.
     """
-    from psyche.chain.amounts import format_amount, parse_amount
+    from psyche.backends.solana.amounts import format_amount, parse_amount
     from psyche.core.state.messages import SetRates
     from psyche.errors import ConfigError
 

@@ -1,1 +1,0 @@
-"""Lamports and tokens for wallets: from a faucet, from a mint, and where tokens are held."""

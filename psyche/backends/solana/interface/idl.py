@@ -1,0 +1,275 @@
+"""A program's IDL, spec 0.1.0 of Anchor: checked when it is loaded, its types as Borsh forms.
+
+program = load_program("coordinator")
+program.instructions["join_run"].arguments
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+from solders.pubkey import Pubkey
+
+from psyche.backends.solana.interface.borsh import (
+    ArrayForm,
+    BoolForm,
+    BorshForm,
+    BytesForm,
+    EnumForm,
+    KeyForm,
+    ListForm,
+    NumberForm,
+    OptionForm,
+    RawForm,
+    StructForm,
+    TextForm,
+)
+from psyche.backends.solana.interface.files import NAMES, find_file
+from psyche.errors import ConfigError
+
+SPEC: Final = "0.1.0"
+DISCRIMINATOR_BYTES: Final = 8
+MAX_ARRAY: Final = 10 << 20  # no account has more bytes
+_BYTE: Final = NumberForm(1)
+_SIMPLE: Final[Mapping[str, BorshForm]] = {
+    "u8": _BYTE, "u16": NumberForm(2), "u32": NumberForm(4), "u64": NumberForm(8), "i64": NumberForm(8, signed=True),
+    "bool": BoolForm(), "pubkey": KeyForm(), "string": TextForm(), "bytes": BytesForm(),
+}  # fmt: skip
+
+
+class _Field(msgspec.Struct):
+    name: str
+    type: Any
+
+
+class _Variant(msgspec.Struct):
+    name: str
+    fields: list[_Field] = []
+
+
+class _Body(msgspec.Struct):
+    kind: Literal["struct", "enum"]
+    fields: list[_Field] = []
+    variants: list[_Variant] = []
+
+
+class _Type(msgspec.Struct):
+    name: str
+    type: _Body
+
+
+class _Named(msgspec.Struct):
+    name: str
+    discriminator: list[int]
+
+
+class _Account(msgspec.Struct):
+    name: str
+    signer: bool = False
+    writable: bool = False
+
+
+class _Instruction(_Named):
+    accounts: list[_Account]
+    args: list[_Field]
+
+
+class _Error(msgspec.Struct):
+    code: int
+    name: str
+    msg: str
+
+
+class _Metadata(msgspec.Struct):
+    spec: str
+
+
+class _Idl(msgspec.Struct):
+    address: str
+    metadata: _Metadata
+    instructions: list[_Instruction]
+    accounts: list[_Named] = []
+    events: list[_Named] = []
+    errors: list[_Error] = []
+    types: list[_Type] = []
+
+
+@dataclass(frozen=True, slots=True)
+class AccountUse:
+    """What an instruction does with one of its accounts."""
+
+    name: str
+    signs: bool
+    is_written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionKind:
+    """An instruction of a program."""
+
+    name: str
+    discriminator: bytes
+    accounts: tuple[AccountUse, ...]
+    arguments: StructForm
+
+
+@dataclass(frozen=True, slots=True)
+class DataKind:
+    """An account or event of a program."""
+
+    name: str
+    discriminator: bytes
+    form: BorshForm
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramInterface:
+    """What can be said to a program, and what it says."""
+
+    name: str
+    address: Pubkey
+    instructions: Mapping[str, InstructionKind]
+    accounts: Mapping[str, DataKind]
+    events: Mapping[bytes, DataKind]  # by discriminator
+    errors: Mapping[int, tuple[str, str]]  # by number: name and sentence
+
+
+def load_idl(program: str, folder: Path | None = None) -> dict[str, Any]:
+    """The IDL of the coordinator, authorizer or treasurer as it is, for the tools of others.
+
+    Raises:
+        ConfigError: it is missing.
+    """
+    return msgspec.json.decode(find_file(f"psyche_{program}.json", folder).read_bytes())
+
+
+@cache
+def load_program(program: str) -> ProgramInterface:
+    """The interface of the coordinator, authorizer or treasurer.
+
+    Raises:
+        ConfigError: its IDL is missing or cannot be used; the text names the file and the rule.
+    """
+    path = find_file(f"psyche_{program}.json")
+    try:
+        found = read_idl(program, path.read_bytes())
+    except (ConfigError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path}: {error}; install Psyche again") from error
+    if found.address != NAMES[program]:
+        raise ConfigError(f"{path}: is of {found.address}, and the {program} is {NAMES[program]}")
+    return found
+
+
+def read_idl(program: str, raw: bytes) -> ProgramInterface:
+    """Read an IDL.
+
+    Raises:
+        ConfigError: it breaks a rule.
+        msgspec.MsgspecError: it is no IDL.
+    """
+    idl = msgspec.json.decode(raw, type=_Idl)
+    if idl.metadata.spec != SPEC:
+        raise ConfigError(f"metadata.spec: {idl.metadata.spec!r} must be {SPEC}")
+    types = _Types(idl.types)
+    _check_alone("instruction", idl.instructions)
+    _check_alone("account", idl.accounts)
+    _check_alone("event", idl.events)
+    return ProgramInterface(
+        program,
+        _read_address(idl.address),
+        {one.name: _read_instruction(types, one) for one in idl.instructions},
+        {one.name: DataKind(one.name, bytes(one.discriminator), types.find(one.name)) for one in idl.accounts},
+        {
+            bytes(one.discriminator): DataKind(one.name, bytes(one.discriminator), types.find(one.name))
+            for one in idl.events
+        },
+        {one.code: (one.name, one.msg) for one in idl.errors},
+    )
+
+
+def _read_address(text: str) -> Pubkey:
+    try:
+        return Pubkey.from_string(text)
+    except ValueError as error:
+        raise ConfigError(f"address: {text[:60]!r} is no key") from error
+
+
+def _read_instruction(types: "_Types", one: _Instruction) -> InstructionKind:
+    _check_names(f"{one.name}.accounts", (account.name for account in one.accounts))
+    accounts = tuple(AccountUse(account.name, account.signer, account.writable) for account in one.accounts)
+    return InstructionKind(one.name, bytes(one.discriminator), accounts, types.read_fields(one.name, one.args))
+
+
+def _check_alone(what: str, entries: Iterable[_Named]) -> None:
+    """Check that names and discriminators tell the entries apart."""
+    entries = list(entries)
+    for one in entries:
+        if len(one.discriminator) != DISCRIMINATOR_BYTES or not all(0 <= byte < 256 for byte in one.discriminator):
+            raise ConfigError(f"{what} {one.name}: its discriminator must be {DISCRIMINATOR_BYTES} bytes")
+    _check_names(f"{what}s", (one.name for one in entries))
+    _check_names(f"discriminators of {what}s", (bytes(one.discriminator).hex() for one in entries))
+
+
+def _check_names(where: str, names: Iterable[str]) -> None:
+    if doubled := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(f"{where}: {', '.join(doubled)} stands twice")
+
+
+class _Types:
+    """The types of an IDL by name, each read once."""
+
+    def __init__(self, types: list[_Type]) -> None:
+        _check_names("types", (one.name for one in types))
+        self._bodies = {one.name: one.type for one in types}
+        self._forms: dict[str, BorshForm] = {}
+        self._under_way: list[str] = []
+
+    def find(self, name: str) -> BorshForm:
+        """The form of a defined type."""
+        if name not in self._forms:
+            if name not in self._bodies:
+                raise ConfigError(f"type {name}: is not defined")
+            if name in self._under_way:
+                raise ConfigError(f"type {name}: contains itself")
+            self._under_way.append(name)
+            self._forms[name] = self._read_body(name, self._bodies[name])
+            self._under_way.pop()
+        return self._forms[name]
+
+    def _read_body(self, name: str, body: _Body) -> BorshForm:
+        if body.kind == "struct":
+            return self.read_fields(name, body.fields)
+        if not 1 <= len(body.variants) <= 256:
+            raise ConfigError(f"type {name}: {len(body.variants)} variants, must be 1 to 256")
+        _check_names(name, (one.name for one in body.variants))
+        return EnumForm({one.name: self.read_fields(f"{name}.{one.name}", one.fields) for one in body.variants})
+
+    def read_fields(self, where: str, fields: list[_Field]) -> StructForm:
+        """The form of named values."""
+        _check_names(where, (one.name for one in fields))
+        return StructForm({one.name: self._read_type(f"{where}.{one.name}", one.type) for one in fields})
+
+    def _read_type(self, where: str, kind: Any) -> BorshForm:
+        match kind:
+            case str() if kind in _SIMPLE:
+                return _SIMPLE[kind]
+            case {"option": inner}:
+                return OptionForm(self._read_type(where, inner))
+            case {"vec": inner}:
+                return self._read_list(where, inner)
+            case {"array": [inner, int(count)]} if 0 <= count <= MAX_ARRAY:
+                form = self._read_type(where, inner)
+                return RawForm(count) if form is _BYTE else ArrayForm(form, count)
+            case {"defined": {"name": str(name)}}:
+                return self.find(name)
+        raise ConfigError(f"{where}: the type {str(kind)[:60]!r} is unknown")
+
+    def _read_list(self, where: str, inner: Any) -> ListForm:
+        form = self._read_type(where, inner)
+        if not form.least_bytes:  # else a count of four bytes would ask for four billion entries
+            raise ConfigError(f"{where}: the entries of a vec must have at least one byte")
+        return ListForm(form)

@@ -1,0 +1,137 @@
+"""The `Backend` on a chain: watches the run's account, sends this client's messages, and ticks.
+
+Nobody hosts the record there, so each client does its share of what a server does by itself: it ticks when a
+transition is due, and keeps its join alive.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from psyche.backends.solana.member.following import ChainPlatform, RecordFollower
+from psyche.backends.solana.member.joins import JoinKeeper
+from psyche.backends.solana.member.link import Link
+from psyche.backends.solana.member.sending import MessageSubmitter
+from psyche.backends.solana.member.ticks import TickKeeper
+from psyche.core.state.messages import Join, Message, Withdraw
+from psyche.core.state.state import Coordinator
+from psyche.errors import BackendError
+from psyche.telemetry import kinds
+from psyche.telemetry.sink import EventSink, NoEvents
+from psyche.wire.address_record import AddressRecord
+from psyche.wire.nursery import open_plain_nursery
+from psyche.wire.ports import Proof
+from psyche.wire.report import SelfReport
+
+
+@dataclass(frozen=True, slots=True)
+class ChainStatistics:
+    """The current queue sizes of a backend."""
+
+    unanswered: int  # messages that are being sent
+
+
+class SolanaBackend:
+    """A `wire.ports.Backend` over a chain. `run` must be running while it is used (or use `open_chain_backend`).
+
+    Args:
+        link: the chain; it signs with `wallet` and `p2p`.
+        wallet: the public key that joins and pays.
+        p2p: the client's public session key.
+        sink: receives events.
+        platform: randomness; that of this machine if not given.
+    """
+
+    def __init__(
+        self, link: Link, wallet: bytes, p2p: bytes, *, sink: EventSink | None = None,
+        platform: ChainPlatform | None = None,
+    ) -> None:  # fmt: skip
+        platform = platform or ChainPlatform()
+        self._sink = sink or NoEvents()
+        self._follower = RecordFollower(link, wallet, p2p, self._sink, platform)
+        self._submitter = MessageSubmitter(link, wallet, self._follower)
+        self._joins = JoinKeeper(wallet, p2p, self._follower, self._submitter)
+        self._ticks = TickKeeper(wallet, platform.rng, self._follower, self._submitter)
+        self._unanswered = 0
+
+    async def run(self) -> None:
+        """Follow the chain until cancelled.
+
+        Raises:
+            BackendError: it gives up for good; every waiting call raises the same error.
+        """
+        try:
+            await self._follower.begin()
+            async with open_plain_nursery() as nursery:
+                nursery.start_soon(self._follower.run)
+                nursery.start_soon(self._ticks.keep_ticking)
+                nursery.start_soon(self._joins.keep_joined, self.submit)
+        except BackendError as error:
+            self._sink.emit(kinds.HomeGivenUp(reason=str(error)))
+            self._follower.fail(error)
+            raise
+        finally:
+            self._follower.fail(BackendError("the client's connection to the chain was stopped"))
+
+    def states(self) -> AsyncGenerator[Coordinator, None]:
+        """Receive states as they change: only the newest, and an older one only if the chain went back.
+
+        Each is the caller's own copy.
+
+        Raises:
+            BackendError: the backend gave up for good.
+            VersionMismatch: the run's owner wants another version of this program.
+        """
+        self._joins.is_wanted = True
+        return self._follower.states()
+
+    async def submit(self, message: Message, proof: Proof = None) -> None:
+        """Submit a message, one of a kind at a time; what is on record already is a success (K3).
+
+        Raises:
+            CoordinatorError: the rules refuse it; if its round is over, nothing is sent (T7).
+            BackendError: the backend gave up for good.
+        """
+        if isinstance(message, Join | Withdraw):
+            self._follower.has_withdrawn = isinstance(message, Withdraw)
+        self._unanswered += 1
+        try:
+            async with self._submitter.take_turn(type(message)):
+                if isinstance(message, Join):
+                    await self._joins.join(message, proof)
+                else:
+                    await self._submitter.deliver(message, proof)
+        finally:
+            self._unanswered -= 1
+
+    async def tick(self) -> None:
+        """Tick if that would change the record; the backend does so by itself while it runs (T3)."""
+        await self._ticks.tick()
+
+    # --- what a chain has no place for -----------------------------------------------------------
+
+    def address_book(self) -> Sequence[AddressRecord]:
+        """Return nothing: addresses never go on a chain; peers tell each other (N1 to N5)."""
+        return ()
+
+    def reconnect_soon(self) -> None:
+        """Do nothing: all endpoints are watched, and those that are silent are asked every few seconds."""
+
+    def report(self, report: SelfReport) -> None:
+        """Do nothing: what a client says of itself has no place in the record (K8)."""
+
+    def statistics(self) -> ChainStatistics:
+        """Return the current queue sizes."""
+        return ChainStatistics(unanswered=self._unanswered)
+
+
+@asynccontextmanager
+async def open_chain_backend(
+    link: Link, wallet: bytes, p2p: bytes, *, sink: EventSink | None = None, platform: ChainPlatform | None = None
+) -> AsyncIterator[SolanaBackend]:
+    """Open a backend that follows the chain while the block runs; the block is cancelled if it gives up for good."""
+    backend = SolanaBackend(link, wallet, p2p, sink=sink, platform=platform)
+    async with open_plain_nursery() as nursery:
+        nursery.start_soon(backend.run)
+        yield backend
+        nursery.cancel_scope.cancel()

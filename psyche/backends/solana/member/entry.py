@@ -1,0 +1,217 @@
+"""A client's way into a run on a chain: what is checked before its trainer starts, and the backend that it uses."""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+from psyche.backends.clocks import describe_wrong_clock
+from psyche.backends.solana.amounts import LAMPORTS_PER_SIGNATURE, format_sol
+from psyche.backends.solana.cluster import Endpoint
+from psyche.backends.solana.interface.addresses import EVERYBODY, get_authorization_address, use_program_ids
+from psyche.backends.solana.interface.coordinator import ChainRun
+from psyche.backends.solana.interface.failures import WalletEmpty
+from psyche.backends.solana.joining import allows, find_authorization
+from psyche.backends.solana.lookup import find_run
+from psyche.backends.solana.member.backend import ChainPlatform, SolanaBackend, open_chain_backend
+from psyche.backends.solana.member.minimum_slot import FileFloor
+from psyche.backends.solana.member.version import check_version
+from psyche.backends.solana.programs.vouching import choose_programs
+from psyche.backends.solana.rpc.client import Rpc, open_rpc
+from psyche.backends.solana.rpc.run_link import open_link
+from psyche.backends.solana.rpc.transaction import FeePolicy
+from psyche.backends.solana.session import ChainSession, Spelling
+from psyche.config.rules import find_chain_problems
+from psyche.core.state.state import Coordinator, RunState
+from psyche.durable import make_folder
+from psyche.errors import BackendError, ConfigError
+from psyche.telemetry import kinds
+from psyche.telemetry.sink import EventSink
+from psyche.wire.crypto import Identity
+from psyche.wire.nursery import open_plain_nursery
+
+JOIN_SIGNATURES: Final = 8  # wallet and p2p key sign each join, which is renewed while the client waits
+EPOCH_SIGNATURES: Final = 3  # the witness of the warm-up, a checkpoint, a withdrawal
+TICKS_PER_ROUND: Final = 3  # transitions of a round that somebody has to ask for
+TICKERS: Final = 2  # members that ask for one, on average
+USUAL_ROUND_S: Final = 3  # for epochs whose length is a time
+FLOOR_FILE: Final = "chain-slot"  # in the client's data folder
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How a wallet gets into a run.
+
+    Args:
+        accounts: of the run.
+        authorization: lets the wallet in.
+        notes: for the wallet's owner.
+        programs: who may change the programs, a sentence.
+    """
+
+    accounts: ChainRun
+    authorization: Pubkey
+    notes: tuple[str, ...] = ()
+    programs: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainMember:
+    """Who takes part in which run, and over which endpoints.
+
+    Args:
+        endpoints: lead to the chain, in the order in which they are asked.
+        wallet: signs and pays.
+        run_id: the run.
+        authorizer: whose authorization lets the wallet join; None: the wallet's own, or everybody's.
+        spelling: completes the commands that messages name.
+        unix_time: the wall clock.
+        program_ids: the file of the chain's programs; None: what this version knows.
+        fees: what the wallet pays to be early.
+    """
+
+    endpoints: Sequence[Endpoint]
+    wallet: Keypair
+    run_id: str
+    authorizer: Pubkey | None = None
+    spelling: Spelling = Spelling()
+    program_ids: Path | None = None
+    unix_time: Callable[[], float] = time.time
+    fees: FeePolicy = FeePolicy()
+
+    async def check(self) -> Entry:
+        """Check that the wallet can take part, before the seconds that a trainer takes to start.
+
+        Raises:
+            NoRun: there is no such run on this chain.
+            VersionMismatch: the run's owner wants another version of this program.
+            ConfigError: the wallet may not join, or the run cannot be trained on a chain.
+            WalletEmpty: the wallet has nothing to pay with.
+            BackendError: no endpoint answers, or the chain has other programs than those that are vouched for.
+        """
+        async with open_rpc(self.endpoints) as rpc:
+            return await self._find_entry(rpc)
+
+    async def _find_entry(self, rpc: Rpc) -> Entry:
+        vouching = choose_programs(await rpc.get_genesis_hash(), self.program_ids)
+        use_program_ids(vouching.ids)
+        session = ChainSession(rpc, self.wallet, lambda _quote: None, spelling=self.spelling, vouching=vouching)
+        programs = await session.check_programs()
+        found = await find_run(session, self.run_id)
+        state, wallet = found.state, session.key
+        if state.run_state is RunState.FINISHED:
+            return Entry(found.accounts, get_authorization_address(found.instance.join_authority, wallet))
+        check_version(state)
+        if problems := find_chain_problems(state.model):
+            raise ConfigError(f"run {self.run_id!r}: {'; '.join(problems)}")
+        grantor = found.instance.join_authority
+        grantee = await find_grantee(session, grantor, wallet, self.authorizer)
+        if grantee is None:
+            raise ConfigError(self._explain_refusal(session, grantor))
+        funds = await _look_at_wallet(rpc, state, wallet)
+        if funds.lamports <= funds.reserve:
+            raise WalletEmpty(f"on the chain at {self.endpoints[0].name}, {funds.describe_shortage()}")
+        _, chain_unix = await rpc.get_clock()
+        clock = describe_wrong_clock(self.unix_time(), chain_unix, "the chain")
+        notes = tuple(filter(None, (clock, "" if funds.is_enough else funds.describe_shortage())))
+        return Entry(found.accounts, get_authorization_address(grantor, grantee), notes, programs)
+
+    def _explain_refusal(self, session: ChainSession, grantor: Pubkey) -> str:
+        wallet = session.key
+        grant = session.spell(f"auth create --authorizer {self.authorizer or wallet}", signed=grantor == wallet)
+        if self.authorizer is None:
+            return (
+                f"wallet {wallet} may not join run {self.run_id!r}: {grantor} must run {grant} with its wallet; if "
+                "another wallet lets yours join as its delegate, name that one with --authorizer"
+            )
+        delegate = session.spell(f"auth delegate --join-authority {grantor} --delegates-added {wallet}", signed=False)
+        return (
+            f"wallet {wallet} may not join run {self.run_id!r} by the authorization of {self.authorizer}: {grantor} "
+            f"must authorize that wallet ({grant}), and that wallet must name yours as its delegate ({delegate}), each "
+            "with its own wallet"
+        )
+
+    @asynccontextmanager
+    async def open(
+        self, entry: Entry, identity: Identity, data_dir: Path, sink: EventSink
+    ) -> AsyncGenerator[SolanaBackend]:
+        """Open the backend of this member; its wallet is looked at once per epoch."""
+        make_folder(data_dir)
+        floor = FileFloor(data_dir / f"{FLOOR_FILE}-{entry.accounts.account}")
+        wallet = bytes(self.wallet.pubkey())
+        async with (
+            open_rpc(self.endpoints, sink=sink) as rpc,
+            open_link(rpc, entry.accounts, self.wallet, identity, entry.authorization, fees=self.fees) as link,
+            open_chain_backend(
+                link, wallet, identity.public, sink=sink, platform=ChainPlatform(floor=floor)
+            ) as backend,
+            open_plain_nursery() as nursery,
+        ):
+            nursery.start_soon(_watch_wallet, rpc, backend, self.wallet.pubkey(), sink)
+            yield backend
+            nursery.cancel_scope.cancel()
+
+
+async def find_grantee(
+    session: ChainSession, grantor: Pubkey, wallet: Pubkey, authorizer: Pubkey | None
+) -> Pubkey | None:
+    """Find whose authorization lets a wallet join: its own, everybody's, or that of `authorizer`; None: nobody's."""
+    for grantee in (wallet, EVERYBODY) if authorizer is None else (authorizer,):
+        if allows(await find_authorization(session, grantor, grantee), wallet):
+            return grantee
+    return None
+
+
+def estimate_epoch_lamports(state: Coordinator) -> int:
+    """Estimate the lamports that a member pays for an epoch, without priority fees: a fee for each signature."""
+    config = state.config
+    rounds = config.rounds_per_epoch or config.epoch_time // USUAL_ROUND_S
+    ticks = -(-TICKS_PER_ROUND * TICKERS // max(TICKERS, config.min_clients))
+    return LAMPORTS_PER_SIGNATURE * (JOIN_SIGNATURES + EPOCH_SIGNATURES + rounds * (1 + ticks))
+
+
+@dataclass(frozen=True, slots=True)
+class Funds:
+    """What a wallet has in lamports, what it cannot spend, and about what an epoch costs it."""
+
+    wallet: Pubkey
+    lamports: int
+    reserve: int  # of every account on the chain: a wallet that would fall below it cannot pay
+    epoch: int
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether it can pay for an epoch."""
+        return self.lamports - self.reserve >= self.epoch
+
+    def describe_shortage(self) -> str:
+        """Say that it cannot."""
+        return (
+            f"wallet {self.wallet} has {format_sol(self.lamports)}; an epoch costs about {format_sol(self.epoch)}, and "
+            f"{format_sol(self.reserve)} must stay in it: send it more, or it cannot take part to the end"
+        )
+
+
+async def _look_at_wallet(rpc: Rpc, state: Coordinator, wallet: Pubkey) -> Funds:
+    lamports, reserve = await rpc.get_balance(wallet), await rpc.get_deposit(0)
+    return Funds(wallet, lamports, reserve, estimate_epoch_lamports(state))
+
+
+async def _watch_wallet(rpc: Rpc, backend: SolanaBackend, wallet: Pubkey, sink: EventSink) -> None:
+    """Look at the balance once per epoch."""
+    epoch = -1
+    async with aclosing(backend.states()) as states:
+        async for state in states:
+            if state.progress.epoch == epoch:
+                continue
+            epoch = state.progress.epoch
+            with suppress(BackendError):  # the endpoints' trouble is told by those who need them
+                funds = await _look_at_wallet(rpc, state, wallet)
+                sink.emit(kinds.WalletBalance(epoch=epoch, lamports=funds.lamports, epoch_lamports=funds.epoch))
+                if not funds.is_enough:
+                    sink.emit(kinds.WalletLow(reason=funds.describe_shortage()))

@@ -1,0 +1,232 @@
+"""Following the run's record on all endpoints at once: what is shown, by whom it is believed, and how far it got."""
+
+import math
+import random
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from psyche.backends.solana.member.link import Link, Reading
+from psyche.backends.solana.member.logic import find_own_slot
+from psyche.backends.solana.member.minimum_slot import NoFloor, SlotFloor
+from psyche.backends.solana.member.version import check_version
+from psyche.backends.solana.member.view import RecordView, Taken, get_kept_phase
+from psyche.backends.waits import NamedWaits
+from psyche.core.encoding.account import decode_state
+from psyche.core.state.state import Coordinator
+from psyche.errors import BackendError, ChainReplaced, PsycheError, RunClosed
+from psyche.telemetry import kinds
+from psyche.telemetry.sink import EventSink
+from psyche.wire.nursery import open_plain_nursery
+
+DOUBT_S: Final = 15.0  # in this time each endpoint is asked again at least once
+SILENCE_S: Final = 20.0  # endpoints are asked every few seconds, even if the account does not change
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPlatform:
+    """The client's interface to its machine.
+
+    Args:
+        rng: decides which client ticks.
+        floor: keeps over restarts how far this client has followed the run (M9).
+        decode: decodes the states that are shown; called in a thread.
+    """
+
+    rng: random.Random = field(default_factory=random.SystemRandom)
+    floor: SlotFloor = field(default_factory=NoFloor)
+    decode: Callable[[bytes], Coordinator] = decode_state
+
+
+class RecordFollower:
+    """Follows the record of a run while `run` runs.
+
+    Args:
+        link: the chain.
+        wallet: the public key that joins and pays.
+        p2p: the client's public session key.
+        sink: receives events.
+        platform: keeps how far the record was followed, and decodes it.
+    """
+
+    def __init__(self, link: Link, wallet: bytes, p2p: bytes, sink: EventSink, platform: ChainPlatform) -> None:
+        self.view = RecordView(min_slot=0)
+        self.waits = NamedWaits(sink)
+        self.sink = sink
+        self.has_place = False  # the record has shown the own join, and no withdrawal followed
+        self.has_withdrawn = False
+        self._link = link
+        self._wallet, self._p2p = wallet, p2p
+        self._platform = platform
+        self._kept: object = None  # the phase that the floor names
+        self._kept_slot = 0
+        self._keeping = trio.Lock()
+        self._read_at_s = -math.inf  # when an endpoint showed anything last
+        self._is_known = False  # the run, since a record was shown
+        self._changed = trio.Event()
+        self._failure: PsycheError | None = None
+        self._told: dict[str, int] = {}  # by endpoint: which record it was said to contradict
+
+    async def begin(self) -> None:
+        """Find out how new the first record must be (M9)."""
+        self.waits.start(kinds.Wait.HOME, "an RPC endpoint to answer", "connect")
+        known = await trio.to_thread.run_sync(self._platform.floor.read)
+        self.view.min_slot = max(known, await self._link.get_newest_slot())  # M9
+        self.waits.start(kinds.Wait.HOME, f"an RPC endpoint at slot {self.view.min_slot} or later", "connect")
+
+    async def run(self) -> None:
+        """Follow the record until cancelled.
+
+        Raises:
+            RunClosed: the run's owner has closed it.
+            BackendError: the account is another run's, another machine has this wallet's place, or nothing watches.
+        """
+        async with open_plain_nursery() as nursery:
+            for task in (self._watch, self._watch_silence, self._settle_doubts):
+                nursery.start_soon(task)
+
+    async def _watch(self) -> None:
+        async with aclosing(self._link.readings()) as readings:
+            async for reading in readings:
+                self._read_at_s = trio.current_time()
+                self._take(reading)
+        raise BackendError("the chain is not watched any more")
+
+    def _take(self, reading: Reading) -> None:
+        match self.view.take(reading):
+            case Taken.NEW:
+                self._check_own_slot()
+                self._note_usable()
+            case Taken.AGREED:
+                self._note_usable()
+            case Taken.UNREADABLE:
+                self.sink.emit(kinds.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
+            case Taken.FORKED:
+                if self._told.get(reading.endpoint) != self.view.version:
+                    self._told[reading.endpoint] = self.view.version
+                    self.sink.emit(kinds.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
+                if not self.view.is_usable:
+                    what = "the RPC endpoints to agree on the run's record, or to show the same one for long"
+                    self.waits.start(kinds.Wait.HOME, what, "go on")
+                    self._note_change()
+            case Taken.OTHER_RUN:
+                raise BackendError(self.view.problem)
+            case Taken.OLD if self.view.nonce < 0:
+                what = f"an RPC endpoint at slot {self.view.min_slot}, which this client has seen already"
+                self.waits.start(kinds.Wait.HOME, what, "connect")
+            case Taken.KNOWN | Taken.OLD | Taken.DOUBTED:
+                if self.view.is_usable:
+                    self.waits.end(kinds.Wait.HOME, kinds.WaitOutcome.CONNECTED)
+
+    def _note_usable(self) -> None:
+        if not self._is_known:
+            self._is_known = True
+            run_id = self.view.state.run_id
+            self.sink.emit(kinds.HomeConnected(run_id=run_id, program="solana"))
+        self.waits.end(kinds.Wait.HOME, kinds.WaitOutcome.CONNECTED)
+        self._note_change()
+
+    async def _settle_doubts(self) -> None:
+        """Go on with what most endpoints show where they contradict each other for long: reading again did not help."""
+        while True:
+            await self.wait_until(lambda: self.view.is_contradicted)
+            version, state = self.view.version, self.view.state
+            with trio.move_on_after(DOUBT_S):
+                await self.wait_until(lambda: self.view.is_usable)
+            if self.view.version == version and self.view.is_contradicted:
+                self._settle(state)
+
+    def _settle(self, before: Coordinator) -> None:
+        told = self.view.settle()
+        if not self.view.raw:
+            raise RunClosed(
+                f"run {before.run_id!r} was closed by its owner in step {before.progress.step}: its account is gone "
+                "from the chain. This client's snapshots and models stay; `psyche run list` shows which runs there are"
+            )
+        self.sink.emit(kinds.StateMismatch(reason=told))
+        self.has_place = False  # what it has joined may be gone
+        self._check_own_slot()
+        self._note_usable()
+
+    async def _watch_silence(self) -> None:
+        """Name the wait for endpoints that show nothing, not even the record that is known."""
+        started_s = trio.current_time()
+        while True:
+            await trio.sleep(SILENCE_S / 4)
+            if trio.current_time() - max(started_s, self._read_at_s) >= SILENCE_S:
+                what = f"an RPC endpoint to show the run's record: none has for {SILENCE_S:.0f} s"
+                if self.waits.start(kinds.Wait.HOME, what, "go on"):
+                    self.sink.emit(kinds.HomeLost(reason=what, tries=0))
+
+    def _check_own_slot(self) -> None:
+        """End where another machine has taken this wallet's place: else both would take it from each other for ever."""
+        slot = find_own_slot(self.view.state, self._wallet)
+        if slot is None:
+            return
+        if slot.p2p == self._p2p:
+            self.has_place = True
+        elif self.has_place and not self.has_withdrawn:
+            raise BackendError(
+                f"another machine takes part with this wallet now, under the p2p key {slot.p2p.hex()}: give each "
+                "machine a wallet of its own, or stop the other one"
+            )
+
+    async def states(self) -> AsyncGenerator[Coordinator, None]:
+        """Receive states as they change: only the newest, and an older one only if the chain went back.
+
+        Each is the caller's own copy.
+
+        Raises:
+            BackendError: the backend gave up for good.
+            VersionMismatch: the run's owner wants another version of this program.
+        """
+        seen = 0
+        while True:
+            await self.wait_until(lambda: self.view.is_usable and self.view.version != seen)  # noqa: B023
+            raw, slot, seen = self.view.raw, self.view.slot, self.view.version
+            state = await trio.to_thread.run_sync(self._platform.decode, raw)
+            check_version(state)  # P9: it changes only while the run is paused
+            await self._remember(state, slot)
+            yield state
+
+    async def _remember(self, state: Coordinator, slot: int) -> None:
+        """Note what is about to be shown: all endpoints may be behind it when this client starts again (M9)."""
+        phase = get_kept_phase(state)
+        async with self._keeping:  # several may follow the states at once
+            if phase == self._kept or slot < self._kept_slot:
+                return
+            try:
+                await trio.to_thread.run_sync(self._platform.floor.write, slot)
+            except BackendError as error:  # F16: not even a full disk ends the client
+                self.sink.emit(kinds.Error(message=str(error), action="remember how far the run was followed"))
+            else:
+                self._kept, self._kept_slot = phase, slot
+
+    async def wait_until(self, is_met: Callable[[], bool]) -> None:
+        """Wait for a record that meets a condition.
+
+        Raises:
+            BackendError: the backend gave up for good.
+        """
+        self.check_alive()
+        while not is_met():
+            await self._changed.wait()
+            self.check_alive()
+
+    def check_alive(self) -> None:
+        """Raise why the backend gave up, if it did."""
+        if self._failure is not None:
+            is_own = isinstance(self._failure, RunClosed | ChainReplaced)
+            raise (type(self._failure) if is_own else BackendError)(str(self._failure)) from self._failure
+
+    def fail(self, error: PsycheError) -> None:
+        """Give up for good: whoever waits for the record gets this error."""
+        self._failure = self._failure or error
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

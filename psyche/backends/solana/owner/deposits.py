@@ -1,0 +1,170 @@
+"""Deposits in what a closed run leaves: earned points and records of payments, each closed by whom its program lets."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from solders.instruction import Instruction
+from solders.pubkey import Pubkey
+
+from psyche.backends.solana.amounts import format_sol
+from psyche.backends.solana.interface.accounts import (
+    EARNED_POINTS,
+    PARTICIPANT,
+    RUN_STATE,
+    TREASURER_RUN,
+    AccountKind,
+    EarnedPointsData,
+)
+from psyche.backends.solana.interface.coordinator import build_close_earned_points
+from psyche.backends.solana.interface.treasurer import build_participant_close
+from psyche.backends.solana.interface.treasury import ParticipantData, TreasurerRun
+from psyche.backends.solana.packing import Step
+from psyche.backends.solana.rpc.client import Rpc
+from psyche.backends.solana.session import ChainPlan, ChainSession
+from psyche.core.encoding.account import decode_state
+from psyche.errors import WireError
+from psyche.telemetry.text import format_number
+
+MEMBER_AT: Final = 73  # in accounts of both kinds, as `payer` is
+PAYER_AT: Final = 105
+
+
+class _Left(Protocol):
+    """What accounts of both kinds say."""
+
+    @property
+    def run_uid(self) -> bytes: ...
+    @property
+    def payer(self) -> Pubkey: ...
+
+
+_Kind = TypeVar("_Kind", bound=_Left)
+
+
+class Deposit(NamedTuple):
+    """An account that may be closed now, and how."""
+
+    payer: Pubkey  # gets the lamports
+    lamports: int
+    close: Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Deposits:
+    """What concerns a wallet of what runs have left.
+
+    Args:
+        closable: the wallet may close these now.
+        kept: how many of its accounts belong to runs that are still there.
+        others: lamports that it paid for earned points of other members, who alone can close them.
+    """
+
+    closable: Sequence[Deposit]
+    kept: int
+    others: int
+
+    def describe_next(self, session: ChainSession) -> Iterator[str]:
+        """Say how the rest comes back, once a run is closed."""
+        if self.closable:
+            lamports = sum(one.lamports for one in self.closable)
+            yield (
+                f"{format_sol(lamports)} more comes back from records of earnings and payments with "
+                f"{session.spell('rewards close')}"
+            )
+        if self.others:
+            yield self._describe_others(session)
+
+    def describe_rest(self, session: ChainSession) -> Iterator[str]:
+        """Say what stays, and until when."""
+        if self.kept:
+            stay = format_number(self.kept, "account stays", "accounts stay")
+            yield f"{stay} until the run is closed: run this command again then"
+        if self.others:
+            yield self._describe_others(session)
+
+    def _describe_others(self, session: ChainSession) -> str:
+        close = session.spell("rewards close", signed=False)
+        return (
+            f"{format_sol(self.others)} that {session.key} deposited for earned points of other members stays: it "
+            f"comes back as each of them runs {close} with its own wallet after the run"
+        )
+
+
+async def find_deposits(session: ChainSession) -> Deposits:
+    """Find what a wallet earned or paid deposits for, in runs that are there or are closed."""
+    wallet, rpc = session.key, session.rpc
+    earned = await _find(rpc, EARNED_POINTS, EarnedPointsData.read, wallet)
+    records = await _find(rpc, PARTICIPANT, ParticipantData.read, wallet)
+    runs = await _find_live(rpc, RUN_STATE, _read_run_uid, {one.coordinator_account for _, one in earned})
+    paying = await _find_live(rpc, TREASURER_RUN, _read_treasurer_uid, {one.run for _, one in records})
+    closable: list[Deposit] = []
+    kept = others = 0
+    for lamports, points in earned:
+        if points.signer != wallet:
+            others += lamports
+        elif runs.get(points.coordinator_account) == points.run_uid:
+            kept += 1
+        else:
+            close = build_close_earned_points(points.coordinator_account, points.run_uid, wallet, points.payer)
+            closable.append(Deposit(points.payer, lamports, close))
+    for lamports, record in records:
+        if paying.get(record.run) == record.run_uid:
+            kept += 1
+        else:
+            close = build_participant_close(record.run, record.user, record.payer)
+            closable.append(Deposit(record.payer, lamports, close))
+    return Deposits(closable, kept, others)
+
+
+async def _find(rpc: Rpc, kind: AccountKind, read: Callable[[bytes], _Kind], wallet: Pubkey) -> list[tuple[int, _Kind]]:
+    """The accounts of a kind that are about the wallet, or that it paid for, each with its lamports."""
+    found = {
+        address: (account.lamports, read(account.data))
+        for at in (MEMBER_AT, PAYER_AT)
+        for address, account in await rpc.find_accounts(kind, {at: bytes(wallet)})
+    }
+    return [found[address] for address in sorted(found, key=bytes)]
+
+
+async def _find_live(
+    rpc: Rpc, kind: AccountKind, read: Callable[[Pubkey, bytes], bytes], keys: set[Pubkey]
+) -> dict[Pubkey, bytes]:
+    """The ids of the runs that these accounts hold now, if they are of this kind; who owns another program holds none.
+
+    Raises:
+        WireError: an account of the program is of another kind, or cannot be read.
+    """
+    ordered = sorted(keys, key=bytes)
+    live: dict[Pubkey, bytes] = {}
+    for key, account in zip(ordered, await rpc.get_accounts(ordered), strict=True):
+        if account is None or account.owner != kind.owner:
+            continue  # the run was closed, and the address may have another use since
+        kind.check(key, account.owner, account.data)
+        try:
+            live[key] = read(key, account.data)
+        except WireError as error:
+            raise WireError(f"account {key}: {error}") from error
+    return live
+
+
+def _read_run_uid(_key: Pubkey, data: bytes) -> bytes:
+    return decode_state(data).run_uid
+
+
+def _read_treasurer_uid(key: Pubkey, data: bytes) -> bytes:
+    return TreasurerRun.read(key, data).run_uid
+
+
+def plan_return(found: Deposits) -> ChainPlan:
+    """Plan to close what may be closed; no steps: there is nothing."""
+    payers: dict[Pubkey, int] = {}
+    for one in found.closable:
+        payers[one.payer] = payers.get(one.payer, 0) + one.lamports
+    shares = ", ".join(f"{format_sol(lamports)} to {payer}" for payer, lamports in payers.items())
+    says = (
+        f"closes {format_number(len(found.closable), 'account')} of runs that are gone; the deposits go to who paid "
+        f"them: {shares}. What these runs still owe you can be proven no longer"
+    )
+    steps = tuple(Step("close", (one.close,)) for one in found.closable)
+    return ChainPlan(says, steps)

@@ -1,0 +1,99 @@
+"""What strangers ask of a chain: which runs there are, and whether a wallet may join one."""
+
+from typing import Any, NamedTuple
+
+from solders.pubkey import Pubkey
+
+from psyche.backends.solana.interface.addresses import EVERYBODY
+from psyche.backends.solana.joining import allows, find_authorization, name_grantee
+from psyche.backends.solana.lookup import find_run, list_instances, read_run
+from psyche.backends.solana.owner.administration import SolanaHome
+from psyche.backends.solana.owner.rewards import find_earner
+from psyche.backends.solana.session import ChainSession
+from psyche.core.state.limits import MAX_CLIENTS
+from psyche.core.state.state import ClientState, RunState, SlotState
+from psyche.wire.home import Home, get_joined_slots
+
+
+class JoinVerdict(NamedTuple):
+    """Whether a wallet may join a run."""
+
+    problem: bool
+    reason: str
+
+
+async def list_rows(session: ChainSession, join_authority: Pubkey | None = None) -> list[dict[str, Any]]:
+    """List the runs of a chain by id, as JSON can hold them; with `join_authority` only those of that wallet."""
+    rows: list[dict[str, Any]] = []
+    for instance in await list_instances(session):
+        if join_authority not in (None, instance.join_authority):
+            continue
+        found = await read_run(session.rpc, instance)
+        state = found.state
+        rows.append(
+            {
+                "run_id": instance.run_id,
+                "state": RunState(state.run_state).name.lower(),
+                "epoch": state.progress.epoch,
+                "step": state.progress.step,
+                "total_steps": state.config.total_steps,
+                "members": len(state.clients),
+                "waiting": len(get_joined_slots(state)),
+                "client_version": state.client_version,
+                "owner": str(found.owner),
+                "join_authority": str(instance.join_authority),
+                "pays": found.treasurer is not None,
+                "coordinator_account": str(instance.coordinator_account),
+                "coordinator_instance": str(found.accounts.instance),
+            }
+        )
+    return rows
+
+
+async def judge_join(session: ChainSession, run_id: str, wallet: Pubkey, authorizer: Pubkey | None) -> JoinVerdict:
+    """Judge whether a wallet may join a run: by the record, and by the authorizations that could allow it.
+
+    Raises:
+        NoRun: there is no such run.
+    """
+    found = await find_run(session, run_id)
+    state, grantor = found.state, found.instance.join_authority
+    if state.run_state is RunState.FINISHED:
+        return JoinVerdict(True, f"no: run {run_id!r} is finished")
+    slots = [slot for slot in state.registry.slots if slot.signer == bytes(wallet)]
+    if any(slot.state is SlotState.BANNED for slot in slots):
+        return JoinVerdict(True, f"no: {wallet} was ejected from run {run_id!r}, for good")
+    for grantee in dict.fromkeys((wallet, EVERYBODY) if authorizer is None else (authorizer,)):
+        if allows(await find_authorization(session, grantor, grantee), wallet):
+            if not slots and len(state.registry.slots) >= MAX_CLIENTS:
+                return JoinVerdict(True, f"no: all {MAX_CLIENTS} places of run {run_id!r} are taken")
+            return JoinVerdict(False, f"yes: {grantor} has authorized {name_grantee(grantee)}")
+    who = f"{wallet}, nor everybody" if authorizer is None else f"{authorizer} with {wallet} as its delegate"
+    create = session.spell(f"auth create --authorizer {authorizer or wallet}", signed=False)
+    return JoinVerdict(True, f"no: {grantor} has not authorized {who}; with its wallet it must run {create}")
+
+
+async def describe_wallet(home: Home, wallet: Pubkey) -> dict[str, Any]:
+    """Describe what a run on a chain knows of one wallet, as JSON can hold it; amounts are base units.
+
+    Raises:
+        NoRun: there is no such run.
+    """
+    assert isinstance(home, SolanaHome), "the caller has checked where the run is"
+    found = await home.find()
+    slots = [slot for slot in found.state.registry.slots if slot.signer == bytes(wallet)]
+    members = [(index, one) for index, one in enumerate(found.state.clients) if one.signer == bytes(wallet)]
+    earner = await find_earner(home.session, found, wallet)
+    return {
+        "address": str(wallet),
+        "run_id": home.run_id,
+        "slot": SlotState(slots[0].state).name.lower() if slots else None,
+        "p2p_key": slots[0].p2p.hex() if slots else None,
+        "waits": any(slot.signer == bytes(wallet) for slot in get_joined_slots(found.state)),
+        "index": members[0][0] if members else None,
+        "state": ClientState(members[0][1].state).name.lower() if members else None,
+        "earned": earner.in_slot + (earner.collected or 0),
+        "collected": earner.collected or 0,
+        "paid": earner.claimed or 0,
+        "unpaid": earner.unpaid,
+    }

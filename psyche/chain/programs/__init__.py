@@ -1,1 +1,0 @@
-"""The compiled programs on clusters: their ids, their bytes, and the loader that keeps them."""

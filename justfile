@@ -46,7 +46,6 @@ docs:
     .venv/bin/python scripts/draw_events.py
     .venv/bin/python scripts/draw_layout.py
     .venv/bin/python scripts/draw_peer_protocol.py
-    .venv/bin/python scripts/draw_peer_training.py
     .venv/bin/python scripts/draw_settings.py
 
 # The documentation as a site in build/site, with its links checked

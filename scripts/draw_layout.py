@@ -8,7 +8,7 @@ A block is between `<!-- BEGIN name -->` and `<!-- END name -->`, on one of the 
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, IntEnum, IntFlag
 from itertools import groupby
@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
 import page_blocks
+from page_blocks import draw_table
 
 from psyche.core.committee.elections import compute_liar_bound, compute_quorum
 from psyche.core.encoding.fields import Field
@@ -87,11 +88,6 @@ class Row:
     size: int
     name: str
     kind: str
-
-
-def draw_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """A Markdown table."""
-    return ["| " + " | ".join(map(str, line)) + " |" for line in (head, ["---"] * len(head), *rows)]
 
 
 def draw_rows(rows: Iterable[Row]) -> list[str]:

@@ -7,6 +7,11 @@ from pathlib import Path
 Blocks = Mapping[str, Callable[[], Iterable[str]]]  # by name: what draws the lines
 
 
+def draw_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """A Markdown table."""
+    return ["| " + " | ".join(map(str, line)) + " |" for line in (head, ["---"] * len(head), *rows)]
+
+
 def draw_blocks(texts: Sequence[str], blocks: Blocks) -> list[str]:
     """The pages with every block redrawn.
 

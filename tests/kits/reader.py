@@ -1,4 +1,4 @@
-"""Somebody who follows a page of the documentation: every fenced block is done as it stands."""
+"""Readers of the documentation: one follows a page, block by block; another takes its examples of bytes."""
 
 import re
 import shlex
@@ -15,6 +15,7 @@ import trio
 
 from psyche.testnet.process import Child, stop_all
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DEADLINE_S = 300.0  # of one step; only a broken run reaches it
 POLL_S = 1.5  # each look is a process that imports much; rarer ones miss what they wait for, on a busy machine
@@ -108,3 +109,39 @@ async def open_reader(folder: Path, ports: dict[str, str], first: tuple[str, ...
             scope.shield = True
             await stop_all([reader.terminals[name] for name in first if name in reader.terminals], 10)
             await stop_all(list(reader.terminals.values()), 10)
+
+
+class Page:
+    """A page whose examples lie between markers; in an example each line has a name and bytes in hex."""
+
+    def __init__(self, name: str) -> None:
+        self._text = (DOCS / name).read_text(encoding="utf-8")
+
+    def read_block(self, name: str) -> str:
+        found = re.search(rf"<!-- BEGIN {name} -->\n(.*?)<!-- END {name} -->", self._text, re.DOTALL)
+        assert found is not None, f"the page has no block {name!r}"
+        return found[1]
+
+    def read_examples(self, block: str) -> list[dict[str, bytes]]:
+        """The parts of each example by their names, the whole as "" too; of parts of one name only the last."""
+        examples: list[dict[str, bytes]] = []
+        for text in re.findall(r"```text\n(.*?)```", self.read_block(block), re.DOTALL):
+            parts: dict[str, bytes] = {"": b""}
+            label = ""
+            for line in text.splitlines():
+                head, _, raw = line.rpartition("  ")
+                label = head.strip() or label
+                parts[label] = (parts.get(label, b"") if not head.strip() else b"") + bytes.fromhex(raw)
+                parts[""] += bytes.fromhex(raw)
+            examples.append(parts)
+        return examples
+
+    def read_bytes(self, block: str) -> list[bytes]:
+        """The whole of each example."""
+        return [parts[""] for parts in self.read_examples(block)]
+
+    def read_value(self, block: str, name: str) -> bytes:
+        """A value in the text, written as `name: hex`."""
+        found = re.search(rf"{re.escape(name)}: `([0-9a-f]+)`", self.read_block(block))
+        assert found is not None, f"{block}: no {name}"
+        return bytes.fromhex(found[1])

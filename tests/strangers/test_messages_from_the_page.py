@@ -9,7 +9,7 @@ from stranger_messages import encode_report, read, sign
 from stranger_peer import pack
 from stranger_record import compute_filter, compute_root, to_bitmap
 from stranger_trainer import Plan, Tensors, apply, compute_chain, compute_digest, encode_manifest, encode_payload
-from test_payloads_from_the_page import ALICE, BOB, find_commitments, make_example, read_bytes
+from test_payloads_from_the_page import ALICE, BOB, PAGE, find_commitments, make_example
 
 from psyche.core.encoding.plan import compute_plan
 from psyche.data.dummy import DummyData
@@ -39,7 +39,7 @@ def test_ready_and_finished_of_the_page() -> None:
     held, root = find_held()
     ready = find_digest() + b"\x00"
     finished = held + root + to_bitmap((BOB, ALICE))
-    shown = [example[""] for example in read_bytes("messages example")[:3]]
+    shown = PAGE.read_bytes("messages example")[:3]
     said = [("ready", ready), ("finished", finished), ("finished", finished + ready)]
     assert [sign(SEED, kind, RUN_UID, ROUND, ALICE, body).raw for kind, body in said] == shown
     for raw, (kind, body) in zip(shown, said, strict=True):
@@ -55,7 +55,7 @@ def test_the_witness_message_of_the_page() -> None:
     metadata = struct.pack("<Iff", 8, 2.5, 1_000)
     heard = to_bitmap((0, *commitments))
     report = encode_report(ROUND, ALICE, 1 | 2, held, heard, bloom, root, find_digest(), 12, metadata)
-    shown, request = (example[""] for example in read_bytes("messages example")[3:])
+    shown, request = PAGE.read_bytes("messages example")[3:]
     assert report == shown
     body = pack([4, ["submit", 6, pack([report]), None, None, None]])
     assert struct.pack("<I", len(body)) + body == request

@@ -4,7 +4,6 @@ import json
 import re
 import struct
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.reader import Page
 from kits.run_files import MODEL
 from kits.runs import build_run
 from stranger_messages import Header, compute_commitment, read, sign
@@ -65,39 +65,12 @@ from psyche.modeling.trainer.batch import compute_gradients
 from psyche.modeling.weights import compute_slice_root
 from psyche.wire.crypto import blake3_hash
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "peer-training.md").read_text(encoding="utf-8")
+PAGE = Page("peer-training.md")
 SHAPES = {"embed": (48, 32), "bias": (20,), "heads": (3, 7, 16), "odd": (16, 37), "scalar": ()}
 BOB, CAROL, ALICE = 1, 4, 5
 
 
 # --- the page's examples --------------------------------------------------------------------------------
-
-
-def read_block(name: str) -> str:
-    found = re.search(rf"<!-- BEGIN {name} -->\n(.*?)<!-- END {name} -->", PAGE, re.DOTALL)
-    assert found is not None, f"the page has no example {name!r}"
-    return found[1]
-
-
-def read_bytes(name: str) -> list[dict[str, bytes]]:
-    """The named parts of each example of a block; a part's name counts once, the first time."""
-    examples: list[dict[str, bytes]] = []
-    for text in re.findall(r"```text\n(.*?)```", read_block(name), re.DOTALL):
-        parts: dict[str, bytes] = {"": b""}
-        label = ""
-        for line in text.splitlines():
-            head, _, raw = line.rpartition("  ")
-            label = head.strip() or label
-            parts[label] = (parts.get(label, b"") if not head.strip() else b"") + bytes.fromhex(raw)
-            parts[""] += bytes.fromhex(raw)
-        examples.append(parts)
-    return examples
-
-
-def read_value(block: str, name: str) -> bytes:
-    found = re.search(rf"{re.escape(name)}: `([0-9a-f]+)`", read_block(block))
-    assert found is not None, f"{block}: no {name}"
-    return bytes.fromhex(found[1])
 
 
 def make_example() -> tuple[Tensors, dict[str, bytes], Plan]:
@@ -114,7 +87,7 @@ def make_example() -> tuple[Tensors, dict[str, bytes], Plan]:
 
 def read_sets_of(block: str, owner: str) -> list[list[Entries]]:
     """The table of one payload's sets."""
-    found = re.search(rf"{owner}'s payload:\n\n(.*?)\n\n", read_block(block), re.DOTALL)
+    found = re.search(rf"{owner}'s payload:\n\n(.*?)\n\n", PAGE.read_block(block), re.DOTALL)
     assert found is not None
     groups: dict[str, list[Entries]] = {}
     for name, shown in re.findall(r"\| ([^|]+) \| \d+ \| ([^|]+) \|", found[1]):
@@ -129,20 +102,20 @@ TRAINERS = {"Alice": ALICE, "Bob": BOB, "Carol": CAROL}
 
 def test_the_plan_of_the_page() -> None:
     _, _, plan = make_example()
-    assert plan.encode() == read_bytes("plan example")[0][""]
-    assert hash3(plan.encode()) == read_value("plan example", "`plan_hash`")
+    assert plan.encode() == PAGE.read_examples("plan example")[0][""]
+    assert hash3(plan.encode()) == PAGE.read_value("plan example", "`plan_hash`")
 
 
 def test_the_manifest_of_the_page() -> None:
     tensors, files, _ = make_example()
     manifest = encode_manifest(tensors, files)
-    assert manifest == read_bytes("manifest example")[0][""]
-    assert hash3(manifest) == read_value("manifest example", "Weight part")
-    assert compute_digest(bytes(32), manifest) == read_value("manifest example", "State digest with c = zeros")
+    assert manifest == PAGE.read_examples("manifest example")[0][""]
+    assert hash3(manifest) == PAGE.read_value("manifest example", "Weight part")
+    assert compute_digest(bytes(32), manifest) == PAGE.read_value("manifest example", "State digest with c = zeros")
     blank = encode_manifest(tensors, files, blank=True)
-    assert hash3(blank) == read_value("manifest example", "Weight part in a run with full values")
+    assert hash3(blank) == PAGE.read_value("manifest example", "Weight part in a run with full values")
     piece = hash3(encode_slice(tensors, files, 65))
-    assert piece == read_value(
+    assert piece == PAGE.read_value(
         "manifest example", "Weight part of the slice that has piece 1 only, with a `random_seed` of 65"
     )
 
@@ -161,7 +134,7 @@ def test_the_chunks_of_the_page_begin_where_it_says() -> None:
     tensors, _, plan = make_example()
     group = plan.groups[-1]
     numbers = {cut.name: np.arange(tensors[cut.name].size).reshape(cut.dims) for cut in group.cuts}
-    rows = re.findall(r"\| (\d+) \| `([\w.]+)` \| \[([0-9, ]+)\] \|", read_block("plan example"))
+    rows = re.findall(r"\| (\d+) \| `([\w.]+)` \| \[([0-9, ]+)\] \|", PAGE.read_block("plan example"))
     assert [int(number) for number, _, _ in rows] == list(range(group.chunks))
     shown = [int(numbers[name][tuple(int(one) for one in place.split(", "))]) for _, name, place in rows]
     assert group.cut(numbers)[:, 0, 0].tolist() == shown
@@ -169,7 +142,7 @@ def test_the_chunks_of_the_page_begin_where_it_says() -> None:
 
 def test_the_payloads_of_the_page() -> None:
     _, _, plan = make_example()
-    *bodies, wide, low, none = (example[""] for example in read_bytes("payload example"))
+    *bodies, wide, low, none = (example[""] for example in PAGE.read_examples("payload example"))
     for name, body in zip(TRAINERS, bodies, strict=True):
         sets = read_sets_of("payload example", name)
         assert encode_payload(plan, sets) == body
@@ -188,11 +161,13 @@ def test_the_payloads_of_the_page() -> None:
 
 def find_commitments() -> dict[int, bytes]:
     """The commitments of the page's three results, in the order of applying."""
-    alices = read_bytes("result example")[0][""][-448:]
+    alices = PAGE.read_examples("result example")[0][""][-448:]
     header, found = Header.decode(alices), {ALICE: compute_commitment(alices)}
     assert header.encode() == alices
     for number, name in enumerate(("Bob", "Carol")):
-        rows = dict(re.findall(r"\| `?(\w+)`? \| " + r"`\w+` \| " * number + r"`(\w+)`", read_block("result example")))
+        rows = dict(
+            re.findall(r"\| `?(\w+)`? \| " + r"`\w+` \| " * number + r"`(\w+)`", PAGE.read_block("result example"))
+        )
         first, last, member = (int(rows[name]) for name in ("batch_start", "batch_end", "member"))
         assert member == TRAINERS[name]
         body = encode_payload(make_example()[2], read_sets_of("payload example", name))
@@ -225,7 +200,7 @@ def apply_example() -> tuple[Tensors, dict[str, bytes]]:
 def test_the_weights_of_the_page() -> None:
     _, _, plan = make_example()
     after, _ = apply_example()
-    shown = read_bytes("apply example")[0]
+    shown = PAGE.read_examples("apply example")[0]
     assert {name: tensor.tobytes() for name, tensor in after.items()} == {name: shown[name] for name in after}
     payloads = [decode_payload(plan, encode_payload(plan, read_sets_of("payload example", name))) for name in TRAINERS]
     inverses = {
@@ -233,14 +208,14 @@ def test_the_weights_of_the_page() -> None:
         for place, group in enumerate(plan.groups)
         for number, one in enumerate(invert(group, [payload[place] for payload in payloads]).tolist())
     }
-    rows = re.findall(r"\| (\d . \d) \| (\d) \| [^|]+ \| `(\[\[.*\]\])` \|", read_block("apply example"))
+    rows = re.findall(r"\| (\d . \d) \| (\d) \| [^|]+ \| `(\[\[.*\]\])` \|", PAGE.read_block("apply example"))
     assert len(rows) == 10
     assert [inverses[name, int(number)] for name, number, _ in rows] == [json.loads(shown) for _, _, shown in rows]
 
 
 def test_the_means_of_the_page() -> None:
     (group,) = Plan({"w": ()}, 1, 1, one_bit=True).groups
-    rows = re.findall(r"\| (\d+) \| (-?\d+) \| (-?\d+) \|", read_block("apply example"))
+    rows = re.findall(r"\| (\d+) \| (-?\d+) \| (-?\d+) \|", PAGE.read_block("apply example"))
     assert len(rows) == 7
     for count, total, mean in (map(int, row) for row in rows):
         votes: list[list[Entries]] = [[{0: 1 if place < (count + total) // 2 else -1}] for place in range(count)]
@@ -249,7 +224,7 @@ def test_the_means_of_the_page() -> None:
 
 def test_the_full_values_of_the_page() -> None:
     plan, tensors = Plan({"w": (2, 3)}, 4, 2, one_bit=False), {"w": np.zeros((2, 3), dtype=np.float32)}
-    *bodies, after = (example[""] for example in read_bytes("apply example")[1:])
+    *bodies, after = (example[""] for example in PAGE.read_examples("apply example")[1:])
     chosen: list[list[list[Entries]]] = [[[{0: 0.5, 4: -0.25}]], [[{0: -0.125}]]]
     assert [encode_payload(plan, one) for one in chosen] == bodies
     assert [decode_payload(plan, body) for body in bodies] == chosen
@@ -259,7 +234,7 @@ def test_the_full_values_of_the_page() -> None:
 
 def test_the_digests_of_the_page() -> None:
     after, files = apply_example()
-    example = read_bytes("digests")[0]
+    example = PAGE.read_examples("digests")[0]
     (bits,) = struct.unpack("<I", np.float32(0.001).tobytes())
     chain = b"\x0d" * 32
     for height in range(2):
@@ -268,28 +243,28 @@ def test_the_digests_of_the_page() -> None:
     pairs = list(find_commitments().items())
     assert [member for member, _ in pairs] == [CAROL, BOB, ALICE]
     chain = compute_chain(chain, 3, 2, 9, bits, pairs)
-    assert chain == read_value("digests", "c(2)")
-    assert compute_digest(chain, encode_manifest(after, files)) == read_value("digests", "D(2)")
+    assert chain == PAGE.read_value("digests", "c(2)")
+    assert compute_digest(chain, encode_manifest(after, files)) == PAGE.read_value("digests", "D(2)")
 
 
 def test_the_roots_and_filters_of_the_page() -> None:
     commitments, seed = find_commitments(), b"\x08" * 32
     held = to_bitmap(commitments)
-    assert compute_root(3, 0, held, commitments) == read_value("report example", "Results root")
+    assert compute_root(3, 0, held, commitments) == PAGE.read_value("report example", "Results root")
     held = to_bitmap((0, *commitments))
-    assert compute_root(3, 0, held, commitments) == read_value("report example", "Root with member 0")
-    positions = re.findall(r"Bob's result: ([0-9, ]+)\.", read_block("report example"))
+    assert compute_root(3, 0, held, commitments) == PAGE.read_value("report example", "Root with member 0")
+    positions = re.findall(r"Bob's result: ([0-9, ]+)\.", PAGE.read_block("report example"))
     assert list_positions(seed, ALICE, commitments[BOB]) == [int(one) for one in positions[0].split(", ")]
-    assert compute_filter(seed, ALICE, commitments.values()) == read_bytes("report example")[0]["bloom"]
+    assert compute_filter(seed, ALICE, commitments.values()) == PAGE.read_examples("report example")[0]["bloom"]
 
 
 def test_the_config_hash_of_the_page() -> None:
-    config, model = (example[""] for example in read_bytes("config hash"))
+    config, model = (example[""] for example in PAGE.read_examples("config hash"))
     raw = bytearray(165_192)
     raw[560:1_520], raw[1_520:1_648] = model, config
     record = Record(bytes(raw))
-    assert record.config_hash == read_value("config hash", "`config_hash`")
-    assert record.config_hash == read_bytes("result example")[0]["config_hash"]
+    assert record.config_hash == PAGE.read_value("config hash", "`config_hash`")
+    assert record.config_hash == PAGE.read_examples("result example")[0]["config_hash"]
     assert hash3(b"psyche/config/1", config, model) != record.config_hash, "the sources are set in the example"
     decay, _, *sizes = record.settings
     assert (np.float32(decay), *sizes) == (np.float32(0.1), 2, 4, True)
@@ -297,7 +272,7 @@ def test_the_config_hash_of_the_page() -> None:
 
 
 def test_alices_message_of_the_page() -> None:
-    raw = read_bytes("result example")[0][""]
+    raw = PAGE.read_examples("result example")[0][""]
     said = read(raw, b"\x07" * 32)
     assert said is not None
     assert said.raw == sign(b"\x01" * 32, "result", b"\x07" * 32, (3, 0), ALICE, said.body, said.header).raw == raw
@@ -308,7 +283,7 @@ def test_orders_and_shares_of_the_page() -> None:
     shown = re.findall(
         r"under a key of 32 bytes `08`: ([0-9, ]+)\. So place 0 has index (\d+), and index 1 goes to "
         r"place (\d+)",
-        read_block("chance"),
+        PAGE.read_block("chance"),
     )[0]
     assert put_in_order(list(range(10)), b"\x08" * 32) == [int(one) for one in shown[0].split(", ")]
     assert put_in_order(list(range(10)), b"\x08" * 32)[0] == int(shown[1])
@@ -319,10 +294,10 @@ def test_orders_and_shares_of_the_page() -> None:
     struct.pack_into("<Q", raw, 200, 1_000)
     struct.pack_into("<HHH", raw, 232, 10, 4, 4)  # batch_size, clients_len, witnesses_expected
     round_ = Round(bytes(raw))
-    shares = re.findall(r"member (\d) ([\d,]+) to ([\d,]+)", read_block("chance"))
+    shares = re.findall(r"member (\d) ([\d,]+) to ([\d,]+)", PAGE.read_block("chance"))
     assert round_.find_shares(0) == {int(m): (to_int(first), to_int(last)) for m, first, last in shares}
     assert sorted(round_.find_shares(25)) == [1, 4, 5]
-    witnesses = re.findall(r"witnesses in order: ([0-9, ]+)", read_block("chance"))[0]
+    witnesses = re.findall(r"witnesses in order: ([0-9, ]+)", PAGE.read_block("chance"))[0]
     assert round_.find_witnesses() == [int(one) for one in witnesses.split(", ")]
 
 
@@ -337,7 +312,7 @@ def test_the_rates_of_the_page() -> None:
         "COSINE": struct.pack("<I", 2) + base + struct.pack("<dII", 0.0002, 10, 110),
         "WARMUP_STABLE_DECAY": struct.pack("<I", 3) + base + struct.pack("<2d4I", 0.0004, 0.0001, 10, 20, 30, 40),
     }
-    rows = re.findall(r"\| (\w+) \| (\d+) \| ([^|]*) \| \S+ \| `(\w+)` \|", read_block("rates"))
+    rows = re.findall(r"\| (\w+) \| (\d+) \| ([^|]*) \| \S+ \| `(\w+)` \|", PAGE.read_block("rates"))
     assert len(rows) == 21
     for name, step, cold, bits in rows:
         rate = compute_rate(schedules[name], int(step))
@@ -348,13 +323,13 @@ def test_the_rates_of_the_page() -> None:
 
 
 def test_the_samples_of_the_page() -> None:
-    found = re.findall(r"of (\d+) rows in all.*?: (pass 0.*)\.", read_block("samples"))
+    found = re.findall(r"of (\d+) rows in all.*?: (pass 0.*)\.", PAGE.read_block("samples"))
     assert [int(rows) for rows, _ in found] == [10, 16]
     for rows, orders in found:
         for number, order in re.findall(r"pass (\d): ([0-9, ]+)", orders):
             places = [permute_row(row, int(rows), b"\x05" * 32, int(number)) for row in range(int(rows))]
             assert places == [int(one) for one in order.split(", ")]
-    assert hash3(list_ids(1_008, 1_009)).hex() in read_block("samples")
+    assert hash3(list_ids(1_008, 1_009)).hex() in PAGE.read_block("samples")
 
 
 # --- against the programs -------------------------------------------------------------------------------

@@ -1,39 +1,27 @@
-"""The chain itself: accounts, slots, block hashes, and what becomes of each transaction. It does no I/O."""
+"""The chain itself: slots, block hashes, the clock, and what becomes of each transaction. It does no I/O."""
 
-import json
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
-import numpy as np
 from solders.account import Account
-from solders.clock import Clock
 from solders.hash import Hash
 from solders.keypair import Keypair
-from solders.litesvm import LiteSVM
 from solders.message import Message, MessageV0
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.system_program import TransferParams, transfer
 from solders.transaction import SanitizeError, VersionedTransaction
-from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTransactionInfo, TransactionMetadata
-from solders.transaction_status import TransactionStatus
 
 from psyche.backends.solana.amounts import LAMPORTS_PER_SIGNATURE
 from psyche.backends.solana.programs.loader import UPGRADEABLE
 from psyche.core.rules.rounds import RECORDED_SLOTS
 from psyche.localchain.history import History, LandedBlock, LandedTransaction, Landing
+from psyche.localchain.machine import Machine
 from psyche.localchain.tokens import find_token_balances
-from psyche.localchain.transactions import (
-    compute_fee,
-    describe_inner,
-    describe_returned,
-    find_writable,
-    load_tables,
-    take_message,
-)
+from psyche.localchain.transactions import compute_fee, find_writable, load_tables, take_message
 
 BLOCK_HASHES: Final = 150  # blocks for which a hash counts
 CONFIRMED_SLOTS: Final = 1  # until a landed transaction is reported as confirmed: its slot is complete
@@ -59,15 +47,6 @@ class CompleteSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """What a transaction would do now. `error` as in JSON-RPC; `accounts` are those that it would write."""
-
-    error: Any
-    result: TransactionMetadata | None
-    accounts: Mapping[Pubkey, Account]
-
-
-@dataclass(frozen=True, slots=True)
 class Clocks:
     """Where a chain is. `slot_hashes` are newest first; `block_hashes` have the last height at which each is valid."""
 
@@ -83,15 +62,12 @@ class Bank:
     """A chain in this process, for one task. Slots follow each other as `advance` is called.
 
     Args:
-        programs: the code of programs by address.
+        machine: carries out transactions.
         clocks: where the chain begins.
     """
 
-    def __init__(self, programs: Mapping[Pubkey, bytes], clocks: Clocks) -> None:
-        # It knows one block hash at a time, and few transactions: both checks are made here.
-        self._svm = LiteSVM().with_blockhash_check(False).with_transaction_history(0)
-        for address, code in programs.items():
-            self._svm.add_program(address, code)
+    def __init__(self, machine: Machine, clocks: Clocks) -> None:
+        self.machine = machine
         self.genesis = Hash(clocks.genesis)
         self.slot, self.height, self.unix = clocks.slot, clocks.height, clocks.unix
         self.parent, self._first_slot = 0, 0  # the first that begins in this process
@@ -103,7 +79,7 @@ class Bank:
         self._slot_hashes = deque(((slot, Hash(raw)) for slot, raw in clocks.slot_hashes), maxlen=RECORDED_SLOTS)
         self._block_hashes = OrderedDict((Hash(raw), height) for raw, height in clocks.block_hashes)
         self._faucet = Keypair()
-        self._svm.set_account(self._faucet.pubkey(), Account(FAUCET_LAMPORTS, b"", SYSTEM))
+        machine.put_account(self._faucet.pubkey(), Account(FAUCET_LAMPORTS, b"", SYSTEM))
         self._records: list[LandedTransaction] = []
         self._written: dict[Pubkey, None] = {}
 
@@ -119,9 +95,7 @@ class Bank:
         self.height += 1
         self.unix = max(unix, self.unix)
         self._records, self._written = [], {}
-        self._svm.expire_blockhash()
-        self._svm.set_clock(Clock(self.slot, self.unix, 0, 1, self.unix))
-        self._svm.set_slot_hashes(list(self._slot_hashes))
+        self.machine.begin_slot(self.slot, self.unix, self._slot_hashes)
         self._block_hashes[_hash(b"block", bytes(self.get_slot_hash()), self.slot)] = self.height + BLOCK_HASHES
         while next(iter(self._block_hashes.values())) < self.height:
             self._block_hashes.popitem(last=False)
@@ -177,25 +151,14 @@ class Bank:
     # --- accounts ---------------------------------------------------------------------------------------
 
     def get_account(self, key: Pubkey) -> Account | None:
-        """An account; None if there is none."""
-        account = self._svm.get_account(key)
-        return account if account is not None and account.lamports else None
+        return self.machine.get_account(key)
 
     def get_lamports(self, key: Pubkey) -> int:
-        """An account's lamports; 0 if there is none."""
-        return self._svm.get_balance(key) or 0
-
-    def get_program_accounts(self, program: Pubkey) -> list[tuple[Pubkey, Account]]:
-        """All accounts that a program owns."""
-        return [(key, account) for key, account in self._svm.get_program_accounts(program) if account.lamports]
-
-    def get_deposit(self, size_bytes: int) -> int:
-        """The lamports that an account of this size must hold."""
-        return self._svm.minimum_balance_for_rent_exemption(size_bytes)
+        return self.machine.get_lamports(key)
 
     def put_account(self, key: Pubkey, account: Account) -> None:
         """Lay an account as it is, and tell its subscribers at the end of the slot."""
-        self._svm.set_account(key, account)
+        self.machine.put_account(key, account)
         self._note(key)
 
     @property
@@ -246,29 +209,24 @@ class Bank:
         keys = (*message.account_keys, *loaded["writable"], *loaded["readonly"])
         before = [self.get_lamports(key) for key in keys]
         tokens_before = find_token_balances(keys, self.get_account)
-        done = self._svm.send_transaction(transaction)
-        _clear_x87()
+        done = self.machine.execute(transaction)
         after = [self.get_lamports(key) for key in keys]
-        error = describe_failure(done)
-        if error is not None and before[0] == after[0]:
-            return error  # it is in no block: nobody paid for it
+        if done.error is not None and before[0] == after[0]:
+            return done.error  # it is in no block: nobody paid for it
         record = LandedTransaction(
             signature=transaction.signatures[0],
-            status=Landing(self.slot, error),
+            status=Landing(self.slot, done.error),
             unix=self.unix,
             raw=bytes(transaction),
             keys=keys,
             loaded={kind: [str(key) for key in found] for kind, found in loaded.items()},
-            logs=get_result(done).logs(),
-            inner=describe_inner(get_result(done)),
-            returned=describe_returned(get_result(done)),
-            fee_lamports=before[0] - after[0] if error is not None else compute_fee(message),
-            units=get_result(done).compute_units_consumed(),
+            done=done,
+            fee_lamports=compute_fee(message) if done.error is None else before[0] - after[0],
             balances=(before, after),
             tokens=(tokens_before, find_token_balances(keys, self.get_account)),
         )
         self._add(record, message, loaded["writable"])
-        return error
+        return done.error
 
     def _add(self, record: LandedTransaction, message: Message | MessageV0, loaded: Sequence[Pubkey]) -> None:
         # An entry's hash is older than the chain's oldest valid one long before its status goes.
@@ -292,18 +250,6 @@ class Bank:
         account = self.get_account(key)
         return None if account is None else bytes(account.data)
 
-    def simulate(self, transaction: VersionedTransaction, *, is_verified: bool) -> Trial:
-        """Try a transaction without effect; unless `is_verified`, its signatures do not count."""
-        self._svm = self._svm.with_sigverify(is_verified)
-        try:
-            done = self._svm.simulate_transaction(transaction)
-        finally:
-            self._svm = self._svm.with_sigverify(True)
-            _clear_x87()
-        if isinstance(done, SimulatedTransactionInfo):
-            return Trial(None, done.meta(), dict(done.post_accounts()))
-        return Trial(describe_failure(done), done.meta(), {})
-
     def list_keys(self, message: Message | MessageV0) -> list[Pubkey]:
         """The accounts of a message, those of lookup tables at the end."""
         loaded = load_tables(message, self._read)
@@ -325,26 +271,5 @@ def begin_chain(genesis: bytes, unix: int) -> Clocks:
     return Clocks(genesis, 0, 0, unix, [], [])
 
 
-def describe_failure(done: TransactionMetadata | FailedTransactionMetadata | SimulatedTransactionInfo) -> Any:
-    """A transaction's error in the form of JSON-RPC, as `{"InstructionError": [0, {"Custom": 6001}]}`; None if none."""
-    if not isinstance(done, FailedTransactionMetadata):
-        return None
-    return json.loads(TransactionStatus(slot=0, err=done.err()).to_json())["err"]
-
-
-def get_result(done: TransactionMetadata | FailedTransactionMetadata) -> TransactionMetadata:
-    """What a transaction did, whether it failed or not."""
-    return done.meta() if isinstance(done, FailedTransactionMetadata) else done
-
-
 def _hash(kind: bytes, raw: bytes, number: int) -> Hash:
     return Hash(sha256(kind + raw + number.to_bytes(8, "little")).digest())
-
-
-def _clear_x87() -> None:
-    """Take away what LiteSVM leaves in the x87 unit where a program fails: the next operation there would give NaN.
-
-    Both numpy's floor division and its long doubles compute there; this addition is the operation that is spoiled.
-    """
-    with np.errstate(invalid="ignore"):
-        np.add(np.longdouble(1), np.longdouble(1))

@@ -14,9 +14,10 @@ from solders.pubkey import Pubkey
 from psyche.localchain.bank import Bank, begin_chain
 from psyche.localchain.hub import SubscriptionHub
 from psyche.localchain.ledger import SAVE_EVERY_S, ChainFile, open_ledger
+from psyche.localchain.machine import VirtualMachine
 from psyche.localchain.methods import make_methods
 from psyche.localchain.programs import load_programs
-from psyche.localchain.record.recorder import open_recorder
+from psyche.localchain.recorder import open_recorder
 from psyche.localchain.web import bind_pair, make_http_app, make_socket_app, serve_app
 from psyche.wire.nursery import open_plain_nursery
 
@@ -65,7 +66,7 @@ async def open_local_chain(
     with open_ledger(state) as ledger, ExitStack() as stack:
         bank = ledger.load(found, unix_time(), slot_ms) if ledger else None
         if bank is None:
-            bank = Bank(found, begin_chain(os.urandom(GENESIS_BYTES), int(unix_time())))
+            bank = Bank(VirtualMachine(found), begin_chain(os.urandom(GENESIS_BYTES), int(unix_time())))
             bank.advance(int(unix_time()))
         stack.enter_context(open_recorder(bank, record))
         listening, sockets = bind_pair(host, port)

@@ -9,6 +9,8 @@ from solders.hash import Hash
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
+from psyche.localchain.machine import Execution
+
 MAX_STATUSES: Final = 1 << 16
 MAX_RECORD_BYTES: Final = 128 << 20
 MAX_BLOCKS: Final = 1 << 16
@@ -33,17 +35,14 @@ class LandedTransaction:
     raw: bytes
     keys: tuple[Pubkey, ...]
     loaded: dict[str, list[str]]
-    logs: list[str]
-    inner: list[dict[str, Any]]
-    returned: dict[str, Any] | None
+    done: Execution
     fee_lamports: int
-    units: int
     balances: tuple[list[int], list[int]]  # before and after
     tokens: tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
     def compute_size_bytes(self) -> int:
         """What the record occupies in memory, roughly."""
-        return _OVERHEAD_BYTES + len(self.raw) + sum(map(len, self.logs)) + 100 * len(self.keys)
+        return _OVERHEAD_BYTES + len(self.raw) + sum(map(len, self.done.logs)) + 100 * len(self.keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from psyche.durable import make_folder, open_lock, replace_file
 from psyche.errors import ConfigError
 from psyche.localchain.bank import Bank, Clocks
 from psyche.localchain.history import Landing
+from psyche.localchain.machine import VirtualMachine
 
 SAVE_EVERY_S: Final = 5.0  # what a crash loses at most
 FILE: Final = "chain.bin"
@@ -76,7 +77,7 @@ class ChainFile:
             stored.genesis, stored.slot, stored.height + missed - 1, stored.unix, stored.slot_hashes,
             stored.block_hashes,
         )  # fmt: skip
-        bank = Bank(programs, clocks)
+        bank = Bank(VirtualMachine(programs), clocks)
         # A program's account refers to the one with its code, which therefore comes first.
         for one in sorted(stored.accounts, key=lambda account: account.executable):
             account = Account(one.lamports, one.data, Pubkey(one.owner), one.executable)

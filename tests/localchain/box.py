@@ -33,6 +33,7 @@ from psyche.core.state.limits import STATE_BYTES
 from psyche.core.state.state import Coordinator, Progress
 from psyche.localchain.bank import Bank, begin_chain
 from psyche.localchain.chain import LocalChain, open_local_chain
+from psyche.localchain.machine import VirtualMachine
 from psyche.localchain.programs import load_programs
 from psyche.localchain.tokens import MINT_BYTES, TOKEN
 from psyche.testing.builders import build_config, build_model
@@ -42,7 +43,7 @@ SOL = 10**9
 
 
 def make_bank(genesis: bytes = bytes(32)) -> Bank:
-    bank = Bank(load_programs(), begin_chain(genesis, NOW))
+    bank = Bank(VirtualMachine(load_programs()), begin_chain(genesis, NOW))
     bank.advance(NOW)
     return bank
 
@@ -76,8 +77,8 @@ def make_mint(bank: Bank, owner: Keypair) -> tuple[Pubkey, Pubkey]:
     steps = [
         create_account(
             CreateAccountParams(
-                from_pubkey=key, to_pubkey=mint.pubkey(), lamports=bank.get_deposit(MINT_BYTES), space=MINT_BYTES,
-                owner=TOKEN,
+                from_pubkey=key, to_pubkey=mint.pubkey(), lamports=bank.machine.get_deposit(MINT_BYTES),
+                space=MINT_BYTES, owner=TOKEN,
             )
         ),
         initialize_mint2(
@@ -168,7 +169,7 @@ def begin_run(bank: Bank, run_id: str = "boxed") -> BoxedRun:
     """An owner begins a run, lets everybody join, and resumes it."""
     owner, account = fund(bank), Keypair()
     key, run = owner.pubkey(), ChainRun.find(run_id, account.pubkey())
-    create = build_init(key, run_id, run.account, Authorities(key, key), "", bank.get_deposit(STATE_BYTES))
+    create = build_init(key, run_id, run.account, Authorities(key, key), "", bank.machine.get_deposit(STATE_BYTES))
     grant = get_authorization_address(key, EVERYBODY)
     settings = msg.Update(build_config(), build_model(), Progress())
     steps = [

@@ -26,8 +26,8 @@ from psyche.core.state.messages import Message
 from psyche.core.state.state import ZERO32, RunState
 from psyche.errors import ConfigError
 from psyche.localchain.bank import Bank
-from psyche.localchain.record.recorder import open_recorder, replay_record
-from psyche.localchain.record.replay import ChainCall, ReplayDifference, RunReplay
+from psyche.localchain.recorder import open_recorder, replay_record
+from psyche.localchain.replay import ChainCall, ReplayDifference, RunReplay
 from psyche.testing.builders import build_config, build_hash
 
 KEYS = [(Keypair.from_seed(build_hash("wallet", n)), Keypair.from_seed(build_hash("session", n))) for n in range(3)]

@@ -87,7 +87,7 @@ def test_programs_that_were_deployed_later_are_kept(tmp_path: Path) -> None:
     assert later is not None
     owner, account = fund(later), Keypair()
     authorities = Authorities(owner.pubkey(), owner.pubkey())
-    deposit = later.get_deposit(STATE_BYTES)
+    deposit = later.machine.get_deposit(STATE_BYTES)
     begin = build_init(owner.pubkey(), "kept", account.pubkey(), authorities, "", deposit)
     assert later.execute(sign(later.newest_hash, owner, begin, account)) is None
 

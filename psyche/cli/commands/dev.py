@@ -189,7 +189,7 @@ def replay(*, file: Annotated[Path, typer.Argument(help="What `psyche dev valida
 
     Exit code 1 at the first difference, which is printed field by field.
     """
-    from psyche.localchain.record.recorder import replay_record
+    from psyche.localchain.recorder import replay_record
 
     runs = replay_record(file).get_runs()
     for run in runs:

@@ -55,7 +55,7 @@ def get_program_accounts(bank: Bank, params: Params) -> Any:
     program, config = params.take_key(0), params.get_config(1)
     check_context(bank, config)
     form, filters = Form.read(config), read_filters(config)
-    found = [(key, one) for key, one in bank.get_program_accounts(program) if accept_all(filters, one)]
+    found = [(key, one) for key, one in bank.machine.get_program_accounts(program) if accept_all(filters, one)]
     check_reply_size([account for _, account in found], form)
     listed = describe_listed(found, form, bank.get_account)
     return wrap(bank, listed) if config.get_flag("withContext") else listed
@@ -70,7 +70,7 @@ def get_balance(bank: Bank, params: Params) -> Any:
 
 def get_deposit(bank: Bank, params: Params) -> Any:
     """The lamports that an account of this size must hold."""
-    return bank.get_deposit(params.take_integer(0, MAX_ACCOUNT_BYTES))
+    return bank.machine.get_deposit(params.take_integer(0, MAX_ACCOUNT_BYTES))
 
 
 def request_airdrop(bank: Bank, params: Params) -> Any:

@@ -227,21 +227,21 @@ def _describe_balances(record: LandedTransaction) -> dict[str, Any]:
 def _describe_record(record: LandedTransaction, encoding: str) -> dict[str, Any]:
     meta: dict[str, Any] = {
         **_describe_balances(record),
-        "innerInstructions": record.inner,
-        "logMessages": record.logs,
+        "innerInstructions": record.done.inner or [],
+        "logMessages": record.done.logs,
         "rewards": [],
         "loadedAddresses": record.loaded,
-        "computeUnitsConsumed": record.units,
+        "computeUnitsConsumed": record.done.units,
     }
     if encoding == "jsonParsed":
-        meta["innerInstructions"] = parse_inner(record.inner, record.keys)
+        meta["innerInstructions"] = parse_inner(record.done.inner or (), record.keys)
         del meta["loadedAddresses"]  # they are among the account keys
-    return meta if record.returned is None else {**meta, "returnData": record.returned}
+    return meta if record.done.returned is None else {**meta, "returnData": record.done.returned}
 
 
 def describe_logs(record: LandedTransaction) -> dict[str, Any]:
     """What subscribers of logs learn of a transaction."""
-    return {"signature": str(record.signature), "err": record.status.error, "logs": record.logs}
+    return {"signature": str(record.signature), "err": record.status.error, "logs": record.done.logs}
 
 
 def parse_inner(inner: Sequence[dict[str, Any]], keys: Sequence[Pubkey]) -> list[dict[str, Any]]:

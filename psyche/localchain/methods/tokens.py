@@ -3,9 +3,6 @@
 from functools import partial
 from typing import Any, Final
 
-from solders.account import Account
-from solders.pubkey import Pubkey
-
 from psyche.localchain.bank import Bank
 from psyche.localchain.calls import Method
 from psyche.localchain.encodings import Form, describe_listed
@@ -57,7 +54,7 @@ def get_token_largest_accounts(bank: Bank, params: Params) -> Any:
     mint = find_mint(account := bank.get_account(key))
     if account is None or mint is None:
         raise InvalidParams("Invalid param: not a Token mint")
-    listed = ((address, read_holding(one)) for address, one in bank.get_program_accounts(account.owner))
+    listed = ((address, read_holding(one)) for address, one in bank.machine.get_program_accounts(account.owner))
     held = [(one.amount, str(address)) for address, one in listed if one is not None and one.mint == key]
     largest = sorted(held, reverse=True)[:LARGEST]
     return wrap(bank, [{"address": address, **describe_amount(amount, mint.decimals)} for amount, address in largest])
@@ -73,7 +70,7 @@ def get_token_accounts_by_owner(bank: Bank, params: Params) -> Any:
     if "programId" in wanted and key not in PROGRAMS:
         raise InvalidParams("Invalid param: unrecognized Token program id")
     programs = (key,) if "programId" in wanted else tuple(PROGRAMS)
-    found: list[tuple[Pubkey, Account]] = [one for program in programs for one in bank.get_program_accounts(program)]
+    found = [one for program in programs for one in bank.machine.get_program_accounts(program)]
 
     def is_wanted(holding: Holding | None) -> bool:
         return holding is not None and holding.owner == owner and ("programId" in wanted or holding.mint == key)

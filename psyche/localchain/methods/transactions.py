@@ -8,7 +8,7 @@ from typing import Any, Final
 from solders.message import Message, MessageV0, from_bytes_versioned
 from solders.transaction import VersionedTransaction
 
-from psyche.localchain.bank import Bank, Trial
+from psyche.localchain.bank import Bank
 from psyche.localchain.calls import Method
 from psyche.localchain.encodings import Form, check_reply_size, describe_account
 from psyche.localchain.errors import (
@@ -18,6 +18,7 @@ from psyche.localchain.errors import (
     InvalidParams,
     describe_transaction_error,
 )
+from psyche.localchain.machine import Execution
 from psyche.localchain.methods.blocks import describe_hash
 from psyche.localchain.methods.context import check_context, wrap
 from psyche.localchain.methods.landed import parse_inner
@@ -25,8 +26,6 @@ from psyche.localchain.params import COMMITMENTS, Options, Params
 from psyche.localchain.transactions import (
     compute_fee,
     decode_text,
-    describe_inner,
-    describe_returned,
     read_transaction,
     take_message,
 )
@@ -76,9 +75,9 @@ def _check_signatures(transaction: VersionedTransaction) -> None:
         raise CallError(SIGNATURE_FAILED, "Transaction signature verification failure")
 
 
-def _try(bank: Bank, transaction: VersionedTransaction, *, is_verified: bool) -> Trial:
+def _try(bank: Bank, transaction: VersionedTransaction, *, is_verified: bool) -> Execution:
     refusal = bank.find_refusal(transaction)
-    return bank.simulate(transaction, is_verified=is_verified) if refusal is None else Trial(refusal, None, {})
+    return bank.machine.simulate(transaction, is_verified=is_verified) if refusal is None else Execution(refusal)
 
 
 def simulate_transaction(bank: Bank, params: Params) -> Any:
@@ -93,34 +92,32 @@ def simulate_transaction(bank: Bank, params: Params) -> Any:
         _check_signatures(transaction)
     refusal = bank.find_refusal(transaction)
     if refusal is None or (is_replaced and refusal != "SanitizeFailure"):
-        trial = bank.simulate(transaction, is_verified=is_verified)
+        trial = bank.machine.simulate(transaction, is_verified=is_verified)
     else:
-        trial = Trial(refusal, None, {})
+        trial = Execution(refusal)
     described = _describe_trial(bank, transaction, trial)
     described["accounts"] = _describe_accounts(bank, config, trial)
-    if config.get_flag("innerInstructions") and trial.result is not None:
-        keys = bank.list_keys(take_message(transaction))
-        described["innerInstructions"] = parse_inner(describe_inner(trial.result), keys)
+    if config.get_flag("innerInstructions") and trial.inner is not None:
+        described["innerInstructions"] = parse_inner(trial.inner, bank.list_keys(take_message(transaction)))
     if is_replaced:
         described["replacementBlockhash"] = describe_hash(bank)
     return wrap(bank, described)
 
 
-def _describe_trial(bank: Bank, transaction: VersionedTransaction, trial: Trial) -> dict[str, Any]:
-    result = trial.result
+def _describe_trial(bank: Bank, transaction: VersionedTransaction, trial: Execution) -> dict[str, Any]:
     return {
         "accounts": None,
         "err": trial.error,
         "innerInstructions": None,
         "loadedAccountsDataSize": bank.compute_loaded_bytes(take_message(transaction)),
-        "logs": [] if result is None else result.logs(),
+        "logs": trial.logs,
         "replacementBlockhash": None,
-        "returnData": None if result is None else describe_returned(result),
-        "unitsConsumed": 0 if result is None else result.compute_units_consumed(),
+        "returnData": trial.returned,
+        "unitsConsumed": trial.units,
     }
 
 
-def _describe_accounts(bank: Bank, config: Options, trial: Trial) -> list[Any] | None:
+def _describe_accounts(bank: Bank, config: Options, trial: Execution) -> list[Any] | None:
     shown = config.get_config("accounts")
     if shown is None:
         return None

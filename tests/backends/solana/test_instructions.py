@@ -18,7 +18,7 @@ from psyche.core.rules.apply import KINDS
 from psyche.core.state import messages as msg
 from psyche.core.state.state import Checkpoint, CheckpointKind, Metadata, Optimizer, Progress
 from psyche.errors import WireError
-from psyche.localchain.record import bodies
+from psyche.localchain import bodies
 from psyche.testing.builders import build_config, build_model
 
 KEY = bytes(range(32))

@@ -68,7 +68,7 @@ class ChainBox:
     def put(self, key: Pubkey, owner: Pubkey, data: bytes) -> None:
         def write(bank: Bank) -> None:
             old = bank.get_account(key)
-            bank.put_account(key, Account(old.lamports if old else bank.get_deposit(len(data)), data, owner))
+            bank.put_account(key, Account(old.lamports if old else bank.machine.get_deposit(len(data)), data, owner))
 
         self._do(write)
 

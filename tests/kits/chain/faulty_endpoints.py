@@ -13,6 +13,7 @@ from psyche.backends.solana.cluster import Endpoint
 from psyche.localchain.bank import FAUCET_LAMPORTS, SYSTEM, Bank, CompleteSlot, begin_chain
 from psyche.localchain.chain import LocalChain
 from psyche.localchain.hub import SubscriptionHub
+from psyche.localchain.machine import VirtualMachine
 from psyche.localchain.methods import make_methods
 from psyche.localchain.programs import load_programs
 from psyche.localchain.web import bind_pair, make_http_app, make_socket_app, serve_app
@@ -104,7 +105,7 @@ class StaleTwin:
 
     def __init__(self, bank: Bank, lag_slots: int) -> None:
         assert bank.slot == 1, "a twin grows up with its chain"
-        self.bank = Bank(load_programs(), begin_chain(bytes(bank.genesis), bank.unix))
+        self.bank = Bank(VirtualMachine(load_programs()), begin_chain(bytes(bank.genesis), bank.unix))
         self.bank.advance(bank.unix)
         self._faucet = Account(FAUCET_LAMPORTS, b"", SYSTEM)
         self._main, self._lag_slots = bank, lag_slots
@@ -120,7 +121,7 @@ class StaleTwin:
                 self.bank.advance(*self._next)
             for record in block.records:  # nobody sees this slot without what landed in it
                 if self.bank.get_account(record.keys[0]) is None:  # the faucet of the other one
-                    self.bank._svm.set_account(record.keys[0], self._faucet)
+                    self.bank.machine.put_account(record.keys[0], self._faucet)
                 self.bank._carry_out(VersionedTransaction.from_bytes(record.raw))
             self._next = unix, skipped
 

@@ -25,7 +25,7 @@ from psyche.durable import naming
 from psyche.errors import ConfigError
 from psyche.localchain.bank import Bank, CompleteSlot
 from psyche.localchain.history import LandedTransaction
-from psyche.localchain.record.replay import ChainCall, RunReplay
+from psyche.localchain.replay import ChainCall, RunReplay
 from psyche.localchain.transactions import take_message
 
 _MAGIC: Final = b"psyche chain record 1\n"
@@ -81,7 +81,7 @@ class ChainRecorder:
         """Find what a transaction's instructions do one by one: try it without those that follow."""
         self._stages, message = {}, take_message(transaction)
         for index in _find_working(message)[:-1]:
-            trial = self._bank.simulate(_cut(transaction, message, index + 1), is_verified=False)
+            trial = self._bank.machine.simulate(_cut(transaction, message, index + 1), is_verified=False)
             if trial.error is None:
                 found = {key: bytes(one.data) for key, one in trial.accounts.items() if _is_run(one)}
                 self._stages[index] = found
@@ -92,7 +92,7 @@ class ChainRecorder:
 
     def _list_calls(self, record: LandedTransaction) -> Iterator[RecordedCall]:
         """The coordinator's instructions in the order in which they ran, those of other programs included."""
-        inner = {one["index"]: one["instructions"] for one in record.inner}
+        inner = {one["index"]: one["instructions"] for one in record.done.inner or ()}
         message = take_message(VersionedTransaction.from_bytes(record.raw))
         working = _find_working(message)
         for index in working:

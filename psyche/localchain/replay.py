@@ -6,92 +6,45 @@ replay.carry_out(call)             # each instruction that took effect; raises w
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from hashlib import sha256
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 from solders.pubkey import Pubkey
 
-from psyche.backends.solana.interface.borsh import decode_value
-from psyche.backends.solana.interface.idl import DISCRIMINATOR_BYTES, InstructionKind, load_program
-from psyche.core.encoding.account import decode_state, encode_model, encode_state
-from psyche.core.encoding.tables import ACCOUNT, CHECKPOINT, CONFIG, MODEL
+from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.encoding.tables import ACCOUNT
 from psyche.core.rules.apply import apply
-from psyche.core.rules.rounds import RECORDED_SLOTS, find_entropy
-from psyche.core.state import messages as msg
+from psyche.core.rules.rounds import RECORDED_SLOTS
 from psyche.core.state.errors import CoordinatorError
-from psyche.core.state.messages import Message
 from psyche.core.state.state import Coordinator
 from psyche.errors import PsycheError, WireError
-from psyche.localchain.record.bodies import decode_body
+from psyche.localchain.coordinator_calls import CoordinatorCall
 
 SHOWN_FIELDS: Final = 12
 SHOWN_BYTES: Final = 16
-
-_BY_BODY: Final[dict[str, type[Message]]] = {  # instructions whose body is that of a message
-    "withdraw": msg.Withdraw, "leave_run": msg.LeaveRun, "warmup_witness": msg.WarmupWitness,
-    "witness": msg.WitnessMessage, "health_check": msg.HealthCheck, "checkpoint": msg.NameCheckpoint,
-    "report_equivocation": msg.ReportEquivocation, "set_future_epoch_rates": msg.SetRates,
-    "reclaim_slot": msg.ReclaimSlot, "update_client_version": msg.UpdateClientVersion,
-}  # fmt: skip
-_OTHERS: Final = ("init_coordinator", "free_coordinator", "join_run", "tick", "set_paused", "update", "collect")
-_HEAD_BYTES: Final = MODEL.size - 3 * CHECKPOINT.size  # of a model: what an update brings
-_SOURCE: Final = slice(20, 156)  # the first source of weights in a model
-
-
-@cache
-def _name_calls() -> dict[bytes, str]:
-    return {_find_kind(name).discriminator: name for name in (*_BY_BODY, *_OTHERS)}
-
-
-def _find_kind(name: str) -> InstructionKind:
-    return load_program("coordinator").instructions[name]
 
 
 class ReplayDifference(PsycheError):
     """An account is not what core makes of the chain's instructions."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChainCall:
-    """An instruction of the coordinator program that took effect.
+@dataclass(frozen=True)
+class ChainCall(CoordinatorCall):
+    """An instruction that took effect.
 
     Args:
-        data: with its discriminator.
-        keys: of its accounts.
         slot, now: where the chain stood; `now` in unix seconds.
         after: the run's account after it; empty: it is gone; None: nobody has seen it.
         signature: of its transaction.
     """
 
-    data: bytes
-    keys: tuple[Pubkey, ...]
     slot: int = 0
     now: int = 0
     after: bytes | None = None
     signature: str = ""
-
-    @property
-    def name(self) -> str:
-        """The name of the instruction; empty if it is none that works on a run's account."""
-        return _name_calls().get(self.data[:DISCRIMINATOR_BYTES], "")
-
-    @property
-    def body(self) -> bytes:
-        """The data behind the discriminator."""
-        return self.data[DISCRIMINATOR_BYTES:]
-
-    @property
-    def account(self) -> Pubkey:
-        """The run's account."""
-        return self.keys[[use.name for use in _find_kind(self.name).accounts].index("coordinator_account")]
-
-    def read_arguments(self) -> dict[str, Any]:
-        """The arguments by name, as the IDL has them; WireError if the body is not of its form."""
-        return decode_value(_find_kind(self.name).arguments, self.body, self.name)
 
 
 @dataclass
@@ -169,19 +122,7 @@ class RunReplay:
             self._closed.append(self.runs.pop(call.account))
         elif call.name != "init_coordinator":
             assert run.state is not None, "closed runs are in another list"
-            apply(run.state, call.now, call.slot, bytes(call.keys[0]), self._read(run.state, call))
-
-    def _read(self, state: Coordinator, call: ChainCall) -> Message:
-        special: dict[str, Callable[[], Message]] = {
-            "tick": lambda: msg.Tick(find_entropy(state, self._hashes)),
-            "join_run": lambda: msg.Join(bytes(call.keys[1]), **call.read_arguments()),
-            "set_paused": lambda: msg.Pause() if call.read_arguments()["paused"] else msg.Resume(),
-            "update": lambda: decode_body(msg.Update, _complete(state, call.body)),
-            "collect": lambda: msg.Collect(((bytes(call.read_arguments()["signer"]), None),)),
-        }
-        if call.name in special:
-            return special[call.name]()
-        return decode_body(_BY_BODY[call.name], call.body)
+            apply(run.state, call.now, call.slot, bytes(call.keys[0]), call.read_message(run.state, self._hashes))
 
 
 def describe_difference(on_chain: bytes, made: bytes) -> list[str]:
@@ -209,14 +150,3 @@ def _begin(call: ChainCall) -> Coordinator:
     where = max(call.now, 0).to_bytes(8, "little") + call.slot.to_bytes(8, "little")
     uid = sha256(bytes(call.account) + params["run_id"].encode() + where).digest()
     return Coordinator(run_id=params["run_id"], run_uid=uid, client_version=params["client_version"])
-
-
-def _complete(state: Coordinator, body: bytes) -> bytes:
-    """An update with a whole model: the further sources of weights stay if the first one stays."""
-    tag = 1 + (CONFIG.size if body[0] else 0)
-    if not body[tag]:
-        return body
-    head, rest = body[tag + 1 : tag + 1 + _HEAD_BYTES], body[tag + 1 + _HEAD_BYTES :]
-    old = encode_model(state.model)
-    spares = old[_HEAD_BYTES:] if head[_SOURCE] == old[_SOURCE] else bytes(MODEL.size - _HEAD_BYTES)
-    return body[: tag + 1] + head + spares + rest

@@ -14,6 +14,7 @@ from solders.transaction import Transaction
 
 from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.rpc.client import Rpc
+from psyche.backends.solana.rpc.http import HttpTransport
 from psyche.telemetry.kinds import Event
 
 SLOT_S: Final = 0.4
@@ -88,7 +89,7 @@ async def open_scripted(*endpoints: ScriptedEndpoint) -> AsyncGenerator[tuple[Rp
         return await by_host[request.url.host].respond(request)
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(respond), timeout=None) as http:
-        yield Rpc([one.endpoint for one in endpoints], http, sink=events), events
+        yield Rpc([one.endpoint for one in endpoints], HttpTransport(http, http), sink=events), events
 
 
 @dataclass

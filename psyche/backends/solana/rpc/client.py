@@ -14,8 +14,9 @@ from solders.pubkey import Pubkey
 from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.interface.accounts import AccountKind
 from psyche.backends.solana.rpc import replies
+from psyche.backends.solana.rpc.http import HttpTransport
 from psyche.backends.solana.rpc.replies import Blockhash, ChainAccount
-from psyche.backends.solana.rpc.transport import RequestFailed, ask_endpoint
+from psyche.backends.solana.rpc.transport import RequestFailed, Transport, ask_endpoint
 from psyche.errors import BackendError, WireError
 from psyche.telemetry import kinds
 from psyche.telemetry.sink import EventSink, NoEvents
@@ -55,22 +56,20 @@ class Rpc:
 
     Args:
         endpoints: in the order in which they are asked.
-        http: asks them.
-        sockets: opens WebSockets to them; None: `http` does.
+        transport: the way to them.
         sink: receives events.
         rng: the source of jitter.
     """
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], http: httpx2.AsyncClient, sockets: httpx2.AsyncClient | None = None, *,
-        sink: EventSink | None = None, rng: random.Random | None = None,
+        self, endpoints: Sequence[Endpoint], transport: Transport, *, sink: EventSink | None = None,
+        rng: random.Random | None = None,
     ) -> None:  # fmt: skip
         assert endpoints, "a cluster has an endpoint"
         self.endpoints = tuple(endpoints)
-        self.sockets = sockets or http
-        self._http = http
+        self.transport = transport
         self.sink = sink or NoEvents()
-        self._rng = rng or random.SystemRandom()
+        self.rng = rng or random.SystemRandom()
         self._resting: dict[Endpoint, float] = {}  # until when, on trio's clock
         self._lost: set[Endpoint] = set()
 
@@ -85,7 +84,7 @@ class Rpc:
         wait_s = FIRST_WAIT_S
         while waiting := [one for one, count in tries.items() if count < TRIES]:
             if any(tries.values()):
-                await trio.sleep(wait_s * self._rng.uniform(0.5, 1.0))
+                await trio.sleep(wait_s * self.rng.uniform(0.5, 1.0))
                 wait_s = min(wait_s * WAIT_FACTOR, MAX_WAIT_S)
             for endpoint in waiting:
                 try:
@@ -109,7 +108,7 @@ class Rpc:
                 asked_s = min(error.wait_s, MAX_WAIT_S)
                 if asked_s > wait_s and len(self.endpoints) > 1:
                     raise
-                await trio.sleep(max(asked_s, wait_s * self._rng.uniform(0.5, 1.0)))
+                await trio.sleep(max(asked_s, wait_s * self.rng.uniform(0.5, 1.0)))
                 wait_s = min(wait_s * WAIT_FACTOR, MAX_WAIT_S)
 
     async def read_one(self, endpoint: Endpoint, convert: Callable[[Any], T], method: str, *params: Any) -> T:
@@ -120,7 +119,7 @@ class Rpc:
             RpcRefused: the request is wrong.
         """
         try:
-            found = convert(await ask_endpoint(self._http, endpoint, method, params))
+            found = convert(await ask_endpoint(self.transport, endpoint, method, params))
         except WireError as error:
             raise RequestFailed(str(error), is_passing=False) from error
         self._resting.pop(endpoint, None)
@@ -238,7 +237,7 @@ async def open_rpc(endpoints: Sequence[Endpoint], *, sink: EventSink | None = No
         httpx2.AsyncClient(verify=_trust(endpoints), http2=True, timeout=None, follow_redirects=False) as http,
         httpx2.AsyncClient(verify=_trust(endpoints), http2=False, timeout=None, follow_redirects=False) as sockets,
     ):
-        yield Rpc(endpoints, http, sockets, sink=sink)
+        yield Rpc(endpoints, HttpTransport(http, sockets), sink=sink)
 
 
 def _trust(endpoints: Sequence[Endpoint]) -> ssl.SSLContext:

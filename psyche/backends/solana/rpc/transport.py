@@ -1,19 +1,17 @@
-"""One question to one endpoint: HTTP with a bounded answer, read as JSON by ourselves.
+"""One question to one endpoint: sent over a transport, its answer read as JSON by ourselves.
 
 solders has readers of answers too; they panic on errors without data, which no `except Exception` catches.
 """
 
-from contextlib import aclosing
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
 
-import httpx2
 import msgspec
 import trio
 
 from psyche.backends.solana.cluster import Endpoint
 from psyche.errors import BackendError, PsycheError
 
-MAX_REPLY_BYTES: Final = 32 << 20  # an account of 10 MiB is the largest that a chain has
 MAX_TEXT: Final = 300  # characters of an endpoint's own words
 TIMEOUT_S: Final = 2.5  # another endpoint can still answer within 5 s
 SLOW_TIMEOUT_S: Final = 60.0
@@ -22,8 +20,6 @@ _SLOW: Final = frozenset({"getProgramAccounts", "getMultipleAccounts"})
 _BEHIND: Final = frozenset({-32004, -32007, -32014, -32016})  # the endpoint has not got that far
 _FINAL: Final = frozenset({-32700, -32600, -32601, -32602, -32003, -32013, -32015})
 _PREFLIGHT: Final = -32002
-_BUSY: Final = 429
-_SERVER_ERROR: Final = 500
 
 
 class RequestFailed(PsycheError):
@@ -52,7 +48,37 @@ class RpcRefused(BackendError):
         self.data = data
 
 
-async def ask_endpoint(http: httpx2.AsyncClient, endpoint: Endpoint, method: str, params: tuple[Any, ...]) -> Any:
+class Socket(Protocol):
+    """A connection for subscriptions."""
+
+    async def send(self, message: dict[str, Any]) -> None: ...
+
+    async def receive(self) -> dict[str, Any]:
+        """Wait for the next message; how long is the transport's business.
+
+        Raises:
+            RequestFailed: it is no object of JSON.
+        """
+        ...
+
+
+class Transport(Protocol):
+    """The way to endpoints: `rpc.http.HttpTransport`, or the simulator's."""
+
+    async def post(self, endpoint: Endpoint, question: bytes) -> tuple[int, bytes]:
+        """Ask an endpoint; return the status of HTTP and the body of its answer, however long that takes.
+
+        Raises:
+            RequestFailed: there is no answer, or none that may be read.
+        """
+        ...
+
+    async def talk(self, endpoint: Endpoint, use: Callable[[Socket], Awaitable[None]]) -> str:
+        """Open a socket and use it; return why it ended."""
+        ...
+
+
+async def ask_endpoint(transport: Transport, endpoint: Endpoint, method: str, params: tuple[Any, ...]) -> Any:
     """Ask an endpoint once, and return the result.
 
     Raises:
@@ -63,51 +89,11 @@ async def ask_endpoint(http: httpx2.AsyncClient, endpoint: Endpoint, method: str
     limit_s = SLOW_TIMEOUT_S if method in _SLOW else TIMEOUT_S
     try:
         with trio.fail_after(limit_s):
-            status, raw = await _post(http, endpoint.http, question)
+            status, raw = await transport.post(endpoint, question)
     except trio.TooSlowError:
         raise RequestFailed(f"no answer within {limit_s:g} s", is_passing=False) from None
-    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        is_closed = _is_refused(error)
-        raise RequestFailed("connection refused" if is_closed else _describe(error), is_closed=is_closed) from error
     reply = await _read(raw)
     return _open(endpoint, method, status, reply)
-
-
-async def _post(http: httpx2.AsyncClient, url: str, question: bytes) -> tuple[int, bytes]:
-    # Unpacked answers only: otherwise a few bytes could become many before they are counted.
-    headers = {"content-type": "application/json", "accept-encoding": "identity"}
-    async with http.stream("POST", url, content=question, headers=headers) as response:
-        if response.status_code == _BUSY or response.status_code >= _SERVER_ERROR:
-            raise RequestFailed(f"HTTP {response.status_code}", wait_s=_read_wait(response))
-        raw = bytearray()
-        async with aclosing(response.aiter_raw()) as parts:
-            async for part in parts:
-                raw += part
-                if len(raw) > MAX_REPLY_BYTES:
-                    raise RequestFailed(f"an answer of more than {MAX_REPLY_BYTES} bytes", is_passing=False)
-        return response.status_code, bytes(raw)
-
-
-def _read_wait(response: httpx2.Response) -> float:
-    text = response.headers.get("retry-after", "")
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
-
-
-def _is_refused(error: BaseException | None) -> bool:
-    """Whether a connection was refused; the reason lies some causes deep."""
-    match error:
-        case None:
-            return False
-        case ConnectionRefusedError():
-            return True
-        case BaseExceptionGroup(exceptions=inner):
-            return any(map(_is_refused, inner))
-        case _:
-            return _is_refused(error.__cause__ or error.__context__)
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:MAX_TEXT] if str(error) else type(error).__name__
 
 
 async def _read(raw: bytes) -> Any:

@@ -1,6 +1,5 @@
 """Following an account over all endpoints at once, so that the fastest one counts and no single one is needed."""
 
-import random
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,8 +13,7 @@ from psyche.backends.solana.interface.accounts import AccountKind
 from psyche.backends.solana.member.link import Reading
 from psyche.backends.solana.rpc import replies
 from psyche.backends.solana.rpc.client import CONFIRMED, Rpc, read_genesis
-from psyche.backends.solana.rpc.transport import RequestFailed, RpcRefused
-from psyche.backends.solana.rpc.web_socket import Socket, talk
+from psyche.backends.solana.rpc.transport import RequestFailed, RpcRefused, Socket
 from psyche.errors import ChainReplaced, WireError
 from psyche.telemetry import kinds
 from psyche.wire.nursery import open_plain_nursery
@@ -57,17 +55,13 @@ class AccountWatch:
         key: the account.
         kind: what it must be; an endpoint that shows another owner or kind has failed.
         size_bytes: its size; what claims to be larger is not unpacked.
-        rng: the source of jitter.
     """
 
-    def __init__(
-        self, rpc: Rpc, key: Pubkey, kind: AccountKind, size_bytes: int, *, rng: random.Random | None = None
-    ) -> None:
+    def __init__(self, rpc: Rpc, key: Pubkey, kind: AccountKind, size_bytes: int) -> None:
         self._rpc = rpc
         self._key = key
         self._kind = kind
         self._size_bytes = size_bytes
-        self._rng = rng or random.SystemRandom()
         self._feeds = [_Feed(endpoint) for endpoint in rpc.endpoints]
         self._arrived = trio.Event()
         self._genesis = ""
@@ -119,12 +113,12 @@ class AccountWatch:
                 self._take(feed, await socket.receive())
 
         while True:
-            reason = await talk(self._rpc.sockets, feed.endpoint, follow)
+            reason = await self._rpc.transport.talk(feed.endpoint, follow)
             if not feed.is_told and not feed.is_live:
                 self._rpc.sink.emit(kinds.WatchRefused(message=self._explain_polling(feed.endpoint, reason)))
             feed.is_told = True
             feed.turn(live=False)
-            pause_s = wait_s * self._rng.uniform(0.5, 1.0)
+            pause_s = wait_s * self._rpc.rng.uniform(0.5, 1.0)
             self._rpc.sink.emit(
                 kinds.WatchLost(endpoint=feed.endpoint.name, reason=reason, again_in_s=round(pause_s, 3))
             )

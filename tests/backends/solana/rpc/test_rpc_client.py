@@ -16,7 +16,8 @@ from solders.pubkey import Pubkey
 
 from psyche.backends.solana.rpc import replies
 from psyche.backends.solana.rpc.client import NoEndpoint
-from psyche.backends.solana.rpc.transport import MAX_REPLY_BYTES, RpcRefused
+from psyche.backends.solana.rpc.http import MAX_REPLY_BYTES
+from psyche.backends.solana.rpc.transport import RpcRefused
 from psyche.errors import PsycheError, WireError
 from psyche.telemetry import kinds
 

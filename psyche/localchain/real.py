@@ -15,7 +15,7 @@ import trio
 
 from psyche.backends.solana.interface.files import NAMES, find_file
 from psyche.errors import BackendError, ConfigError
-from psyche.localchain.web import bind_pair
+from psyche.localchain.rpc.web import bind_pair
 
 VALIDATOR: Final = "solana-test-validator"
 SURFPOOL: Final = "surfpool"

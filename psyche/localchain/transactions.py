@@ -14,7 +14,7 @@ from solders.transaction import Legacy, VersionedTransaction
 from solders.transaction_metadata import TransactionMetadata
 
 from psyche.backends.solana.amounts import LAMPORTS_PER_SIGNATURE
-from psyche.localchain.errors import InvalidParams
+from psyche.localchain.rpc.errors import InvalidParams
 
 TRANSACTION_BYTES: Final = 1_232  # what a packet of the chain's network has room for
 _ENCODED_BYTES: Final = {"base64": 1_644, "base58": 1_683}

@@ -21,7 +21,7 @@ from psyche.backends.solana.rpc.run_link import open_link
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.core.state.state import Checkpoint, CheckpointKind, Config
 from psyche.localchain.chain import LocalChain, open_local_chain
-from psyche.localchain.web import bind_pair, serve_app
+from psyche.localchain.rpc.web import bind_pair, serve_app
 from psyche.network.memory.node import MemoryHub
 from psyche.telemetry import kinds
 from psyche.telemetry.events import read_event

@@ -12,11 +12,11 @@ from solders.transaction import VersionedTransaction
 from psyche.backends.solana.cluster import Endpoint
 from psyche.localchain.bank import FAUCET_LAMPORTS, SYSTEM, Bank, CompleteSlot, begin_chain
 from psyche.localchain.chain import LocalChain
-from psyche.localchain.hub import SubscriptionHub
 from psyche.localchain.machine import VirtualMachine
-from psyche.localchain.methods import make_methods
 from psyche.localchain.programs import load_programs
-from psyche.localchain.web import bind_pair, make_http_app, make_socket_app, serve_app
+from psyche.localchain.rpc import make_methods
+from psyche.localchain.rpc.hub import SubscriptionHub
+from psyche.localchain.rpc.web import bind_pair, make_http_app, make_socket_app, serve_app
 
 BUSY = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n"
 CUT_BYTES = 700  # of an answer, then the connection is gone: in the midst of a frame

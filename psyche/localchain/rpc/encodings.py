@@ -9,9 +9,9 @@ import zstandard
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from psyche.localchain.errors import INTERNAL_ERROR, INVALID_REQUEST, CallError, InvalidParams
-from psyche.localchain.params import Options
-from psyche.localchain.parsed.accounts import Read, parse_account
+from psyche.localchain.rpc.errors import INTERNAL_ERROR, INVALID_REQUEST, CallError, InvalidParams
+from psyche.localchain.rpc.params import Options
+from psyche.localchain.rpc.parsed_accounts import Read, parse_account
 
 BASE58_BYTES: Final = 128
 MAX_REPLY_BYTES: Final = 64 << 20  # of account data in one reply

@@ -11,13 +11,20 @@ from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
 from psyche.localchain.bank import Bank
-from psyche.localchain.calls import Method
-from psyche.localchain.encodings import check_reply_bytes
-from psyche.localchain.errors import CLEANED_UP, NO_BLOCK, SKIPPED_SLOT, UNSUPPORTED_VERSION, CallError, InvalidParams
 from psyche.localchain.history import LandedBlock, LandedTransaction, Landing
-from psyche.localchain.methods.context import check_context, wrap
-from psyche.localchain.params import COMMITMENTS, Options, Params, check_signature
-from psyche.localchain.parsed.instructions import parse_instruction
+from psyche.localchain.rpc.calls import Method
+from psyche.localchain.rpc.context import check_context, wrap
+from psyche.localchain.rpc.encodings import check_reply_bytes
+from psyche.localchain.rpc.errors import (
+    CLEANED_UP,
+    NO_BLOCK,
+    SKIPPED_SLOT,
+    UNSUPPORTED_VERSION,
+    CallError,
+    InvalidParams,
+)
+from psyche.localchain.rpc.params import COMMITMENTS, Options, Params, check_signature
+from psyche.localchain.rpc.parsed_instructions import parse_instruction
 from psyche.localchain.transactions import describe_instruction, find_writable, get_version, take_message
 
 MAX_STATUSES: Final = 256

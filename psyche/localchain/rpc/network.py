@@ -4,10 +4,10 @@ from functools import partial
 from typing import Any, Final
 
 from psyche.localchain.bank import Bank
-from psyche.localchain.calls import Method
-from psyche.localchain.errors import InvalidParams
-from psyche.localchain.methods.context import API_VERSION, check_context, wrap
-from psyche.localchain.params import Params, check_keys
+from psyche.localchain.rpc.calls import Method
+from psyche.localchain.rpc.context import API_VERSION, check_context, wrap
+from psyche.localchain.rpc.errors import InvalidParams
+from psyche.localchain.rpc.params import Params, check_keys
 
 IDENTITY: Final = "PsycheLoca1Chain111111111111111111111111111"
 MAX_LEADERS: Final = 5_000

@@ -3,8 +3,8 @@
 from typing import Any, Final
 
 from psyche.localchain.bank import Bank
-from psyche.localchain.errors import BEHIND, CallError
-from psyche.localchain.params import Options
+from psyche.localchain.rpc.errors import BEHIND, CallError
+from psyche.localchain.rpc.params import Options
 
 API_VERSION: Final = "3.0.0"  # of the servers whose calls these are
 

@@ -13,8 +13,8 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState, LifespanState
 from hypercorn.utils import wrap_app
 
-from psyche.localchain.calls import MAX_REQUEST_BYTES, Method, answer_body
-from psyche.localchain.hub import SubscriptionHub
+from psyche.localchain.rpc.calls import MAX_REQUEST_BYTES, Method, answer_body
+from psyche.localchain.rpc.hub import SubscriptionHub
 from psyche.wire.nursery import open_plain_nursery
 
 MAX_CONNECTIONS: Final = 512

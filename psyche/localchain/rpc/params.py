@@ -6,7 +6,7 @@ from typing import Any, Final
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
-from psyche.localchain.errors import InvalidParams
+from psyche.localchain.rpc.errors import InvalidParams
 
 MAX_INTEGER: Final = (1 << 64) - 1
 COMMITMENTS: Final = ("processed", "confirmed", "finalized")

@@ -9,20 +9,20 @@ from solders.message import Message, MessageV0, from_bytes_versioned
 from solders.transaction import VersionedTransaction
 
 from psyche.localchain.bank import Bank
-from psyche.localchain.calls import Method
-from psyche.localchain.encodings import Form, check_reply_size, describe_account
-from psyche.localchain.errors import (
+from psyche.localchain.machine import Execution
+from psyche.localchain.rpc.blocks import describe_hash
+from psyche.localchain.rpc.calls import Method
+from psyche.localchain.rpc.context import check_context, wrap
+from psyche.localchain.rpc.encodings import Form, check_reply_size, describe_account
+from psyche.localchain.rpc.errors import (
     PREFLIGHT_FAILED,
     SIGNATURE_FAILED,
     CallError,
     InvalidParams,
     describe_transaction_error,
 )
-from psyche.localchain.machine import Execution
-from psyche.localchain.methods.blocks import describe_hash
-from psyche.localchain.methods.context import check_context, wrap
-from psyche.localchain.methods.landed import parse_inner
-from psyche.localchain.params import COMMITMENTS, Options, Params
+from psyche.localchain.rpc.landed import parse_inner
+from psyche.localchain.rpc.params import COMMITMENTS, Options, Params
 from psyche.localchain.transactions import (
     compute_fee,
     decode_text,

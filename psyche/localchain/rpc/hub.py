@@ -10,11 +10,11 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from psyche.localchain.bank import Bank, CompleteSlot
-from psyche.localchain.calls import Method
-from psyche.localchain.encodings import CLOSED, AccountFilter, Form, accept_all, describe_account, read_filters
-from psyche.localchain.errors import CallError, InvalidParams
-from psyche.localchain.methods.landed import describe_logs, names_any
-from psyche.localchain.params import COMMITMENTS, Params, check_key
+from psyche.localchain.rpc.calls import Method
+from psyche.localchain.rpc.encodings import CLOSED, AccountFilter, Form, accept_all, describe_account, read_filters
+from psyche.localchain.rpc.errors import CallError, InvalidParams
+from psyche.localchain.rpc.landed import describe_logs, names_any
+from psyche.localchain.rpc.params import COMMITMENTS, Params, check_key
 
 MAX_SUBSCRIPTIONS: Final = 100  # of one connection
 _TOO_LONG: Final = "error: data too large for bs58 encoding"

@@ -6,14 +6,14 @@ from typing import Any, Final
 
 import msgspec
 
-from psyche.localchain.errors import (
+from psyche.localchain.rpc.errors import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
     PARSE_ERROR,
     UNKNOWN_METHOD,
     CallError,
 )
-from psyche.localchain.params import Params
+from psyche.localchain.rpc.params import Params
 
 MAX_REQUEST_BYTES: Final = 50 << 10
 MAX_BATCH: Final = 100

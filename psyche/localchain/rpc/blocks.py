@@ -7,11 +7,11 @@ from solders.hash import Hash, ParseHashError
 
 from psyche import __version__
 from psyche.localchain.bank import Bank
-from psyche.localchain.calls import Method
-from psyche.localchain.errors import InvalidParams
-from psyche.localchain.methods.context import API_VERSION, check_context, wrap
-from psyche.localchain.methods.landed import find_block
-from psyche.localchain.params import Params, check_keys
+from psyche.localchain.rpc.calls import Method
+from psyche.localchain.rpc.context import API_VERSION, check_context, wrap
+from psyche.localchain.rpc.errors import InvalidParams
+from psyche.localchain.rpc.landed import find_block
+from psyche.localchain.rpc.params import Params, check_keys
 
 SLOTS_IN_EPOCH: Final = 432_000
 MAX_LOCKED_ACCOUNTS: Final = 128

@@ -4,8 +4,9 @@ from functools import partial
 from typing import Any, Final
 
 from psyche.localchain.bank import Bank
-from psyche.localchain.calls import Method
-from psyche.localchain.encodings import (
+from psyche.localchain.rpc.calls import Method
+from psyche.localchain.rpc.context import check_context, wrap
+from psyche.localchain.rpc.encodings import (
     Form,
     accept_all,
     check_reply_size,
@@ -13,9 +14,8 @@ from psyche.localchain.encodings import (
     describe_listed,
     read_filters,
 )
-from psyche.localchain.errors import INTERNAL_ERROR, CallError
-from psyche.localchain.methods.context import check_context, wrap
-from psyche.localchain.params import Params, check_keys
+from psyche.localchain.rpc.errors import INTERNAL_ERROR, CallError
+from psyche.localchain.rpc.params import Params, check_keys
 
 MAX_KEYS: Final = 100
 MAX_ACCOUNT_BYTES: Final = 10 << 20

@@ -4,11 +4,11 @@ from functools import partial
 from typing import Any, Final
 
 from psyche.localchain.bank import Bank
-from psyche.localchain.calls import Method
-from psyche.localchain.encodings import Form, describe_listed
-from psyche.localchain.errors import InvalidParams
-from psyche.localchain.methods.context import check_context, wrap
-from psyche.localchain.params import Params, check_key
+from psyche.localchain.rpc.calls import Method
+from psyche.localchain.rpc.context import check_context, wrap
+from psyche.localchain.rpc.encodings import Form, describe_listed
+from psyche.localchain.rpc.errors import InvalidParams
+from psyche.localchain.rpc.params import Params, check_key
 from psyche.localchain.tokens import PROGRAMS, Holding, describe_amount, find_mint, read_holding
 
 LARGEST: Final = 20

@@ -10,7 +10,7 @@ from solders.token.state import TokenAccount
 
 from psyche.backends.solana.programs.loader import UPGRADEABLE
 from psyche.errors import WireError
-from psyche.localchain.parsed.layouts import read_fields
+from psyche.localchain.rpc.parsed_instructions import read_fields
 from psyche.localchain.tokens import (
     ACCOUNT_BYTES,
     MINT_BYTES,

@@ -4,16 +4,16 @@ A program's entry has the first bytes of an instruction in hex, then its name an
 `*` is before the authority: several that sign for it may follow. `?` is behind what may be missing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import base58
 from solders.pubkey import Pubkey
 
+from psyche.backends.solana.interface.borsh import BorshForm, BorshReader, KeyForm, NumberForm, OptionForm
 from psyche.backends.solana.programs.loader import UPGRADEABLE
 from psyche.errors import WireError
-from psyche.localchain.parsed.layouts import read_fields
-from psyche.localchain.tokens import TOKEN, TOKEN_2022
+from psyche.localchain.tokens import TOKEN, TOKEN_2022, describe_amount
 
 _MEMO: Final = {
     "MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLGmfcHr",
@@ -105,3 +105,37 @@ def _tell(words: list[str], accounts: Sequence[str], body: bytes) -> dict[str, A
         info["signers"] = list(accounts[len(names) :])
     info |= dict(word.split("=") for word in words if "=" in word)
     return {"type": words[0], "info": info | read_fields((word for word in words if ":" in word), body)}
+
+
+# --- fields, described by words such as `lamports:u64 owner:key` --------------------------------------------------
+
+_FORMS: Final[dict[str, BorshForm]] = {
+    "u8": NumberForm(1), "u32": NumberForm(4), "u64": NumberForm(8), "i64": NumberForm(8, signed=True),
+    "key": KeyForm(), "key?": OptionForm(KeyForm()),
+}  # fmt: skip
+
+
+def read_fields(words: Iterable[str], raw: bytes) -> dict[str, Any]:
+    """Read the fields that words name; one whose name ends with `?` is left out if it is not set.
+
+    Raises:
+        WireError: the bytes have other fields.
+    """
+    reader, found = BorshReader(raw), dict[str, Any]()
+    for word in words:
+        name, _, kind = word.partition(":")
+        value = _read(kind, reader, name)
+        if value is not None or not name.endswith("?"):
+            found[name.removesuffix("?")] = value
+    return found
+
+
+def _read(kind: str, reader: BorshReader, name: str) -> Any:
+    if kind == "amount":
+        return str(reader.take_number(8, name))
+    if kind == "tokens":
+        return describe_amount(reader.take_number(8, name), reader.take_number(1, name))
+    if kind == "text":
+        return reader.take(reader.take_number(8, name), name).decode(errors="replace")
+    value = _FORMS[kind].read(reader, name)
+    return str(value) if isinstance(value, Pubkey) else value

@@ -1,1 +1,0 @@
-"""Accounts and instructions in the words of their programs, for callers that ask for `jsonParsed`."""

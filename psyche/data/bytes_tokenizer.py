@@ -35,11 +35,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def get_tokenizer_files(tokenizer: Path | None, scratch: Path) -> list[Path]:
-    """Return the tokenizer's files: those of a folder, one file, or the byte tokenizer written into `scratch`.
-
-    Raises:
-        ConfigError: there is no tokenizer at that path, or its file name is not one of a run's model files (S9).
-    """
+    """Return the tokenizer's files: those of a folder, one file, or the byte tokenizer written into `scratch`."""
     if tokenizer is None:
         write_tokenizer(scratch)
         return sorted(scratch.iterdir())

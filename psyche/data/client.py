@@ -37,16 +37,7 @@ class RemoteData:
     It makes one fetch at a time. Each piece of a batch is tried 7 times with pauses of 0.25 to 8 s, so `get` gives up
     on an absent server after pauses of 16 s in total, plus the time-outs of the tries: 10 s to connect, 30 s for a
     reply (longer while it arrives at the least rate, K7). The caller's cancel scope may end it earlier.
-
-    Args:
-        address: "host:port".
-        identity: the client's p2p key, to which the record assigns samples.
-        sequence_length: token ids per row; the server must use the same length.
-        vocab_size: every id must be below it; None: not checked.
-        expected_server: the server's 32-byte public key; None: the key of the first server that answers.
-
-    Raises:
-        DataError: the address is malformed.
+    `expected_server` is the server's public key; None: the key of the first server that answers.
     """
 
     def __init__(
@@ -71,14 +62,6 @@ class RemoteData:
         self._lock = trio.Lock()
 
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
-        """Fetch the rows `start` to `end`, both included, as u32 little-endian ids.
-
-        `epoch` and `height` name the round; the server checks that it has assigned these samples in it.
-
-        Raises:
-            UnusableDataError: a token id is not below `vocab_size`.
-            DataError: the server refuses, cannot be reached, or sends something else.
-        """
         if not 0 <= start <= end or end - start >= MAX_ROWS:
             raise DataError(f"samples {start} to {end}: the range must ascend from 0 or above, {MAX_ROWS} at most")
         piece = max(1, MAX_ROWS_BYTES // (4 * self.sequence_length))
@@ -90,7 +73,6 @@ class RemoteData:
         return b"".join(pieces)
 
     async def aclose(self) -> None:
-        """Close the connection."""
         frames, self._frames = self._frames, None
         if frames is not None:
             await frames.aclose()
@@ -156,7 +138,6 @@ class RemoteData:
             )
 
     def _check_rows(self, reply: Rows) -> bytes:
-        """Convert the ids to u32 and check that each is below `vocab_size`."""
         import numpy as np
 
         ids = np.frombuffer(reply.ids, dtype=f"<u{reply.token_size_bytes}").astype("<u4")

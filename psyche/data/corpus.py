@@ -33,11 +33,7 @@ class DemoCorpus:
 
 
 def find_library_sources() -> list[Path]:
-    """Find the .py files of the standard library, sorted by path.
-
-    Raises:
-        DataError: this Python has no source files (it runs from an archive).
-    """
+    """Find the .py files of the standard library, sorted by path."""
     root = Path(sysconfig.get_path("stdlib"))
     found = [path for path in root.rglob("*.py") if not LEFT_OUT.intersection(path.relative_to(root).parts)]
     if not found:
@@ -52,13 +48,7 @@ def build_demo_corpus(
 ) -> DemoCorpus:
     """Write `train/corpus.bin` and `held-out/corpus.bin` below `out_dir`; reuse those of an earlier call.
 
-    Args:
-        out_dir: created if it is missing.
-        held_out_bytes: length of the end of the text that is kept out of training.
-        progress: called with (bytes done, total bytes).
-
-    Raises:
-        DataError: there are no sources, or they are shorter than `held_out_bytes`.
+    `progress` is called with (bytes done, total bytes).
     """
     wanted = {"version": VERSION, "python": sys.version, "held_out_bytes": held_out_bytes}
     if (former := _find_former(out_dir, wanted)) is not None:

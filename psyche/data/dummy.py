@@ -7,12 +7,7 @@ from psyche.data.local import count_rows
 
 
 class DummyData:
-    """Endless rows of zeros or, with a vocabulary, of pseudorandom ids computed from the index.
-
-    Args:
-        sequence_length: token ids per row.
-        vocab_size: every id is below it; None gives zeros.
-    """
+    """Endless rows of zeros or, with a vocabulary, of pseudorandom ids computed from the index."""
 
     num_sequences = 1 << 62
 
@@ -22,11 +17,6 @@ class DummyData:
         self.token_size_bytes = 4
 
     def samples(self, start: int, end: int) -> NDArray[np.uint32]:
-        """The rows `start` to `end`, both included: uint32 [rows, sequence_length].
-
-        Raises:
-            DataError: the bounds are out of range.
-        """
         rows = count_rows(start, end, self.sequence_length)
         if self.vocab_size is None:
             return np.zeros((rows, self.sequence_length), dtype=np.uint32)

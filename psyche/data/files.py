@@ -32,11 +32,7 @@ class TokenFile:
     tokens: int
 
     def map(self) -> TokenArray:
-        """Memory-map the ids: uint16 or uint32 [tokens].
-
-        Raises:
-            DataError: the file cannot be read, or its size has changed.
-        """
+        """Memory-map the ids: uint16 or uint32 [tokens]."""
         try:
             if self.path.stat().st_size != self.offset + self.tokens * self.token_size_bytes:
                 raise DataError(f"{self.path}: its size has changed since it was opened; restart the process")
@@ -47,11 +43,7 @@ class TokenFile:
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
-    """List the token files that `paths` name; the files of a folder are sorted by name, alike on every machine.
-
-    Raises:
-        DataError: a path does not exist, or a folder contains no token file.
-    """
+    """List the token files that `paths` name; the files of a folder are sorted by name, alike on every machine."""
     files: list[Path] = []
     for path in paths:
         if not path.exists():
@@ -69,16 +61,9 @@ def find_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def open_token_file(path: Path, token_size_bytes: int, vocab_size: int | None = None) -> TokenFile:
-    """Open a token file and check its header, size and sidecar.
+    """Open a token file and check its header, size and sidecar, whose vocabulary must not be larger than `vocab_size`.
 
-    Args:
-        path: a .bin, .ds or .npy file.
-        token_size_bytes: 2 or 4.
-        vocab_size: the sidecar's vocabulary must not be larger; None: not checked.
-
-    Raises:
-        UnusableDataError: it was written for a larger vocabulary.
-        DataError: the file cannot be used; the message names the file and the reason.
+    Raises UnusableDataError if it was written for a larger vocabulary.
     """
     if token_size_bytes not in _DTYPES:
         raise DataError(f"{path}: token size is {token_size_bytes} bytes, must be 2 or 4")
@@ -90,11 +75,7 @@ def open_token_file(path: Path, token_size_bytes: int, vocab_size: int | None = 
 
 
 def find_token_size(path: Path, vocab_size: int | None) -> int:
-    """Find the token size in bytes, 2 or 4, from the first file's sidecar or header, or else from the vocabulary.
-
-    Raises:
-        DataError: there is no token file.
-    """
+    """Find the token size in bytes, 2 or 4, from the first file's sidecar or header, or else from the vocabulary."""
     first = find_files([path])[0]
     sidecar = read_sidecar(first)
     if sidecar is not None and sidecar.get("token_size_bytes") in _DTYPES:
@@ -105,7 +86,6 @@ def find_token_size(path: Path, vocab_size: int | None) -> int:
 
 
 def compute_token_size(vocab_size: int) -> int:
-    """The least size in bytes, 2 or 4, of the token ids of a vocabulary."""
     return 2 if vocab_size <= MAX_TWO_BYTE_VOCAB else 4
 
 
@@ -115,11 +95,7 @@ def get_sidecar_path(path: Path) -> Path:
 
 
 def read_sidecar(path: Path) -> dict[str, Any] | None:
-    """Read the sidecar of a token file; None if there is none, or the file is not in our format.
-
-    Raises:
-        DataError: the file cannot be read or is not JSON.
-    """
+    """Read the sidecar of a token file; None if there is none, or the file is not in our format."""
     sidecar = get_sidecar_path(path)
     try:
         content = json.loads(read_file(sidecar, MAX_SIDECAR_BYTES))

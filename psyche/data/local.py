@@ -30,17 +30,8 @@ _log = structlog.get_logger("psyche.data")
 class TokenRows:
     """The rows of token files, in order or shuffled; row i of pass p over the data has index i + p * num_sequences.
 
-    After the last row the data starts over, in a new order if it is shuffled. Reading is thread-safe.
-
-    Args:
-        paths: files, or folders whose token files are taken in the order of their names.
-        token_size_bytes: 2 or 4.
-        sequence_length: token ids per row.
-        shuffle_seed: 32 bytes; None keeps the order of the files.
-        vocab_size: every id must be below it; None: not checked.
-
-    Raises:
-        DataError: a file cannot be used, or no file holds a whole row.
+    After the last row the data starts over, in a new order if it is shuffled (`shuffle_seed`, 32 bytes). Reading is
+    thread-safe. Folders stand for their token files, in the order of their names.
     """
 
     def __init__(
@@ -70,12 +61,6 @@ class TokenRows:
         self._newest_pass = 0
 
     def samples(self, start: int, end: int) -> NDArray[np.uint32]:
-        """The rows `start` to `end`, both included: uint32 [rows, sequence_length].
-
-        Raises:
-            DataError: the bounds are out of range, or a file has changed.
-            UnusableDataError: a token id is not below `vocab_size`.
-        """
         rows = count_rows(start, end, self.sequence_length)
         places = self._find_places(np.arange(start, end + 1, dtype=np.int64))
         numbers = np.searchsorted(self._ends, places, side="right")
@@ -132,11 +117,7 @@ class TokenRows:
             return self._maps[number]
 
     def check_vocabulary(self) -> None:
-        """Check ids of all files before anybody trains on them, at most 256 MiB (`find_foreign_token`).
-
-        Raises:
-            UnusableDataError: one of them is not below `vocab_size`.
-        """
+        """Check ids of all files before anybody trains on them, at most 256 MiB (`find_foreign_token`)."""
         if self.vocab_size is None:
             return
         found = find_foreign_token(self.files, self.vocab_size)
@@ -153,11 +134,7 @@ class TokenRows:
 
 
 def count_rows(start: int, end: int, sequence_length: int) -> int:
-    """Count the rows `start` to `end`, both included, before memory is allocated for them.
-
-    Raises:
-        DataError: the bounds are out of range, or the rows are too many for one request.
-    """
+    """Count the rows `start` to `end`, both included, before memory is allocated for them."""
     if not 0 <= start <= end < MAX_INDEX:
         raise DataError(f"samples {start} to {end}: the range must ascend and lie between 0 and {MAX_INDEX - 1}")
     rows = end - start + 1

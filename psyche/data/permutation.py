@@ -23,16 +23,7 @@ U64Array = NDArray[np.uint64]
 
 
 class Permutation:
-    """A permutation of 0 to n-1, the same on every machine for the same seed and pass.
-
-    Args:
-        n: number of items, 1 to 2^62.
-        seed: any bytes; the same seed gives the same order.
-        pass_number: number of the pass over the data; each pass has its own order.
-
-    Raises:
-        ValueError: `n` is out of range.
-    """
+    """A permutation of 0 to n-1 (n at most 2^62), the same on every machine for the same seed and pass."""
 
     def __init__(self, n: int, seed: bytes, pass_number: int) -> None:
         if not 1 <= n <= MAX_ITEMS:

@@ -30,8 +30,6 @@ class SampleSource(Protocol):
 
 
 class DataProvider(Protocol):
-    """A provider of samples for a client."""
-
     sequence_length: int
 
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
@@ -44,14 +42,10 @@ class DataProvider(Protocol):
         """
         ...
 
-    async def aclose(self) -> None:
-        """Close files and connections."""
-        ...
+    async def aclose(self) -> None: ...
 
 
 class LocalProvider:
-    """A provider that reads a source on this machine, in a thread."""
-
     def __init__(self, source: SampleSource) -> None:
         self.source = source
         self.sequence_length = source.sequence_length
@@ -61,7 +55,6 @@ class LocalProvider:
         return await trio.to_thread.run_sync(self._read, start, end)
 
     async def aclose(self) -> None:
-        """Do nothing: memory maps are closed with the object."""
         await trio.lowlevel.checkpoint()
 
     def _read(self, start: int, end: int) -> bytes:
@@ -72,32 +65,19 @@ class LocalFiles(Protocol):
     """The settings of a data.toml for local files (loaded by `psyche.config`)."""
 
     @property
-    def folder(self) -> Path:
-        """The folder of the files."""
-        ...
+    def folder(self) -> Path: ...
 
     @property
-    def token_size_bytes(self) -> int:
-        """The bytes of one token id: 2 or 4."""
-        ...
+    def token_size_bytes(self) -> int: ...
 
     @property
-    def sequence_length(self) -> int:
-        """The token ids per row."""
-        ...
+    def sequence_length(self) -> int: ...
 
     @property
-    def shuffle_seed(self) -> bytes | None:
-        """The seed of the shuffle, 32 bytes; None: not shuffled."""
-        ...
+    def shuffle_seed(self) -> bytes | None: ...
 
 
 def open_files(files: LocalFiles, vocab_size: int | None) -> "TokenRows":
-    """Open local files as a data.toml describes them, for a client or a data server.
-
-    Raises:
-        DataError: the files cannot be used.
-    """
     from psyche.data.local import TokenRows
 
     return TokenRows([files.folder], files.token_size_bytes, files.sequence_length, files.shuffle_seed, vocab_size)
@@ -106,14 +86,7 @@ def open_files(files: LocalFiles, vocab_size: int | None) -> "TokenRows":
 def open_local(
     location: DataLocation, files: LocalFiles | None, folder: Path, sequence_length: int, vocab_size: int | None
 ) -> "TokenRows":
-    """Open the files of a Local location; without a data.toml, rows are not shuffled, the files give the token size.
-
-    Args:
-        location, files, folder, sequence_length, vocab_size: as for `open_provider`.
-
-    Raises:
-        DataError: the files cannot be used.
-    """
+    """Open the files of a Local location; without a data.toml, rows are not shuffled, the files give the token size."""
     from psyche.data.files import find_token_size
     from psyche.data.local import TokenRows
 
@@ -140,17 +113,8 @@ def open_provider(
 ) -> DataProvider:
     """Open the provider for a run's `data_location`.
 
-    Args:
-        location: the location on record.
-        sequence_length: the model's `max_seq_len`.
-        vocab_size: every id must be below it; None: not checked.
-        folder: the folder at which relative local paths start.
-        identity: the client's p2p key, by which a data server identifies it.
-        files: the data.toml of a Local location, if it names one.
-        expected_server: the data server's public key, the same as the coordinator server's; None: any.
-
-    Raises:
-        DataError: the data cannot be used, or this kind of location is not supported yet.
+    `folder` is where relative local paths start; `files` is the data.toml of a Local location, if it names one.
+    `expected_server` is the data server's public key, the same as the coordinator server's; None: any.
     """
     match location.kind:
         case DataLocationKind.DUMMY:

@@ -35,16 +35,11 @@ class RecordSpan:
 
 
 def has_records(path: Path) -> bool:
-    """Whether the file's name says that it holds records."""
     return path.suffix.lower() in (*JSON_LINES, *PARQUET)
 
 
 def read_documents(path: Path, field: str) -> Iterator[bytes]:
-    """Read the documents of a file of records, as UTF-8 text.
-
-    Raises:
-        DataError: the file cannot be read, a record has no such field, or the field is not text.
-    """
+    """Read the documents of a file of records, as UTF-8 text."""
     read = _read_parquet if path.suffix.lower() in PARQUET else _read_json_lines
     return (document.encode("utf-8", errors="replace") for document in read(path, field) if document)
 
@@ -72,11 +67,7 @@ def split_records(span: RecordSpan, size_bytes: int) -> tuple[RecordSpan, Record
 
 
 def read_span(span: RecordSpan) -> Iterator[bytes]:
-    """Read the span's documents.
-
-    Raises:
-        DataError: the file cannot be read, or has changed since it was measured.
-    """
+    """Read the span's documents."""
     count = size_bytes = 0
     for number, document in enumerate(read_documents(span.path, span.field)):
         if number >= span.first + span.count:

@@ -14,12 +14,7 @@ PART_BYTES: Final = 64 << 10  # 512 connections hold at most 32 MiB of rows
 
 
 class RowsReply:
-    """The frame that answers a request whose rows fit into one frame.
-
-    Args:
-        source: the samples; `read_first` and `read` block on it.
-        request: the requested rows; the source must have them.
-    """
+    """The frame that answers a request whose rows fit into one frame."""
 
     def __init__(self, source: SampleSource, request: FetchRequest) -> None:
         self._source = source
@@ -32,15 +27,10 @@ class RowsReply:
         self.size_bytes = len(self._head) + self._ids_bytes
 
     def read_first(self) -> bytes:
-        """Read the first part of the frame: the head and the first ids.
-
-        Raises:
-            DataError, OSError, ValueError, MemoryError: raised by the source.
-        """
+        """Read the first part of the frame: the head and the first ids."""
         return self._head + self._read_ids(0)
 
     def read(self, offset_bytes: int) -> bytes:
-        """Read the part of the frame that starts at an offset after the head; raises as `read_first`."""
         return self._read_ids(offset_bytes - len(self._head))
 
     def _read_ids(self, offset_bytes: int) -> bytes:

@@ -22,7 +22,6 @@ class ForeignToken:
     token: int
 
     def describe(self, vocab_size: int) -> str:
-        """What is wrong, and what to do."""
         return (
             f"{self.file.path}: token {self.token} at position {self.position} is not below the vocabulary's size "
             f"{vocab_size}; tokenize with the model's tokenizer, or set the right token size"
@@ -35,9 +34,6 @@ def find_foreign_token(
     """Find an id that is not below `vocab_size`; None if there is none in what was scanned; blocks on the disk.
 
     Files of more than `max_bytes` together are scanned in places that lie evenly over all of them.
-
-    Raises:
-        DataError: a file cannot be read.
     """
     share = min(1.0, max_bytes / max(1, sum(file.tokens * file.token_size_bytes for file in files)))
     for file in files:

@@ -49,8 +49,6 @@ _log = structlog.get_logger("psyche.data.server")
 
 @dataclass(slots=True)
 class DataServerStatistics:
-    """Counters since the start of the server."""
-
     connections: int = 0
     bytes_sent: int = 0
 
@@ -66,20 +64,13 @@ class _Assignments:
 
 
 class PortStatus(Protocol):
-    """The part of trio's `TaskStatus` that `DataServer.serve` uses."""
-
-    def started(self, value: int, /) -> None:
-        """Report that the server listens on port `value`."""
-        ...
+    def started(self, value: int, /) -> None: ...
 
 
 class DataServer:
-    """Serves the samples of a source to the clients of one run.
+    """Serves the samples of a source to the clients of one run, with the same key as the coordinator server's.
 
-    Args:
-        source: the samples, read in threads.
-        identity: the server's key, the same as the coordinator server's.
-        max_strangers: limit for connections of non-members; a further one closes the oldest.
+    At most `max_strangers` connections of non-members are open; a further one closes the oldest.
     """
 
     def __init__(self, source: SampleSource, identity: Identity, *, max_strangers: int = MAX_STRANGERS) -> None:
@@ -97,7 +88,6 @@ class DataServer:
         self._reads = trio.CapacityLimiter(MAX_READS)
 
     def limit(self, places: int) -> None:
-        """Keep at most this many connections open."""
         self._places.most = places
 
     def set_assignments(
@@ -174,11 +164,7 @@ class DataServer:
         return None
 
     async def _send_rows(self, frames: FrameStream, request: FetchRequest) -> Refused | None:
-        """Send the rows part by part (K7); return a refusal if they cannot be read.
-
-        Raises:
-            DataError: a later part cannot be read, so the reply breaks off.
-        """
+        """Send the rows part by part (K7); return a refusal if they cannot be read."""
         reply = RowsReply(self._source, request)
 
         async def read(offset_bytes: int) -> bytes:

@@ -57,14 +57,8 @@ Span = TextSpan | RecordSpan
 def find_texts(inputs: Sequence[Path], suffixes: Sequence[str] = ()) -> list[Path]:
     """Find the text files that `inputs` name; folders are searched recursively, sorted by path.
 
-    Args:
-        inputs: files and folders.
-        suffixes: in folders, take only files with these suffixes (".py", ".txt"); empty: all files that look like
-            text, and files of records. Hidden files, keys and other binary files are left out, because all clients
-            will see the data.
-
-    Raises:
-        DataError: an input does not exist or is binary, or no file is found.
+    In folders, `suffixes` takes only files with these; empty: all files that look like text, and files of records.
+    Hidden files, keys and other binary files are left out, because all clients will see the data.
     """
     found: list[Path] = []
     for path in inputs:
@@ -100,11 +94,7 @@ def _check_text(path: Path) -> None:
 
 
 def describe_binary(path: Path) -> str | None:
-    """What a binary file is, and what to do with it; None for text.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """What a binary file is, and what to do with it; None for text."""
     try:
         with path.open("rb") as file:
             start = file.read(_PROBED_BYTES)
@@ -121,9 +111,6 @@ def split_texts(
 
     No UTF-8 character is split, and no record: the part held out is smaller by at most one record. Files of records
     are read once to measure them; `measuring` is called with (bytes done, about how many there are) of each.
-
-    Raises:
-        DataError: a file cannot be read, all are empty, or the first part is.
     """
     whole = [_measure(path, field, measuring) for path in texts]
     size_bytes = sum(span.size_bytes for span in whole)
@@ -160,11 +147,7 @@ def _split_text(span: TextSpan, size_bytes: int) -> tuple[TextSpan, TextSpan]:
 
 
 def read_parts(span: Span) -> Iterator[tuple[bytes, bool]]:
-    """Read the span in parts of documents, each with whether a document ends there.
-
-    Raises:
-        DataError: a file cannot be read, or has changed since it was measured.
-    """
+    """Read the span in parts of documents, each with whether a document ends there."""
     if isinstance(span, RecordSpan):
         yield from ((document, True) for document in read_span(span))
         return
@@ -174,11 +157,7 @@ def read_parts(span: Span) -> Iterator[tuple[bytes, bool]]:
 
 
 def read_pieces(span: TextSpan) -> Iterator[bytes]:
-    """Read the span in pieces of at most 1 MiB that end at line ends, unless a line is longer than 64 KiB.
-
-    Raises:
-        DataError: the file cannot be read, or has become shorter.
-    """
+    """Read the span in pieces of at most 1 MiB that end at line ends, unless a line is longer than 64 KiB."""
     left = span.size_bytes
     try:
         with span.path.open("rb") as stream:
@@ -204,7 +183,6 @@ def _get_size(path: Path) -> int:
 
 
 def _find_character(path: Path, offset: int) -> int:
-    """The offset at which the UTF-8 character around `offset` starts."""
     first = max(0, offset - _CHARACTER_BYTES + 1)
     with path.open("rb") as stream:
         stream.seek(first)

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 
 class TextTokenizer(Protocol):
-    """A tokenizer: converts text to token ids."""
-
     name: str
     vocab_size: int
     separator_id: int
@@ -54,19 +52,13 @@ class ByteTokenizer:
     separator_id = bytes_tokenizer.SEPARATOR_ID
 
     def encode(self, text: bytes) -> bytes:
-        """The bytes of the text, each one an id, without zero bytes."""
         return text.replace(b"\0", b"")
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer from a `tokenizer.json`; it replaces bytes that are not UTF-8.
+    """A tokenizer from a `tokenizer.json` or its folder; it replaces bytes that are not UTF-8.
 
-    Args:
-        path: the file, or its folder.
-        separator: the token between documents; None takes the tokenizer's end token.
-
-    Raises:
-        DataError: the file cannot be loaded, or the separator or end token is missing.
+    `separator` is the token between documents; None takes the tokenizer's end token.
     """
 
     def __init__(self, path: Path, separator: str | None = None) -> None:
@@ -77,7 +69,6 @@ class HuggingFaceTokenizer:
         self.separator_id = self._find_separator(file, separator)
 
     def encode(self, text: bytes) -> Sequence[int]:
-        """The ids of the text, without special tokens at its start and end."""
         return self._tokenizer.encode(text.decode("utf-8", errors="replace"), add_special_tokens=False).ids
 
     def _find_separator(self, file: Path, separator: str | None) -> int:
@@ -92,8 +83,6 @@ class HuggingFaceTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedFile:
-    """Description of a written file; its sidecar has the same content."""
-
     path: Path
     tokens: int
     documents: int
@@ -125,19 +114,10 @@ def tokenize(
 ) -> TokenizeReport:
     """Write the ids of `texts`, in order, to `output` (`.bin`, little-endian, no header).
 
-    Args:
-        texts: files, as `texts.find_texts` gives them.
-        output: the file for training; its folder is created.
-        tokenizer: None takes a `ByteTokenizer`.
-        held_out: the file for the last `held_out_bytes` of the text, in a separate folder.
-        held_out_bytes: 0: no split.
-        token_size_bytes: 2 or 4; None takes 2 if the vocabulary allows it, otherwise 4.
-        field: the field of records (JSON Lines, Parquet) that is the text; each record is a document.
-        progress: called with (bytes done, total bytes), about once per MiB.
-        measuring: the same, while files of records are read once before, to check and to measure them.
-
-    Raises:
-        DataError: there is nothing to write, a file cannot be read, or the sizes or paths do not fit together.
+    The last `held_out_bytes` of the text go to `held_out`, in a separate folder. `token_size_bytes` None takes 2 if the
+    vocabulary allows it, otherwise 4. `field` of records (JSON Lines, Parquet) is the text; each record is a document.
+    `progress` is called with (bytes done, total bytes), about once per MiB; `measuring` likewise, while files of
+    records are read once before, to check and to measure them.
     """
     chosen: TextTokenizer = tokenizer or ByteTokenizer()
     size_bytes = _choose_token_size(chosen, token_size_bytes)
@@ -150,8 +130,6 @@ def tokenize(
 
 
 class _Counter:
-    """Counts the bytes done, for a progress bar."""
-
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
         self._total = total
@@ -208,7 +186,6 @@ def _write(
 
 
 def _write_span(stream: BinaryIO, span: Span, tokenizer: TextTokenizer, size_bytes: int, counter: _Counter) -> int:
-    """Append the ids of one span; return their number."""
     tokens = 0
     for part, ends_document in read_parts(span):
         tokens += _write_ids(stream, tokenizer.encode(part), size_bytes)
@@ -255,7 +232,6 @@ def _load_tokenizer(file: Path) -> "Tokenizer":
 
 
 def _read_end_token(folder: Path) -> str | None:
-    """The end token that the files beside tokenizer.json name; None if there is none."""
     files = {
         name: read_file(path, MAX_TOKEN_ROLE_BYTES) for name in TOKEN_ROLE_FILES if (path := folder / name).is_file()
     }

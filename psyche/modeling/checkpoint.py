@@ -48,9 +48,6 @@ def write_snapshot(
 
     `tensors` are all tensors of the manifest (`model.get_tensors`). `entries`, `files` and `weight_root` of `info`
     are ignored and computed here. `on_progress` is called once per tensor.
-
-    Raises:
-        TrainerError: the snapshot cannot be written; nothing is left behind.
     """
     try:
         with write_folder(info.path) as folder:
@@ -83,12 +80,7 @@ def _write_momentum(path: Path, momentum: Mapping[str, torch.Tensor]) -> None:
 
 
 def load_snapshot(info: SnapshotInfo, on_progress: Progress) -> LlamaForCausalLM:
-    """Build the snapshot's model on the CPU with exactly its weights; every tensor is checked against the manifest.
-
-    Raises:
-        ConfigError: the model's config is not that of a plain Llama.
-        TrainerError: a tensor's bytes do not match the manifest, or the tensors do not match the model's config.
-    """
+    """Build the snapshot's model on the CPU with exactly its weights; every tensor is checked against the manifest."""
     model = build_random_model(read_model_config(info.path / MODEL_NAME / CONFIG_NAME))
     tensors = get_tensors(model)
     expected = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
@@ -106,11 +98,7 @@ def load_snapshot(info: SnapshotInfo, on_progress: Progress) -> LlamaForCausalLM
 
 
 def load_momentum(info: SnapshotInfo) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Load the momentum of a snapshot, as tensors by name, and its description in snapshot.json.
-
-    Raises:
-        TrainerError: the momentum file is damaged or cannot be read.
-    """
+    """Load the momentum of a snapshot, as tensors by name, and its description in snapshot.json."""
     fields = read_momentum_fields(info)
     try:
         return load_file(info.path / MOMENTUM_NAME), fields

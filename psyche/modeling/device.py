@@ -10,11 +10,7 @@ from psyche.errors import TrainerError
 
 
 def select_device(name: str) -> torch.device:
-    """Select a device: "auto" (CUDA if available, otherwise CPU), "cpu", "cuda" or "cuda:N".
-
-    Raises:
-        TrainerError: this machine has no such device.
-    """
+    """Select a device: "auto" (CUDA if available, otherwise CPU), "cpu", "cuda" or "cuda:N"."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -29,11 +25,7 @@ def select_device(name: str) -> torch.device:
 
 
 def try_device(device: torch.device) -> None:
-    """Compute something on a device: a driver may show a GPU that torch cannot use.
-
-    Raises:
-        TrainerError: torch cannot compute on it.
-    """
+    """Compute something on a device: a driver may show a GPU that torch cannot use."""
     try:
         torch.ones(8, device=device).sum().item()
     except Exception as error:  # torch raises errors of many kinds for a driver or a GPU that does not fit
@@ -53,7 +45,6 @@ def autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of torch or Python means that memory ran out."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     # torch's CPU allocator raises a plain RuntimeError
@@ -61,7 +52,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_memory(device: torch.device) -> None:
-    """Free the memory that a failed attempt still holds."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -9,10 +9,6 @@ _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
 def check_device_name(name: str) -> None:
-    """Check that `name` can be a device; whether this machine has it, the trainer finds out.
-
-    Raises:
-        ConfigError: it is none of auto, cpu, cuda and cuda:N.
-    """
+    """Check that `name` can be a device; whether this machine has it, the trainer finds out."""
     if not _DEVICE.fullmatch(name):
         raise ConfigError(f"--device {name}: there is no such device; use auto, cpu, cuda or cuda:N")

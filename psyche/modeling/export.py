@@ -24,18 +24,11 @@ def export_model(
     path: Path, tensors: Mapping[str, torch.Tensor], model_files: Mapping[str, bytes], dtype: str, card: str,
     *, max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:  # fmt: skip
-    """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads.
+    """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads; replace an old one atomically.
 
-    Args:
-        path: the folder; an existing one is replaced atomically.
-        tensors: the fp32 masters and buffers, of which one at a time is copied and rounded to `dtype`.
-        model_files: config.json and tokenizer files; they are completed for users (`build_user_files`).
-        dtype: one of `EXPORT_DTYPES`.
-        card: the model card, README.md.
-        max_shard_bytes: the largest size of a file of weights, unless one tensor is larger.
-
-    Raises:
-        TrainerError: the dtype is unknown or cannot hold a value, or the folder cannot be written.
+    `tensors` are the fp32 masters and buffers, of which one at a time is copied and rounded to `dtype`. `model_files`
+    (config.json and tokenizer files) are completed for users (`build_user_files`). No file of weights is larger than
+    `max_shard_bytes`, unless one tensor is.
     """
     if dtype not in EXPORT_DTYPES:
         raise TrainerError(f"export {path}: dtype {dtype!r}, must be one of {', '.join(EXPORT_DTYPES)}")
@@ -64,7 +57,6 @@ def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor], dtype: str
 
 
 def _split(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
-    """Names by shard, in order."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name, size_bytes in sizes.items():
@@ -94,7 +86,6 @@ def _write_shard(path: Path, tensors: Mapping[str, torch.Tensor], dtype: str) ->
 
 
 def _get_values(name: str, tensor: torch.Tensor, dtype: str) -> memoryview:
-    """A tensor's values in `dtype`, little-endian."""
     rounded = tensor.detach().to("cpu", EXPORT_DTYPES[dtype]).contiguous().reshape(-1)
     if dtype == "float16" and not bool(rounded.isfinite().all()) and bool(tensor.isfinite().all()):
         raise TrainerError(f"export: float16 cannot hold the values of {name}; export bfloat16 or float32")

@@ -37,10 +37,6 @@ def compute_first_digest(folder: Path, *, is_exact: bool) -> bytes:
     """The full digest (32 bytes) that a trainer computes after it has loaded this model folder.
 
     `is_exact` is false in full-value mode, in which the digest leaves out the tensors' values (S2).
-
-    Raises:
-        UnusableModelError: a value is not finite; the message names its tensor.
-        TrainerError: a file is missing or damaged, or the tensors are not exactly those that config.json describes.
     """
     stored = read_stored_tensors(folder)
     ids = {name: _compute_blob_id(name, tensor) for name, tensor in stored.items()}
@@ -51,11 +47,7 @@ def compute_first_digest(folder: Path, *, is_exact: bool) -> bytes:
 
 
 def read_stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a model folder by name, from the files that transformers reads; the values are not read.
-
-    Raises:
-        TrainerError: a file is missing or damaged, or has values that fp32 cannot hold exactly.
-    """
+    """The tensors of a model folder by name, from the files that transformers reads; the values are not read."""
     if (folder / WEIGHTS_NAME).is_file():
         return _read_header(folder / WEIGHTS_NAME)
     index = folder / INDEX_NAME
@@ -128,7 +120,6 @@ def _compute_blob_id(name: str, tensor: StoredTensor) -> bytes:
 
 
 def _widen(raw: bytes, dtype: str) -> bytes:
-    """Little-endian values as fp32."""
     if dtype == "F32":
         return raw
     import numpy as np

@@ -28,12 +28,7 @@ _FP32_HOLDS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def read_model_config(path: Path) -> LlamaConfig:
-    """Read a `LlamaConfig` from a JSON or TOML file of llama fields, or from a model folder.
-
-    Raises:
-        ConfigError: the file cannot be read, describes another architecture, needs remote code, or has an unknown
-            field; the message then suggests the most similar known one.
-    """
+    """Read a `LlamaConfig` from a JSON or TOML file of llama fields, or from a model folder."""
     path = path / CONFIG_NAME if path.is_dir() else path
     settings = read_model_fields(path)
     check_model_settings(path, settings)
@@ -72,23 +67,10 @@ def _quiet() -> Iterator[None]:
 
 
 def init_model(config_path: Path, out_dir: Path, seed: int, *, extra_files: Sequence[Path] = ()) -> int:
-    """Create a run's first weights and write them as a Hugging Face folder in fp32.
+    """Create a run's first weights and write them as a Hugging Face folder in fp32; return the number of parameters.
 
     All clients of a run load these files. Clients never create weights from a seed, because kernels differ between
-    machines.
-
-    Args:
-        config_path: JSON or TOML with llama fields.
-        out_dir: must be missing or empty; it is written atomically.
-        seed: seed of the random weights.
-        extra_files: files to copy beside the model, such as a tokenizer.
-
-    Returns:
-        The number of trainable parameters.
-
-    Raises:
-        ConfigError: the config is invalid, `out_dir` is not empty, or the tokenizer has more ids than the model.
-        TrainerError: the weights cannot be written.
+    machines. `out_dir` must be missing or empty; `extra_files`, such as a tokenizer, are copied beside the model.
     """
     if out_dir.exists() and any(out_dir.iterdir()):
         raise ConfigError(f"model folder {out_dir}: not empty; choose another or remove it")
@@ -135,12 +117,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def load_model(folder: Path) -> LlamaForCausalLM:
-    """Load a local Hugging Face folder as fp32 on the CPU.
-
-    Raises:
-        ConfigError: the config is not that of a plain Llama.
-        TrainerError: files are missing or damaged, or do not hold exactly the model's tensors.
-    """
+    """Load a local Hugging Face folder as fp32 on the CPU."""
     _check_folder(folder)
     config = read_model_config(folder)
     try:
@@ -181,10 +158,8 @@ def get_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def get_shapes(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
-    """The shapes by name, from which a transform plan is computed."""
     return {name: tuple(p.shape) for name, p in parameters.items()}
 
 
 def count_parameters(parameters: Mapping[str, torch.Tensor]) -> int:
-    """The total number of elements of the parameters."""
     return sum(p.numel() for p in parameters.values())

@@ -49,5 +49,4 @@ The model continues a text. It was not taught to answer questions, and nothing f
 
 
 def _flatten(text: str) -> str:
-    """The text in one line that does not end a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -31,7 +31,6 @@ class ModelCheck:
 
     @property
     def parameters(self) -> int | None:
-        """The number of the model's parameters."""
         return None if self.sizes is None else sum(math.prod(dims) for _, dims in list_tensors(self.sizes))
 
 
@@ -39,10 +38,6 @@ def check_model(path: Path, max_seq_len: int) -> ModelCheck:
     """Check a model's folder, or a config file from which one is to be made, against a run; blocks on the disk.
 
     Of the weights only the headers are read: names, shapes and the sizes of the files.
-
-    Args:
-        path: the folder, or a JSON or TOML file.
-        max_seq_len: the length of the run's sequences in tokens.
     """
     config = path / CONFIG_NAME if path.is_dir() else path
     if path.is_dir() and not config.is_file():
@@ -84,11 +79,6 @@ def _find_weight_problems(folder: Path, sizes: LlamaSizes) -> list[str]:
 
 
 def _read_shapes(folder: Path) -> dict[str, Dims]:
-    """The dimensions of all tensors of a folder, by name.
-
-    Raises:
-        TrainerError: a file is missing or damaged.
-    """
     found = {name: tensor.dims for name, tensor in read_stored_tensors(folder).items()}
     if not any(name.startswith("model.") for name in found):  # saved without the head: transformers adds the prefix
         found = {f"model.{name}": dims for name, dims in found.items()}

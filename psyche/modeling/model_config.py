@@ -48,11 +48,6 @@ class LlamaSizes:
 
 
 def read_model_fields(path: Path) -> dict[str, Any]:
-    """Read a JSON or TOML file of a model's fields.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not a table.
-    """
     kind = "TOML" if path.suffix == ".toml" else "JSON"
     try:
         text = read_file(path, MAX_CONFIG_BYTES).decode()
@@ -67,11 +62,7 @@ def read_model_fields(path: Path) -> dict[str, Any]:
 
 
 def check_model_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Check that the settings are those of a model that a run can train.
-
-    Raises:
-        ConfigError: another architecture, remote code, quantized weights, or a number that no model can have.
-    """
+    """Check that the settings are those of a model that a run can train."""
     model_type = settings.get("model_type", MODEL_TYPE)
     if model_type != MODEL_TYPE:
         raise ConfigError(
@@ -108,11 +99,6 @@ def _list_numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def check_positions(path: Path, max_positions: int, max_seq_len: int) -> None:
-    """Check that a run's sequences are not longer than the model is made for.
-
-    Raises:
-        ConfigError: they are longer.
-    """
     if max_seq_len > max_positions:
         raise ConfigError(
             f"model config {path}: max_position_embeddings is {max_positions}, but the run's max_seq_len is "
@@ -121,7 +107,6 @@ def check_positions(path: Path, max_positions: int, max_seq_len: int) -> None:
 
 
 def get_sizes(settings: Mapping[str, Any]) -> LlamaSizes:
-    """The sizes of a model from settings that passed `check_model_settings`."""
     given = {**_DEFAULTS, **settings}
     heads: int = given["num_attention_heads"]
     head_size: int = given.get("head_dim") or given["hidden_size"] // heads

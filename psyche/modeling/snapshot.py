@@ -93,17 +93,14 @@ class StoredBlob:
 
 
 def get_tensor_path(folder: Path, index: int) -> Path:
-    """The path in a snapshot of tensor `index` of the manifest."""
     return folder / TENSORS_NAME / f"{index:05d}.bin"
 
 
 def get_tensor_bytes(entry: TensorEntry) -> int:
-    """The size of a tensor's file in bytes."""
     return math.prod(entry.dims) * _FP32_BYTES
 
 
 def compute_file_blob_id(path: Path) -> tuple[int, bytes]:
-    """The size in bytes and the blob id of a file, which is read in chunks."""
     hashes: list[bytes] = []
     size_bytes = 0
     with path.open("rb") as file:
@@ -114,7 +111,6 @@ def compute_file_blob_id(path: Path) -> tuple[int, bytes]:
 
 
 def compute_file_hash(path: Path) -> bytes:
-    """The BLAKE3 of a file, which is read in chunks."""
     hasher = blake3()
     with path.open("rb") as file:
         while chunk := file.read(BLOB_CHUNK_BYTES):
@@ -229,11 +225,7 @@ def _get_plan(path: Path, fields: Mapping[str, Any]) -> bytes:
 
 
 def read_snapshot_info(path: Path) -> SnapshotInfo:
-    """Read a snapshot's description and check that every file exists with its size (not yet its content).
-
-    Raises:
-        TrainerError: the folder is not a snapshot, or one of another version, or damaged; the message names the file.
-    """
+    """Read a snapshot's description and check that every file exists with its size (not yet its content)."""
     fields = _read_fields(path)
     weight_root = _get_hash(path, fields, "weight_root")
     manifest = _read_manifest(path, weight_root)
@@ -259,11 +251,7 @@ def read_snapshot_info(path: Path) -> SnapshotInfo:
 
 
 def read_momentum_fields(info: SnapshotInfo) -> dict[str, Any]:
-    """Check the momentum file and return its description in snapshot.json: `pending` decisions by height.
-
-    Raises:
-        TrainerError: the momentum file is damaged.
-    """
+    """Check the momentum file and return its description in snapshot.json: `pending` decisions by height."""
     fields = _read_fields(info.path)["momentum"]
     if compute_file_hash(info.path / MOMENTUM_NAME) != _get_hash(info.path, fields, "blake3"):
         raise TrainerError(f"snapshot {info.path}: {MOMENTUM_NAME} is damaged; load without momentum")
@@ -271,11 +259,7 @@ def read_momentum_fields(info: SnapshotInfo) -> dict[str, Any]:
 
 
 def list_blobs(path: Path) -> list[StoredBlob]:
-    """List the blobs of a snapshot: its tensors in manifest order, then the model's small files.
-
-    Raises:
-        TrainerError: the snapshot is damaged.
-    """
+    """List the blobs of a snapshot: its tensors in manifest order, then the model's small files."""
     info = read_snapshot_info(path)
     return _list_blobs(path, Manifest(info.entries, info.files))
 
@@ -305,7 +289,6 @@ def list_snapshots(root: Path) -> list[SnapshotInfo]:
 
 
 def _find_model_files(folder: Path) -> list[Path]:
-    """List the model's small files in a folder, sorted by name; other files are ignored."""
     found = sorted(file for file in folder.iterdir() if file.name in FILE_NAMES and file.is_file())
     size_bytes = sum(file.stat().st_size for file in found)
     if size_bytes > MAX_MODEL_FILES_BYTES:
@@ -318,35 +301,21 @@ def _find_model_files(folder: Path) -> list[Path]:
 
 
 def read_model_files(folder: Path) -> dict[str, bytes]:
-    """Read the small files (`FILE_NAMES`: config, tokenizer and the like) of a model folder, by file name.
-
-    Raises:
-        TrainerError: they have more than 64 MiB in total; then nothing is read.
-    """
+    """Read the small files (`FILE_NAMES`: config, tokenizer and the like) of a model folder, by file name."""
     return {file.name: read_file(file, MAX_MODEL_FILES_BYTES) for file in _find_model_files(folder)}
 
 
 def get_file_entries(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
-    """The manifest's entries for the model's small files, sorted by name."""
     return tuple(FileEntry(name, len(files[name]), blob_id_of(files[name])) for name in sorted(files))
 
 
 def read_file_entries(folder: Path) -> tuple[FileEntry, ...]:
-    """The manifest's entries for the small files of a model folder; the files are read in chunks.
-
-    Raises:
-        TrainerError: as `read_model_files`.
-        OSError: the folder or a file cannot be read.
-    """
+    """The manifest's entries for the small files of a model folder; the files are read in chunks."""
     return tuple(FileEntry(file.name, *compute_file_blob_id(file)) for file in _find_model_files(folder))
 
 
 def read_snapshot_files(info: SnapshotInfo) -> dict[str, bytes]:
-    """Read the model's small files in a snapshot and check them against its manifest.
-
-    Raises:
-        TrainerError: files differ from the manifest; the message names them.
-    """
+    """Read the model's small files in a snapshot and check them against its manifest."""
     files = read_model_files(info.path / MODEL_NAME)
     differing = describe_file_differences(get_file_entries(files), info.files)
     if differing:
@@ -373,7 +342,6 @@ def write_info(folder: Path, info: SnapshotInfo, momentum: Mapping[str, Any] | N
 
 
 def write_model_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the model's small files (`read_model_files`) into a folder, which is created."""
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
         write_file(folder / name, data)
@@ -392,14 +360,8 @@ def assemble_snapshot(
 ) -> SnapshotInfo:
     """Assemble a snapshot without momentum from fetched files (S9); they are moved, not copied.
 
-    Args:
-        path: the snapshot's folder; an existing one is replaced atomically.
-        manifest: its bytes; the caller has checked that they match the digest on record.
-        parts: a file for each tensor and each small file, by blob id; the ids are checked here.
-        epoch, step, data_index, chain, digest: of these weights, as recorded.
-
-    Raises:
-        TrainerError: a file is missing or has a wrong blob id, or the model has no config.json.
+    The caller has checked that `manifest` matches the digest on record. `parts` has a file for each tensor and small
+    file by blob id; the ids are checked here. An existing folder at `path` is replaced atomically.
     """
     listed = decode_manifest(manifest)
     if all(file.name != CONFIG_NAME for file in listed.files):

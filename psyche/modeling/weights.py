@@ -14,18 +14,13 @@ _CHUNK_ELEMENTS = BLOB_CHUNK_BYTES // 4
 
 
 def get_bytes(tensor: torch.Tensor) -> memoryview:
-    """A tensor's fp32 little-endian bytes, row-major; a view if the tensor already has this form in memory."""
+    """Raise UnusableModelError, naming the tensor, if a value is not finite."""
     flat = tensor.detach().to("cpu", torch.float32).contiguous().reshape(-1)
     array = flat.numpy().astype("<f4", copy=False)
     return memoryview(array.data).cast("B")
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Check that all values are finite.
-
-    Raises:
-        UnusableModelError: one is not; the message names its tensor.
-    """
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
             raise UnusableModelError(f"{name} {NOT_FINITE}")
@@ -34,7 +29,6 @@ def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
 def compute_entries(
     tensors: Mapping[str, torch.Tensor], on_progress: Callable[[], None] = lambda: None
 ) -> list[TensorEntry]:
-    """The manifest's entries for `tensors`, which are sorted by name; `on_progress` is called once per tensor."""
     entries: list[TensorEntry] = []
     for name, tensor in tensors.items():
         entries.append(TensorEntry(name, tuple(tensor.shape), blob_id_of(get_bytes(tensor))))
@@ -56,7 +50,6 @@ def compute_blank_root(tensors: Mapping[str, torch.Tensor], files: Sequence[File
 
 
 def get_chunk_count(tensor: torch.Tensor) -> int:
-    """The number of 1 MiB chunks of a tensor's blob."""
     return -(-tensor.numel() // _CHUNK_ELEMENTS)
 
 

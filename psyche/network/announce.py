@@ -30,13 +30,7 @@ NAMES_KEPT: Final = 1_024  # verdicts cached: each message is checked twice and 
 
 
 class Inbox:
-    """Decides which gossip is delivered and queues it for the reader; a full queue drops the oldest.
-
-    Args:
-        own_key: this node's own key; its own gossip is not delivered.
-        limits: rates and sizes.
-        statistics: the node's counters.
-    """
+    """Decides which gossip is delivered and queues it for the reader; a full queue drops the oldest."""
 
     def __init__(self, own_key: bytes, limits: NetworkLimits, statistics: NetworkStatistics) -> None:
         self.allowed: frozenset[bytes] = frozenset()
@@ -48,11 +42,10 @@ class Inbox:
 
     @property
     def unread(self) -> int:
-        """The number of messages not yet read."""
         return self._receive.statistics().current_buffer_used
 
     def is_acceptable(self, origin: bytes, message: bytes) -> bool:
-        """Check size, allow-list and rate. Never raises, so that the mesh may call it on bytes from strangers."""
+        """Check size, allow-list and rate. Never raises, so that the mesh may call it on unauthenticated bytes."""
         if not 0 < len(message) <= MAX_MESSAGE_BYTES or origin not in self.allowed:
             self._statistics.gossip_refused += 1
             return False
@@ -64,7 +57,6 @@ class Inbox:
         return True
 
     def take(self, origin: bytes, message: bytes) -> bool:
-        """Deliver a message if it is acceptable; return whether it was."""
         is_acceptable = self.is_acceptable(origin, message)
         if is_acceptable:
             self.deliver(origin, message)
@@ -85,11 +77,9 @@ class Inbox:
             return
 
     def messages(self) -> trio.MemoryReceiveChannel[tuple[bytes, bytes]]:
-        """Return a receive channel; several receivers share the messages."""
         return self._receive.clone()
 
     def close(self) -> None:
-        """Close the queue: receivers end after the last message."""
         self._send.close()
 
 
@@ -108,20 +98,14 @@ class Outbox:
 
     @property
     def unsent(self) -> int:
-        """The number of queued messages."""
         return len(self._queue)
 
     def put(self, message: bytes) -> None:
-        """Queue a message."""
         self._queue.append(message)
         self._signal.notify()
 
     async def run(self, stream: ByteStream) -> None:
-        """Send queued messages as they come, until the stream breaks.
-
-        Raises:
-            StreamError: the stream broke; the message at the front is sent again on the next stream.
-        """
+        """Send queued messages until the stream breaks; the one at the front is then sent again on the next stream."""
         while True:
             while self._queue:
                 message = self._queue[0]
@@ -133,14 +117,7 @@ class Outbox:
 
 
 class Outboxes:
-    """One outbox for each connected peer that an announcement was sent to.
-
-    Args:
-        peers: the node's peers.
-        limits: the capacity of an outbox.
-        statistics: the node's counters.
-        start_soon: starts a task of the node.
-    """
+    """One outbox for each connected peer that an announcement was sent to."""
 
     def __init__(
         self, peers: PeerTable, limits: NetworkLimits, statistics: NetworkStatistics, start_soon: Callable[..., None]
@@ -155,11 +132,9 @@ class Outboxes:
         return len(self._outboxes)
 
     def count_unsent(self) -> int:
-        """The number of messages in the fullest outbox."""
         return max((one.unsent for one in self._outboxes.values()), default=0)
 
     def put(self, key: bytes, message: bytes) -> None:
-        """Queue a message to a peer."""
         outbox = self._outboxes.get(key)
         if outbox is None:
             outbox = self._outboxes[key] = Outbox(self._limits, self._statistics)
@@ -181,12 +156,6 @@ class Outboxes:
 
 
 async def receive_announcements(stream: ByteStream, origin: bytes, inbox: Inbox) -> None:
-    """Read a peer's announcements until the stream ends.
-
-    Raises:
-        WireError: a frame is longer than the limit; none of its body was read.
-        StreamError: the stream ended.
-    """
     while True:
         message = await read_frame(stream, MAX_MESSAGE_BYTES, "gossip")
         if not inbox.take(origin, message):
@@ -194,10 +163,5 @@ async def receive_announcements(stream: ByteStream, origin: bytes, inbox: Inbox)
 
 
 def check_message(message: bytes) -> None:
-    """Refuse to publish a message that no peer would accept.
-
-    Raises:
-        NetworkError: the message is empty or too large.
-    """
     if not 0 < len(message) <= MAX_MESSAGE_BYTES:
         raise NetworkError(f"gossip: a message of {len(message)} bytes, must be 1 to {MAX_MESSAGE_BYTES}")

@@ -34,19 +34,7 @@ CLOSE_S: Final = 3.0
 
 
 class BaseNode:
-    """A node among peers; `psyche.wire.ports.Network` documents what its methods promise.
-
-    Args:
-        identity: the p2p key.
-        transport: carries streams; reports connections and incoming streams to this node.
-        data_dir: the node's own folder.
-        limits: all time, size and count limits.
-        rng: the source of jitter.
-        run_io: how files are read and written.
-        get_unix: the current Unix time, by which address records expire.
-        unread: the unread bytes of its connections, as the transport counts them.
-        kept: the file of address records, if they are kept for the next start.
-    """
+    """A node among peers; `psyche.wire.ports.Network` documents what its methods promise."""
 
     def __init__(
         self, identity: Identity, transport: Transport, data_dir: Path, *, limits: NetworkLimits,
@@ -83,7 +71,6 @@ class BaseNode:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the node's tasks; leaving the block ends them."""
         await self._run_io(self.store.clear_folder)
         try:
             async with open_plain_nursery() as nursery:
@@ -128,7 +115,6 @@ class BaseNode:
 
     @property
     def key(self) -> bytes:
-        """This node's p2p public key."""
         return self._identity.public
 
     def address_record(self) -> AddressRecord:
@@ -146,21 +132,17 @@ class BaseNode:
         self.peers.members = members
 
     def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
-        """Set the run and plan that hello compares; a zero plan hash is not compared."""
         if run_uid != self.peers.run_uid:
             self._fetcher.book.banned.clear()
         self.peers.set_plan(run_uid, plan_hash)
 
     def set_addresses(self, records: Sequence[AddressRecord]) -> None:
-        """Set the address records of the home's book; the node dials these peers and redials by itself."""
         self.peers.set_addresses(records)
 
     def set_bootstrap(self, addresses: Sequence[PeerAddress]) -> None:
-        """Set addresses of nodes that need no book (N3); replaces those set before."""
         self.peers.set_bootstrap(addresses)
 
     def bootstrap(self) -> tuple[BootstrapPeer, ...]:
-        """Return the state of each bootstrap address."""
         return self.peers.get_bootstrap()
 
     def _exchange_addresses(self) -> None:
@@ -170,24 +152,19 @@ class BaseNode:
             self._start_soon(self._exchange.run)
 
     def connected(self) -> frozenset[bytes]:
-        """The keys of the peers that are connected and have completed hello."""
         return self.peers.connected()
 
     async def wait_for_peers(self, keys: frozenset[bytes]) -> None:
-        """Wait until all `keys` are connected; the caller sets a timeout."""
         while not keys <= self.connected():
             await self.peers.changed.wait()
 
     def refusals(self) -> dict[bytes, str]:
-        """The latest reason why each peer was closed or refused, by key."""
         return dict(self.peers.refusals)
 
     def banned(self) -> dict[bytes, str]:
-        """Blob sources that are banned for this run, with the reason."""
         return dict(self._fetcher.book.banned)
 
     def statistics(self) -> NetworkStatistics:
-        """Return the counters since the start and the current queue sizes."""
         own, serve = self._statistics, self._server.counters
         return NetworkStatistics(
             bytes_sent=own.bytes_sent + serve.bytes_sent,
@@ -250,11 +227,6 @@ class BaseNode:
     # gossip
 
     async def publish(self, message: bytes) -> None:
-        """Gossip one message of at most 4 KiB to all allowed peers.
-
-        Raises:
-            NetworkError: the message is empty or too large.
-        """
         check_message(message)
         self._statistics.gossip_sent += 1
         is_small = len(self.peers.allowed - {self.key}) <= self.limits.direct_peers
@@ -265,7 +237,6 @@ class BaseNode:
         await trio.lowlevel.checkpoint()
 
     def _announce(self, keys: Iterable[bytes], message: bytes) -> None:
-        """Send the message directly to each connected peer."""
         for key in keys:
             self._outboxes.put(key, message)
 
@@ -273,21 +244,14 @@ class BaseNode:
         """Publish the message to the gossip mesh, if the transport has one."""
 
     def messages(self) -> trio.MemoryReceiveChannel[tuple[bytes, bytes]]:
-        """Receive gossip: (key of the node that first sent it, message). The queue is bounded and drops the oldest."""
         return self._inbox.messages()
 
     # sync
 
     def set_sync_handler(self, handler: SyncHandler) -> None:
-        """Set the handler that answers peers' sync requests."""
         self.questions.handler = handler
 
     async def ask(self, peer: bytes, request: SyncRequest, *, timeout_s: float) -> SyncReply:
-        """Send one peer a sync request and return its reply.
-
-        Raises:
-            NetworkError: the peer is not connected, refused, or did not answer in time.
-        """
         try:
             return await self.questions.ask(peer, request, timeout_s)
         except WireError as error:
@@ -296,64 +260,31 @@ class BaseNode:
     # blobs
 
     async def provide(self, data: bytes | Path, *, expires: tuple[int, int] | None) -> bytes:
-        """Offer a blob and return its id; see `Network.provide`.
-
-        Raises:
-            NetworkError: the file cannot be read, or the quotas are full.
-            WireError: the blob is larger than 4 GiB.
-        """
         if isinstance(data, Path):
             return await self.store.add_file(data, expires)
         return await self.store.add_bytes(data, expires)
 
     async def withdraw(self, blob_id: bytes) -> None:
-        """Take back one offer of a blob; a blob that was provided several times keeps its other offers."""
         self.store.withdraw(blob_id)
         await trio.lowlevel.checkpoint()
 
     def expire(self, epoch: int, height: int) -> None:
-        """Drop the blobs that expire before round (epoch, height)."""
         self._fetcher.begin_round(epoch, height)
         self.store.expire(epoch, height)
 
     async def fetch(self, blob_id: bytes, sources: Sequence[bytes], *, size_bytes: int, deadline: float) -> bytes:
-        """Fetch a payload from one source, and from another on failure; see `Network.fetch`.
-
-        Raises:
-            NetworkError: no source delivered it in time, or any at all while other fetches wait; or there is no
-                room for it.
-            WireError: `size_bytes` is more than 4 GiB.
-        """
         return await self._fetcher.fetch(blob_id, sources, size_bytes, deadline)
 
     async def fetch_file(
         self, blob_id: bytes, sources: Sequence[bytes], path: Path, *, size_bytes: int, deadline: float,
         progress: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
-        """Fetch a large blob to `path` from several sources at once, resuming a part file; see `Network.fetch_file`.
-
-        `progress` is called with the bytes present. This node offers the file afterwards, until `withdraw`.
-
-        Raises:
-            NetworkError: no source delivered it in time, or the disk failed.
-            WireError: `size_bytes` is more than 4 GiB.
-        """
         await self._fetcher.fetch_file(blob_id, sources, path, size_bytes, deadline, progress)
 
     async def fetch_many(
         self, blobs: Sequence[tuple[bytes, int]], sources: Sequence[bytes], folder: Path, *, deadline: float,
         progress: Callable[[int], None] | None = None,
     ) -> dict[bytes, Path]:  # fmt: skip
-        """Fetch blobs, given as (id, size in bytes), into `folder/<id in hex>` from all sources at once.
-
-        Many small blobs are requested at a time. Files that exist already are checked, not fetched.
-        `progress` is called with the bytes present. Returns the files; this node offers them afterwards,
-        until `withdraw`.
-
-        Raises:
-            NetworkError: not all were delivered in time, or the disk failed; what is there stays.
-            WireError: a size above 4 GiB, or too many blobs.
-        """
         if len(blobs) > MAX_BLOBS_AT_ONCE:
             raise WireError(f"fetch: {len(blobs)} blobs, at most {MAX_BLOBS_AT_ONCE}")
         wanted = {blob_id: (size, folder / blob_id.hex()) for blob_id, size in blobs}

@@ -26,8 +26,6 @@ Dial = Callable[[bytes, str], Awaitable[None]]
 
 @dataclass(slots=True)
 class Redial:
-    """When a wanted peer is dialed next, and how earlier dials ended."""
-
     next_at: float = 0.0
     delay_s: float = 0.0
     is_dialing: bool = False
@@ -38,29 +36,17 @@ class Redial:
 
 
 class Wanted(Protocol):
-    """The part of the node's peer table that dialing uses."""
+    def is_wanted(self, key: bytes) -> bool: ...
 
-    def is_wanted(self, key: bytes) -> bool:
-        """Whether a peer should be dialed: it is allowed and not connected."""
-        ...
+    def is_here(self, key: bytes) -> bool: ...
 
-    def is_here(self, key: bytes) -> bool:
-        """Whether there is a connection, before or after hello."""
-        ...
+    def is_member(self, key: bytes) -> bool: ...
 
-    def is_member(self, key: bytes) -> bool:
-        """Whether the key is a member's."""
-        ...
-
-    async def wait_for_hello(self, key: bytes) -> str:
-        """Wait until hello with a peer succeeds or fails; return why it is not connected, or an empty text."""
-        ...
+    async def wait_for_hello(self, key: bytes) -> str: ...
 
 
 @dataclass(slots=True, eq=False)
 class DialTurn:
-    """One dial that waits for its turn or is running."""
-
     rank: int  # the lowest goes first
     patience_s: float  # how long it may take while dials of the same rank wait
     begun_at: float = 0.0
@@ -74,9 +60,6 @@ class DialTurns:
 
     In an open run anybody may publish keys with addresses where nothing answers. A dial to such a key gets its
     full time only while no other dial waits, so that many of them delay honest peers only a little.
-
-    Args:
-        hurried_s: how long a dial may take while dials of a lower rank wait.
     """
 
     def __init__(self, hurried_s: float) -> None:
@@ -114,17 +97,7 @@ class DialTurns:
 
 
 class Dialer:
-    """Dials the wanted peers: after 1 s, doubling to 60 s, with jitter.
-
-    Args:
-        key: this node's own key.
-        limits: the pauses and timeouts of dialing.
-        addresses: the peers' addresses.
-        wanted: the node's peer table.
-        dial: connects to a key at an address, or raises NetworkError.
-        rng: the source of jitter; nothing secret.
-        start_soon: starts a task of the node.
-    """
+    """Dials the wanted peers: after 1 s, doubling to 60 s, with jitter."""
 
     def __init__(
         self, key: bytes, limits: NetworkLimits, addresses: AddressTable, wanted: Wanted, dial: Dial,
@@ -142,7 +115,6 @@ class Dialer:
         self._turns = DialTurns(HURRIED_SHARE * limits.dial_s)
 
     def get(self, key: bytes) -> Redial | None:
-        """Return the state of dialing a peer, or None if it is not being dialed."""
         return self._redials.get(key)
 
     def dial_now(self, keys: frozenset[bytes]) -> None:
@@ -161,12 +133,10 @@ class Dialer:
         return redial
 
     def forget_unknown(self) -> None:
-        """Drop keys that have no address and are not connected."""
         known = self._addresses.get_keys()
         self._redials = {k: r for k, r in self._redials.items() if k in known or self._wanted.is_here(k)}
 
     def note_connected(self, key: bytes) -> None:
-        """Note that a peer has completed hello."""
         redial = self._redials.get(key)
         if redial is not None:
             redial.silences = 0
@@ -179,7 +149,6 @@ class Dialer:
         self._wake.notify()
 
     async def run(self) -> None:
-        """Dial the wanted peers until cancelled."""
         while True:
             next_at = trio.current_time() + self._limits.redial_longest_s
             for key, redial in list(self._redials.items()):
@@ -194,7 +163,6 @@ class Dialer:
                 await self._wake.wait()
 
     async def _dial(self, key: bytes, redial: Redial) -> None:
-        """Dial the peer's addresses one after another until one answers."""
         try:
             addresses = self._addresses.get_addresses(key)
             if not addresses:
@@ -210,7 +178,6 @@ class Dialer:
             self._wake.notify()
 
     async def _dial_at(self, key: bytes, address: str, redial: Redial) -> bool:
-        """Dial one address and wait for the hello; return whether the peer answered."""
         lead = KNOWN_SILENCES if redial.was_here or self._wanted.is_member(key) else 0
         turn = DialTurn(redial.silences - lead, min(1.0, HURRIED_SHARE * 2**redial.silences) * self._limits.dial_s)
         has_answered, failure = False, "no answer yet, given up because other peers wait to be dialed"

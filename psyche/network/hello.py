@@ -52,16 +52,11 @@ _encode = msgspec.msgpack.encode
 
 
 def build_hello(run_uid: bytes, plan_hash: bytes, record: AddressRecord) -> Hello:
-    """Build this node's hello."""
     return Hello(HELLO_VERSION, run_uid, plan_hash, list(CAPABILITIES), record)
 
 
 def check_hello(hello: Hello, key: bytes) -> None:
-    """Refuse a hello that breaks a limit or whose address record is not of the connected `key`.
-
-    Raises:
-        WireError: the hello is invalid; the message names the field.
-    """
+    """Refuse a hello that breaks a limit or whose address record is not of the connected `key`."""
     if len(hello.run_uid) != len(ZERO32) or len(hello.plan_hash) != len(ZERO32):
         raise WireError("hello: run_uid and plan_hash must have 32 bytes")
     if len(hello.capabilities) > MAX_CAPABILITIES:
@@ -72,7 +67,6 @@ def check_hello(hello: Hello, key: bytes) -> None:
 
 
 def get_refusal(mine: Hello, theirs: Hello) -> str:
-    """Return why the two nodes may not talk to each other; empty if they may."""
     if theirs.version != mine.version:
         return f"protocol version {theirs.version}, here {mine.version}"
     if mine.run_uid == ZERO32:
@@ -86,13 +80,7 @@ def get_refusal(mine: Hello, theirs: Hello) -> str:
 
 
 async def offer(stream: ByteStream, mine: Hello, judge: Callable[[Hello], str]) -> Hello:
-    """Run the dialer's side; `judge` returns a reason to refuse the other hello, or an empty text.
-
-    Raises:
-        HelloRefused: the other side or `judge` refused.
-        WireError: the other side does not speak the protocol.
-        StreamError: the stream ended.
-    """
+    """Run the dialer's side; `judge` returns a reason to refuse the other hello, or an empty text."""
     await write_frame(stream, _encode(mine))
     answer = await _read(stream, _answer)
     if answer.reason:

@@ -18,15 +18,7 @@ FREE_PORT_ATTEMPTS: Final = 32
 
 @contextmanager
 def lock_port(ip: str, port: int) -> Iterator[int]:
-    """Lock a TCP port of `ip` against other processes of psyche, and check that no other program listens on it.
-
-    Args:
-        ip: the address to listen on.
-        port: the port; 0 finds a free one.
-
-    Raises:
-        NetworkError: the port is taken, or `ip` is not an address of this machine.
-    """
+    """Lock a TCP port of `ip` against other processes of psyche, and check that no other program listens on it."""
     for _ in range(1 if port else FREE_PORT_ATTEMPTS):
         number = port or _probe(ip, 0)
         lock = _try_lock(number)
@@ -64,11 +56,6 @@ def _probe(ip: str, port: int) -> int:
 
 
 def build_address(ip: str, port: int) -> str:
-    """Build the multiaddr of a TCP port.
-
-    Raises:
-        NetworkError: `ip` is not an IP address.
-    """
     try:
         version = ipaddress.ip_address(ip).version
     except ValueError as error:

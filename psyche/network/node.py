@@ -51,11 +51,6 @@ DIALABLE: Final = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
 
 
 def get_peer_id(key: bytes) -> ID:
-    """Compute the libp2p peer id of a 32-byte Ed25519 key.
-
-    Raises:
-        NetworkError: `key` is not an Ed25519 key.
-    """
     try:
         return ID.from_pubkey(Ed25519PublicKey.from_bytes(key))
     except Exception as error:
@@ -63,11 +58,6 @@ def get_peer_id(key: bytes) -> ID:
 
 
 def get_key(peer_id: ID) -> bytes:
-    """Extract the Ed25519 key from a peer id.
-
-    Raises:
-        NetworkError: the id is of another kind of key.
-    """
     try:
         public = peer_id.extract_public_key()
         if isinstance(public, Ed25519PublicKey):
@@ -122,8 +112,6 @@ class _Stream:
 
 
 class _Notifee(INotifee):
-    """Reports libp2p's connections to the transport."""
-
     def __init__(self, transport: "_LibP2PTransport") -> None:
         self._transport = transport
 
@@ -147,8 +135,6 @@ class _Notifee(INotifee):
 
 
 class _LibP2PTransport:
-    """Connections and streams of a libp2p host."""
-
     def __init__(self, host: Any, addresses: tuple[str, ...], limits: NetworkLimits, unread: UnreadBudget) -> None:
         self.node: P2PNode
         unread.get_standing = self._get_standing
@@ -262,11 +248,7 @@ class _LibP2PTransport:
 
 
 def parse_address(address: str) -> Multiaddr:
-    """Parse a multiaddr of the form /ip4/1.2.3.4/tcp/1234 (or ip6, dns, dns4, dns6).
-
-    Raises:
-        NetworkError: the text has any other form, which libp2p might interpret differently.
-    """
+    """Parse a multiaddr of the form /ip4/1.2.3.4/tcp/1234 (or ip6, dns, dns4, dns6)."""
     try:
         found = Multiaddr(address)
         names = [p.name for p in found.protocols()]
@@ -278,8 +260,6 @@ def parse_address(address: str) -> Multiaddr:
 
 
 class P2PNode(BaseNode):
-    """A node on libp2p; created by `open_node`."""
-
     def __init__(
         self, identity: Identity, transport: _LibP2PTransport, data_dir: Path, *, limits: NetworkLimits, pubsub: Any,
         unread: UnreadBudget,
@@ -295,7 +275,6 @@ class P2PNode(BaseNode):
         pubsub.is_allowed = self._is_allowed
 
     def start(self, function: Any, *args: object) -> None:
-        """Start a task of the node."""
         self._start_soon(function, *args)
 
     def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
@@ -317,7 +296,6 @@ class P2PNode(BaseNode):
             _log.debug("mesh: %s", type(error).__name__)
 
     async def follow_topic(self) -> None:
-        """Keep subscribed to the gossip topic of the current run."""
         while True:
             topic = self._topic
             async with trio.open_nursery() as nursery:
@@ -347,8 +325,6 @@ class P2PNode(BaseNode):
 
 @dataclass(slots=True)
 class _Stack:
-    """The libp2p services that run beside the node."""
-
     host: Any
     address: Multiaddr
     pubsub: Any
@@ -394,18 +370,7 @@ class _Stack:
 async def open_node(
     identity: Identity, listen: str, port: int, data_dir: Path, *, limits: NetworkLimits | None = None
 ) -> AsyncIterator[P2PNode]:
-    """Open a running node.
-
-    Args:
-        identity: the p2p key.
-        listen: the IP address to listen on; "0.0.0.0" for all.
-        port: the TCP port; 0 for a free one.
-        data_dir: the node's own folder.
-        limits: limits that replace the defaults.
-
-    Raises:
-        NetworkError: the port is taken or the address is not of this machine.
-    """
+    """Open a running node."""
     limits = limits or NetworkLimits()
     silence_libp2p()
     with lock_port(listen, port) as number:

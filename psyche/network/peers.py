@@ -31,11 +31,7 @@ NO_PLACE: Final = "no place in the run yet"  # for a key without a slot; newcome
 
 
 class Transport(Protocol):
-    """Carries the streams, and reports each connection to the node's `PeerTable`."""
-
-    def addresses(self) -> tuple[str, ...]:
-        """The multiaddrs that this node listens on."""
-        ...
+    def addresses(self) -> tuple[str, ...]: ...
 
     async def dial(self, key: bytes, address: str) -> None:
         """Connect to a peer and prove its key.
@@ -60,8 +56,6 @@ class Transport(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """A connected peer."""
-
     key: bytes
     admitted: trio.Event = field(default_factory=trio.Event)
     gone: trio.Event = field(default_factory=trio.Event)
@@ -71,17 +65,7 @@ class Peer:
 
 
 class PeerTable:
-    """The peers of a node.
-
-    Args:
-        key: this node's own key.
-        limits: time and count limits.
-        transport: carries the streams.
-        rng: the source of redialing jitter; nothing secret.
-        get_record: returns a fresh address record of this node.
-        get_unix: the current Unix time, by which address records expire.
-        start_soon: starts a task of the node.
-    """
+    """The peers of a node."""
 
     def __init__(
         self, key: bytes, limits: NetworkLimits, transport: Transport, rng: random.Random, *,
@@ -108,16 +92,13 @@ class PeerTable:
     # connected peers
 
     def connected(self) -> frozenset[bytes]:
-        """Return the keys of the admitted peers."""
         return frozenset(k for k, p in self._peers.items() if p.admitted.is_set())
 
     def count_streams(self) -> int:
-        """Return the largest number of streams of one protocol that an admitted peer has open."""
         admitted = (peer for peer in self._peers.values() if peer.admitted.is_set())
         return max((count for peer in admitted for count in peer.inbound.values()), default=0)
 
     def is_connected(self, key: bytes) -> bool:
-        """Whether a peer has completed hello."""
         peer = self._peers.get(key)
         return peer is not None and peer.admitted.is_set()
 
@@ -127,33 +108,24 @@ class PeerTable:
         return any(since <= latest for since in self._missing_since.values())
 
     def is_here(self, key: bytes) -> bool:
-        """Whether the peer is connected, before or after hello."""
         return key in self._peers
 
     def is_wanted(self, key: bytes) -> bool:
-        """Whether a peer should be dialed: it is allowed and not connected."""
         return key not in self._peers and key in self.allowed and self.run_uid != ZERO32
 
     def is_member(self, key: bytes) -> bool:
-        """Whether the key is a member's."""
         return key in self.members
 
     def get(self, key: bytes) -> Peer | None:
-        """Return a connected peer, admitted or not, or None."""
         return self._peers.get(key)
 
     def get_standing(self, key: bytes) -> Standing:
-        """Return a peer's standing, by which connections are cut."""
         if not self.is_connected(key):
             return Standing.UNKNOWN
         return Standing.MEMBER if key in self.members else Standing.ALLOWED
 
     def lease(self, key: bytes, protocol: str) -> PoolLease:
-        """Lease a stream to an admitted peer from its pool; entering raises NetworkError if none can be opened.
-
-        Raises:
-            NetworkError: the peer is not connected.
-        """
+        """Lease a stream to an admitted peer from its pool; entering raises NetworkError if none can be opened."""
         peer = self._peers.get(key)
         if peer is None or not peer.admitted.is_set():
             raise NetworkError(f"peer {key.hex()[:16]}: not connected")
@@ -175,7 +147,6 @@ class PeerTable:
     # settings by the node's owner
 
     def set_allowed(self, keys: frozenset[bytes]) -> None:
-        """Disconnect keys that are no longer allowed, and dial new ones."""
         new = keys - self.allowed
         now = trio.current_time()
         self._missing_since = {k: s for k, s in self._missing_since.items() if k in keys}
@@ -207,7 +178,6 @@ class PeerTable:
                     self._start_soon(self._offer_hello, peer)
 
     def set_addresses(self, records: Sequence[AddressRecord]) -> None:
-        """Take over signed records newer than the previous ones, and dial the keys whose record changed."""
         new = self._addresses.set_book(records, self._peers.keys())
         self.dialer.forget_unknown()
         self.dialer.dial_now(new)
@@ -219,11 +189,7 @@ class PeerTable:
         self.dialer.dial_now(new)
 
     def learn_address(self, record: AddressRecord) -> bool:
-        """Keep a peer's record of an allowed key (N2), and dial that key; return whether the record was new.
-
-        Raises:
-            WireError: the record breaks a limit or is not signed by its key.
-        """
+        """Keep a peer's record of an allowed key (N2), and dial that key; return whether the record was new."""
         if record.p2p not in self.allowed or not self._addresses.learn(record):
             return False
         if record.p2p not in self._peers and self.dialer.get(record.p2p) is None:
@@ -240,19 +206,17 @@ class PeerTable:
             self.learn_address(self._remembered[key])
 
     def get_known(self) -> tuple[AddressRecord, ...]:
-        """Return the unexpired records of allowed keys (N5)."""
         return tuple(self._addresses.get_unexpired(self.allowed).values())
 
     def get_records(self, first: bytes) -> list[AddressRecord]:
-        """Return the address records to send to another peer (N1)."""
         return self._addresses.get_records(first, self.allowed, self._get_record())
 
     def is_without_book(self) -> bool:
-        """Whether the home's book may be incomplete: it is empty, or bootstrap addresses are set."""
+        """Whether the backend's book may be incomplete: it is empty, or bootstrap addresses are set."""
         return not self._addresses.has_book or bool(self._addresses.bootstrap)
 
     def get_wanted(self) -> frozenset[bytes]:
-        """Return the allowed keys to ask peers for (N4): not in the home's book, and missing or with an old record."""
+        """The allowed keys to ask peers for (N4): not in the backend's book, and missing or with an old record."""
         if not self.is_without_book():
             return frozenset()
         latest, connected = trio.current_time() - self._limits.wanted_after_s, self.connected()
@@ -264,7 +228,6 @@ class PeerTable:
         )
 
     def get_bootstrap(self) -> tuple[BootstrapPeer, ...]:
-        """Return the state of each bootstrap address."""
         return tuple(
             self._describe(key, address) for key, known in self._addresses.bootstrap.items() for address in known
         )
@@ -292,7 +255,6 @@ class PeerTable:
             self._start_soon(self._offer_hello, peer)
 
     def remove_connections(self, key: bytes) -> None:
-        """Note that the last connection to `key` is closed."""
         peer = self._peers.pop(key, None)
         if peer is None:
             return
@@ -304,7 +266,6 @@ class PeerTable:
         self.changed.notify()
 
     def drop(self, key: bytes, reason: str) -> None:
-        """Disconnect a peer and remember the reason."""
         peer = self._peers.get(key)
         if peer is None:
             return
@@ -357,7 +318,6 @@ class PeerTable:
         await self._say_hello(peer, lambda: self._transport.open_stream(peer.key, HELLO), offer)
 
     async def answer_hello(self, key: bytes, stream: ByteStream) -> None:
-        """Answer the hello of a peer on a stream that it opened."""
         peer = self._peers.get(key)
         if peer is None:
             return

@@ -25,13 +25,7 @@ _log: Final = logging.getLogger("psyche.network")
 
 
 class Questions:
-    """Sends requests to peers and answers theirs: "addresses" by itself, the rest through `handler`.
-
-    Args:
-        peers: the node's peers.
-        limits: how many requests are answered at a time, and the timeout of an answer.
-        statistics: the node's counters.
-    """
+    """Sends requests to peers and answers theirs: "addresses" by itself, the rest through `handler`."""
 
     def __init__(self, peers: PeerTable, limits: NetworkLimits, statistics: NetworkStatistics) -> None:
         self.handler: SyncHandler | None = None
@@ -41,12 +35,6 @@ class Questions:
         self._handling = trio.CapacityLimiter(limits.sync_handlers)
 
     async def ask(self, peer: bytes, request: SyncRequest, timeout_s: float) -> SyncReply:
-        """Send one peer a request and return its reply.
-
-        Raises:
-            NetworkError: the peer is not connected, refused, or did not answer in time.
-            WireError: the reply is malformed or breaks a limit.
-        """
         raw, limit = encode_sync_request(request), get_reply_limit(request.kind)
         try:
             with trio.fail_after(timeout_s):
@@ -72,7 +60,6 @@ class Questions:
         return reply
 
     async def serve(self, key: bytes, stream: ByteStream) -> None:
-        """Answer a peer's requests on one stream until it ends or is idle for too long."""
         while True:
             with trio.move_on_after(self._limits.idle_stream_s) as idle:
                 raw = await read_frame(stream, SYNC_REQUEST_BYTES, "sync request")

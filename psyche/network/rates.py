@@ -17,7 +17,6 @@ class Buckets:
         self._buckets: OrderedDict[bytes, TokenBucket] = OrderedDict()
 
     def take(self, key: bytes, now: float) -> bool:
-        """Take a token of `key`; return false if it has none left."""
         bucket = self._buckets.get(key)
         if bucket is None:
             if len(self._buckets) >= MAX_BUCKETS:
@@ -42,7 +41,6 @@ class SeenSet:
         return len(self._seen)
 
     def add(self, item: bytes) -> bool:
-        """Add `item`; return false if it was there already."""
         if item in self._seen:
             return False
         if len(self._seen) >= self._max:

@@ -63,10 +63,7 @@ async def read_name(communicator: MultiselectCommunicator) -> str:
     """Read one protocol name of multistream-select.
 
     libp2p would allocate as many bytes as the length prefix claims, and lets text that is not UTF-8 raise through
-    its own error classes. Every connection and stream starts with such names, also those of strangers.
-
-    Raises:
-        MultiselectCommunicatorError: the name is too long, cut short, without its newline or not UTF-8.
+    its own error classes. Every connection starts with such names, before the peer has authenticated.
     """
     try:
         name = await read_varint_prefixed_bytes_limited(communicator.read_writer, MAX_NAME_BYTES)
@@ -81,7 +78,7 @@ MultiselectCommunicator.read = read_name  # pyright: ignore[reportAttributeAcces
 
 
 def silence_libp2p() -> None:
-    """Send libp2p's warnings to our own logger, at debug level: their texts may contain bytes from strangers.
+    """Send libp2p's warnings to our own logger, at debug level: their texts may contain bytes of unauthenticated peers.
 
     Parts of libp2p log through the root logger, which would otherwise install a handler on stderr.
     """
@@ -159,11 +156,7 @@ class _Frames:
         self._rest = b""  # the header of what is left of its frame
 
     async def read(self, size_bytes: int) -> bytes:
-        """Read a header, or the body that it announced: yamux asks for nothing else.
-
-        Raises:
-            Overflow: the peer sends more than it may; the connection is cut.
-        """
+        """A header, or the body that it announced: yamux asks for nothing else. A peer that sends too much is cut."""
         if self._body_bytes:
             with self._muxed.stream_buffers.account.expecting(size_bytes):
                 data = await self._read(size_bytes)
@@ -195,7 +188,7 @@ class _Frames:
 
 
 def describe_connection_failure(error: BaseException) -> str:
-    """Describe why a connection failed, in our own words: libp2p's texts may contain bytes from strangers."""
+    """Describe why a connection failed, in our own words: libp2p's texts may contain bytes of unauthenticated peers."""
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
@@ -231,7 +224,6 @@ class SafePubsub(Pubsub):
     is_allowed: Callable[[Any], bool] = staticmethod(lambda _peer_id: False)
 
     async def stream_handler(self, stream: Any) -> None:
-        """Read an allowed peer's RPCs; an invalid one ends only the stream."""
         if not self.is_allowed(stream.muxed_conn.peer_id):
             await reset_stream(stream)
             return
@@ -323,7 +315,6 @@ class Gate:
 
 
 def build_host(seed: bytes, listen: Multiaddr, limits: NetworkLimits, budget: UnreadBudget) -> Any:
-    """Build a libp2p host with Noise only, yamux only, no automatic dialing, keep-alive, and counted unread bytes."""
     pair = create_new_key_pair(seed)
     host: Any = new_host(
         key_pair=pair,
@@ -375,7 +366,6 @@ async def _do_nothing_async(*_args: object, **_kwargs: object) -> None:
 
 
 def build_pubsub(host: Any, topics: frozenset[str]) -> tuple[SafePubsub, gossipsub.GossipSub]:
-    """Build Gossipsub 1.1 with settings that deliver messages reliably."""
     router = gossipsub.GossipSub(
         [gossipsub.PROTOCOL_ID_V11, gossipsub.PROTOCOL_ID],  # version 1.2 doubles the cost of a 1 KB message
         6,

@@ -28,8 +28,6 @@ class StreamError(NetworkError):
 
 
 class Readable(Protocol):
-    """An ordered source of bytes."""
-
     async def read_some(self, max_bytes: int) -> bytes:
         """Read between 1 and `max_bytes` bytes.
 
@@ -42,13 +40,7 @@ class Readable(Protocol):
 class ByteStream(Readable, Protocol):
     """One ordered, reliable, bidirectional stream; one reader and one writer at a time."""
 
-    async def write(self, data: bytes) -> None:
-        """Send all of `data`.
-
-        Raises:
-            StreamError: the stream is broken or the other side accepts no data.
-        """
-        ...
+    async def write(self, data: bytes) -> None: ...
 
     async def close(self) -> None:
         """Close for writing; what was written still arrives. Never raises."""
@@ -60,11 +52,6 @@ class ByteStream(Readable, Protocol):
 
 
 async def read_exactly(stream: Readable, size_bytes: int) -> bytes:
-    """Read exactly `size_bytes` bytes; the caller has checked the size.
-
-    Raises:
-        StreamError: the stream ended early.
-    """
     parts: list[bytes] = []
     missing = size_bytes
     while missing > 0:
@@ -75,22 +62,12 @@ async def read_exactly(stream: Readable, size_bytes: int) -> bytes:
 
 
 async def read_frame(stream: Readable, max_bytes: int, what: str) -> bytes:
-    """Read a frame: u32 length, then that many bytes.
-
-    Raises:
-        WireError: the frame claims more than `max_bytes`; none of its body was read.
-        StreamError: the stream ended.
-    """
+    """Read a frame: u32 length, then that many bytes."""
     head = await read_exactly(stream, LENGTH_BYTES)
     return await read_exactly(stream, read_length(head, max_bytes, what))
 
 
 async def write_frame(stream: ByteStream, body: bytes) -> None:
-    """Send a frame in one write.
-
-    Raises:
-        StreamError: see `ByteStream.write`.
-    """
     await stream.write(pack_length(len(body)) + body)
 
 
@@ -101,7 +78,6 @@ class Signal:
         self._event: trio.Event | None = None  # None while no task waits
 
     def notify(self) -> None:
-        """Wake all tasks that wait now."""
         if self._event is not None:
             self._event.set()
             self._event = None
@@ -136,13 +112,7 @@ class Lease:
 
 
 class StreamPool:
-    """A pool of streams of one protocol to one peer, because opening a stream costs a negotiation.
-
-    Args:
-        open_stream: opens a new one.
-        max_streams: how many may be in use at once; further users wait.
-        idle_s: a stream idle for longer than this is not reused.
-    """
+    """A pool of streams of one protocol to one peer, because opening a stream costs a negotiation."""
 
     def __init__(self, open_stream: Callable[[], Awaitable[ByteStream]], max_streams: int, idle_s: float) -> None:
         self._open = open_stream
@@ -158,7 +128,6 @@ class StreamPool:
         return PoolLease(self)
 
     async def take(self) -> Lease:
-        """Take a stream for exclusive use until it is given back."""
         await take(self._streams)
         try:
             while self._idle:
@@ -172,7 +141,6 @@ class StreamPool:
             raise
 
     async def give_back(self, lease: Lease) -> None:
-        """Give a stream back after an exchange."""
         try:
             if lease.is_clean:
                 self._idle.append((trio.current_time(), lease.stream))
@@ -184,8 +152,6 @@ class StreamPool:
 
 
 class PoolLease:
-    """The context manager of `pool.lease()`."""
-
     __slots__ = ("_lease", "_pool")
 
     def __init__(self, pool: StreamPool) -> None:

@@ -36,11 +36,6 @@ _reply = msgspec.msgpack.Decoder(_Reply)
 
 
 def encode_sync_request(request: SyncRequest) -> bytes:
-    """Encode a request for `/psyche/sync/1`.
-
-    Raises:
-        NetworkError: a field is out of range, so that no peer would accept it.
-    """
     if not 0 <= request.have < 1 << MAX_CLIENTS:
         raise NetworkError(f"sync request: have is not a bitmap of {MAX_CLIENTS} members")
     have = request.have.to_bytes(_BITMAP_BYTES, "little")
@@ -50,11 +45,6 @@ def encode_sync_request(request: SyncRequest) -> bytes:
 
 
 def decode_sync_request(raw: bytes) -> SyncRequest:
-    """Decode a request.
-
-    Raises:
-        WireError: naming the field.
-    """
     try:
         wire = _request.decode(raw)
     except UNREADABLE as error:
@@ -73,27 +63,16 @@ def _check_request(wire: _Request) -> None:
 
 
 def get_reply_limit(kind: str) -> int:
-    """Return the size limit in bytes of a reply to a request of this kind."""
     return ADDRESSES_FRAME_BYTES if kind == ADDRESSES else REPLY_FRAME_BYTES
 
 
 def encode_sync_reply(reply: SyncReply) -> bytes:
-    """Encode a reply.
-
-    Raises:
-        WireError: the reply has more than 4 MiB or too many items.
-    """
     if len(reply.items) > SYNC_ITEMS or sum(map(len, reply.items)) > SYNC_REPLY_BYTES:
         raise WireError(f"sync reply: at most {SYNC_ITEMS} items and {SYNC_REPLY_BYTES} bytes")
     return msgspec.msgpack.encode(_Reply(reply.found, list(reply.items)))
 
 
 def decode_sync_reply(raw: bytes) -> SyncReply:
-    """Decode a reply.
-
-    Raises:
-        WireError: naming the rule.
-    """
     try:
         wire = _reply.decode(raw)
     except UNREADABLE as error:

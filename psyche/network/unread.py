@@ -31,13 +31,7 @@ class Standing(IntEnum):
 
 
 class UnreadBudget:
-    """The unread bytes of all connections of a node.
-
-    Args:
-        max_bytes: the limit for all connections together.
-        connection_bytes: the limit for one connection.
-        rest_s: how long a non-member that was cut is not let in again, in seconds.
-    """
+    """The unread bytes of all connections; a non-member that was cut is not let in again for `rest_s` seconds."""
 
     def __init__(self, max_bytes: int, connection_bytes: int, rest_s: float) -> None:
         self.max_bytes = max_bytes
@@ -53,7 +47,6 @@ class UnreadBudget:
         self._resting: dict[object, float] = {}  # until when
 
     def count(self, account: "Account", more_bytes: int) -> None:
-        """Add to the bytes that a connection holds; negative to subtract."""
         self.held_bytes += more_bytes
         self.most_bytes = max(self.most_bytes, self.held_bytes)
         self._most_lately = max(self._most_lately, self.held_bytes)
@@ -70,11 +63,7 @@ class UnreadBudget:
         return True
 
     def make_room(self, account: "Account", size_bytes: int) -> None:
-        """Cut the greediest connections until `size_bytes` fit.
-
-        Raises:
-            Overflow: `account` itself was cut.
-        """
+        """Cut the greediest connections until `size_bytes` fit; raises Overflow if `account` itself was cut."""
         if account.held_bytes + size_bytes > self.connection_bytes:
             self.cut(account, f"more than {self.connection_bytes} bytes unread")
         while not account.is_cut and self.held_bytes + size_bytes > self.max_bytes:
@@ -110,7 +99,6 @@ class UnreadBudget:
             self._resting[owner] = now + self._rest_s
 
     def is_resting(self, owner: object) -> bool:
-        """Whether a peer was cut recently and may not reconnect yet."""
         return self._resting.get(owner, 0.0) > trio.current_time()
 
 
@@ -125,13 +113,7 @@ def give_memory_back() -> None:
 
 
 class Account:
-    """The unread bytes of one connection.
-
-    Args:
-        budget: the node's budget.
-        owner: the peer, as passed to the budget's `get_standing` and `on_cut`.
-        release: drops all bytes that the connection holds and gives them back.
-    """
+    """The unread bytes of one connection; `release` drops all bytes that it holds and gives them back."""
 
     def __init__(self, budget: UnreadBudget, owner: object, release: Callable[[], None]) -> None:
         self.owner = owner
@@ -141,11 +123,7 @@ class Account:
         self._budget = budget
 
     def take(self, size_bytes: int) -> None:
-        """Count bytes before they are stored.
-
-        Raises:
-            Overflow: the connection is cut now or was cut before.
-        """
+        """Count bytes before they are stored; raises Overflow if the connection is cut now or was cut before."""
         if not size_bytes:
             return
         self._budget.make_room(self, size_bytes)
@@ -153,18 +131,13 @@ class Account:
         self._budget.count(self, size_bytes)
 
     def give_back(self, size_bytes: int) -> None:
-        """Give back bytes that were read or dropped."""
         if size_bytes:
             self.held_bytes -= size_bytes
             self._budget.count(self, -size_bytes)
 
     @contextmanager
     def expecting(self, size_bytes: int) -> Iterator[None]:
-        """Count bytes of a frame while it is being received.
-
-        Raises:
-            Overflow: see `take`.
-        """
+        """Count bytes of a frame while it is being received."""
         self.take(size_bytes)
         try:
             yield
@@ -172,16 +145,11 @@ class Account:
             self.give_back(size_bytes)
 
     def break_off(self, reason: str) -> NoReturn:
-        """Cut a connection whose peer breaks the rules of yamux, and let the peer rest, also a member.
-
-        Raises:
-            Overflow: always.
-        """
+        """Cut a connection whose peer breaks the rules of yamux, and let the peer rest, also a member."""
         self._budget.cut(self, reason, rests=True)
         raise Overflow(reason)
 
     def close(self) -> None:
-        """Close the account: it holds nothing and takes no more bytes."""
         self.is_cut = True
         self.release()
 
@@ -208,7 +176,6 @@ class StreamBuffers(dict[int, Any]):
         self.pop(stream_id)
 
     def pop(self, stream_id: int, *default: Any) -> Any:
-        """Remove a buffer and drop its content."""
         found = super().pop(stream_id, *default)
         if isinstance(found, StreamBuffer):
             found.clear()
@@ -261,11 +228,6 @@ class StreamBuffer:
         self._account.give_back(size)
 
     def extend(self, data: bytes) -> None:
-        """Append bytes.
-
-        Raises:
-            Overflow: the connection holds too many bytes.
-        """
         if self._is_over:
             return
         self._account.take(len(data))
@@ -281,7 +243,6 @@ class StreamBuffer:
         self.clear()
 
     def clear(self) -> None:
-        """Drop all bytes."""
         size, self._size = self._size, 0
         self._parts.clear()
         self._account.give_back(size)

@@ -32,8 +32,6 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Gossip one message."""
-
     raw: bytes
 
 
@@ -284,8 +282,6 @@ class Expire:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The client is done, well or not."""
-
     code: int
     reason: str
     cause: kinds.LeaveCause
@@ -350,8 +346,6 @@ class HealFailed:
 
 @dataclass(frozen=True, slots=True)
 class WeightsPromised:
-    """A member promised to keep a copy of its weights of that round."""
-
     epoch: int
     height: int
     member: int
@@ -375,8 +369,6 @@ class PayloadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A batch was trained, cancelled, or refused with a reason."""
-
     epoch: int
     height: int
     reply: TrainReply
@@ -399,8 +391,6 @@ class TrainFailed:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The set of round `height` is applied."""
-
     epoch: int
     height: int
     reply: ApplyReply
@@ -438,16 +428,12 @@ class TableArrived:
 
 @dataclass(frozen=True, slots=True)
 class FetchedAhead:
-    """These weights are on the disk, or cannot be fetched now."""
-
     digest: bytes
     ok: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFetched:
-    """P8: the certified snapshot was fetched (`ok`) or is not available now."""
-
     digest: bytes
     ok: bool
 

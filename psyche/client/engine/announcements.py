@@ -26,8 +26,6 @@ MAX_RETRY_S = 4.0
 
 
 class Verdict(Enum):
-    """The result of judging an announcement."""
-
     ACCEPT = "accept"
     DEFER = "defer"  # this client cannot judge the base digest yet
     REFUSE = "refuse"
@@ -51,8 +49,6 @@ def compute_step_lr(state: Coordinator, step: int) -> float:
 
 
 class Announcements:
-    """Tracks what members announce and which payloads this client holds."""
-
     def __init__(self, context: EngineContext) -> None:
         self._x = context
         self._early: dict[int, list[bytes]] = {}  # by member: messages of a round not seen yet
@@ -61,7 +57,6 @@ class Announcements:
         self._expected: tuple[tuple[Coordinator, RunFacts, int, bytes | None], Expected] | None = None  # cache
 
     def clear(self) -> None:
-        """Forget everything: a new epoch begins."""
         self._failed.clear()
         self._early.clear()
 
@@ -86,7 +81,6 @@ class Announcements:
         self._take(message, record, digests, diverged=diverged, now=now)
 
     def _is_next(self, message: Gossip) -> bool:
-        """Whether the message belongs to the round after the newest one seen."""
         state = self._x.state
         if state.in_round:
             return message.height == self._x.height + 1
@@ -104,7 +98,6 @@ class Announcements:
             self._early[message.member] = [*kept, raw]
 
     def replay_early(self, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
-        """Process again the messages that arrived before their round was seen."""
         early, self._early = self._early, {}
         for raw in (raw for kept in early.values() for raw in kept):
             self.on_gossip(raw, digests, diverged=diverged, now=now)
@@ -234,7 +227,6 @@ class Announcements:
         return result
 
     def add_own(self, message: Gossip, header: ResultHeader, record: RoundRecord, *, now: float) -> None:
-        """Add this client's own result; its payload is held from the start."""
         assert isinstance(message.body, Result), "only results are added"
         result = KnownResult(encode_gossip(message), header, message.body.commitment, PayloadStatus.HELD, held_at=now)
         record.add_result(message.member, result)
@@ -272,7 +264,6 @@ class Announcements:
         return (self._x.get_key(member), *keys[first:], *keys[:first])
 
     def on_payload(self, event: PayloadArrived | PayloadFailed, now: float) -> None:
-        """A payload arrived, or could not be fetched."""
         for record in self._x.book.all():
             member = record.trainers.get(event.commitment)
             if member is None:
@@ -295,7 +286,6 @@ class Announcements:
             self._failed[record.height, member, result.commitment] = result
 
     def _iter_failed(self) -> Iterator[tuple[RoundRecord, int, KnownResult]]:
-        """Results whose payload could not be fetched, of rounds that are still needed."""
         for (height, member, commitment), result in list(self._failed.items()):
             record = self._x.book.get(height)
             if record is None or result.status is not PayloadStatus.ANNOUNCED:
@@ -310,12 +300,10 @@ class Announcements:
                 self._fetch(result, record, member, now)
 
     def retry_soon(self, now: float) -> None:
-        """A new round began: make every failed payload due at once."""
         for _, _, result in self._iter_failed():
             result.retry_at = min(result.retry_at, now)
 
     def get_next_retry(self) -> float | None:
-        """When `retry` is due next; None if nothing failed."""
         return min((result.retry_at for _, _, result in self._iter_failed()), default=None)
 
     def _refuse(self, what: Refusable, reason: str, *, member: int | None = None, height: int | None = None) -> None:

@@ -69,7 +69,6 @@ class Chain:
     _inputs: dict[int, ApplyInputs] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Forget everything: a new epoch begins."""
         self._start_anew()
         self.weights.forget()
         for known in (self._decisions, self._open, self._inputs, self.tables):
@@ -86,7 +85,6 @@ class Chain:
         self._open.clear()
 
     def begin(self, certified: bytes) -> None:
-        """Start from the epoch's certified weights; see `Weights.begin`."""
         self._start_anew()
         self.weights.begin(certified)
 
@@ -103,7 +101,6 @@ class Chain:
 
     @property
     def is_open(self) -> bool:
-        """Whether a closed round is still to be decided."""
         return bool(self._open)
 
     def follow(self, now: float) -> None:
@@ -136,7 +133,6 @@ class Chain:
                 self._try_decide(applied, now)
 
     def _get_deciding(self, height: int) -> Round | None:
-        """The round whose records decide the results of `height`, if it is still in the state."""
         state = self.context.state
         return get_round(state, get_deciding_height(state.config, height))
 
@@ -292,7 +288,6 @@ class Chain:
         return young and bool(client.flags & ClientFlag.NEWCOMER)
 
     def on_applied(self, event: Applied) -> AppliedSet | None:
-        """The trainer has applied the set: note c and D of its height."""
         entry = self.applying
         if entry is None or (event.epoch, event.height) != (self.context.epoch, entry.height):
             return None

@@ -33,7 +33,6 @@ class RunFacts:
 
     @property
     def is_known(self) -> bool:
-        """Whether a model was loaded; no header can be judged before."""
         return self.plan_hash != ZERO32
 
 
@@ -54,29 +53,23 @@ class EngineContext:
 
     @property
     def epoch(self) -> int:
-        """The running epoch's number."""
         return self.state.progress.epoch
 
     @property
     def height(self) -> int:
-        """The running round's height."""
         return self.state.current.height
 
     @property
     def current(self) -> RoundRecord | None:
-        """The record of the running round."""
         return self.book.get(self.height) if self.state.in_round else None
 
     def do(self, action: Action) -> None:
-        """Queue an action for the shell."""
         self.actions.append(action)
 
     def log(self, event: kinds.Event) -> None:
-        """Write one event."""
         self.actions.append(Log(event))
 
     def drain(self) -> list[Action]:
-        """Take the actions queued since the last drain, in order."""
         actions, self.actions = self.actions, []
         return actions
 
@@ -90,7 +83,6 @@ class EngineContext:
         self.log(wait)
 
     def end_wait(self, key: str, outcome: WaitOutcome) -> None:
-        """End the wait with this key, if there is one."""
         wait = self.waits.pop(key, None)
         if wait is not None:
             ended = kinds.WaitEnded(
@@ -99,7 +91,6 @@ class EngineContext:
             self.log(ended)
 
     def end_all_waits(self, outcome: WaitOutcome) -> None:
-        """End every wait: the phase is over."""
         for key in list(self.waits):
             self.end_wait(key, outcome)
 
@@ -113,7 +104,6 @@ class EngineContext:
         return None
 
     def is_healthy(self, index: int) -> bool:
-        """Whether that member still takes part."""
         return self.state.clients[index].state is ClientState.HEALTHY
 
     def get_sources(self, members: int) -> tuple[list[int], list[bytes]]:
@@ -125,7 +115,6 @@ class EngineContext:
         return known[2:]
 
     def get_key(self, member: int) -> bytes:
-        """The p2p key of a member."""
         return self.state.clients[member].p2p
 
 

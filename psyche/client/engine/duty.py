@@ -35,8 +35,6 @@ PRESENCE_S = 1.0  # less than the slack that every member is granted (A3)
 
 @dataclass(slots=True)
 class OwnRound:
-    """What this client did in the running round."""
-
     height: int = -1
     presence_sent: bool = False  # any Ready, even one without D(h)
     ready_sent: bool = False  # a Ready with D(h)
@@ -49,8 +47,6 @@ class OwnRound:
 
 @dataclass(slots=True)
 class Duty:
-    """Performs this member's duties in the running round, each as soon as possible."""
-
     context: EngineContext
     chain: Chain
     training: Training
@@ -59,7 +55,6 @@ class Duty:
     _standing: RoundStanding | None = None  # as of the last `act`
 
     def begin(self) -> None:
-        """Reset for a new epoch."""
         self.own = OwnRound()
         self.training.begin()
 
@@ -96,7 +91,6 @@ class Duty:
             self._take_snapshot(record)
 
     def act(self, now: float) -> None:
-        """Do everything that has become possible in the running round."""
         x = self.context
         record = x.current
         if record is None or x.member is None or not self._is_in(record) or not x.is_healthy(x.member):
@@ -153,7 +147,6 @@ class Duty:
             self._publish_ready(record, Ready(ZERO32, flags))
 
     def _make_ready(self, record: RoundRecord) -> Ready | None:
-        """Ready with its own D(h), or None while that is not known."""
         digest = self.weights.digests.get(record.height)
         if digest is None:
             return None

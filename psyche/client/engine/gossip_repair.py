@@ -22,14 +22,12 @@ class GossipRepair:
         self._is_waiting = False
 
     def begin_round(self, now: float) -> None:
-        """Begin a round: ask for missing announcements of the attested one."""
         self._asked_at, self._every_s, self._is_waiting = now, ASK_FIRST_S, False
         self._ask_for(
             {get_attested_height(self._x.state.config, self._x.state.epoch, self._x.height)} - {self._x.height}
         )
 
     def get_deadline(self) -> float | None:
-        """When `act` is due next; None outside rounds."""
         return self._asked_at + self._every_s if self._x.state.in_round else None
 
     def act(self, now: float, *, is_waiting: bool) -> None:
@@ -43,7 +41,6 @@ class GossipRepair:
             )
 
     def count_known(self) -> int:
-        """The number of announcements known, over all rounds in the book."""
         return sum(len(r.finished) + sum(map(len, r.results.values())) for r in self._x.book.all())
 
     def on_news(self) -> None:

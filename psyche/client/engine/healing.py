@@ -25,16 +25,12 @@ ASK_AGAIN_S: Final = 1.0
 
 @dataclass(slots=True)
 class HelperSearch:
-    """The search for members that keep a copy of the agreed weights of the held round."""
-
     ask_at: float  # on the caller's clock
     helpers: dict[int, bytes] = field(default_factory=dict)  # member -> key: they keep a copy
     asked: set[int] = field(default_factory=set)
 
 
 class Healing:
-    """Brings a diverged client back to the agreed weights, or out of the epoch."""
-
     def __init__(
         self, context: EngineContext, weights: Weights, chain: Chain, training: Training, membership: Membership
     ) -> None:
@@ -48,7 +44,6 @@ class Healing:
         self._helped: tuple[int, int] | None = None  # epoch and height of the last copy kept for others
 
     def get_deadline(self) -> float | None:
-        """When to look for helpers next; None if no search is going on."""
         match self._weights.state:
             case Comparing(held=Held(until=None)):
                 return self._search.ask_at
@@ -56,7 +51,6 @@ class Healing:
                 return None
 
     def act(self, now: float) -> None:
-        """Start healing if it is due, or continue it."""
         if self._x.member is None or not self._x.state.in_round:
             return
         match self._weights.state:
@@ -69,7 +63,6 @@ class Healing:
                     self._replay("this client's digest differs from the agreed one")
 
     def give_up(self, cause: LeaveCause, reason: str) -> None:
-        """Withdraw from this epoch; its weights are not followed any more."""
         self._x.end_wait("compare", WaitOutcome.GIVEN_UP)
         self._membership.withdraw(cause, reason)
         self._weights.lose()
@@ -95,7 +88,6 @@ class Healing:
         x.do(Heal(x.epoch, certified, weights.next_height - 1))
 
     def on_healed(self, event: Healed) -> None:
-        """The trainer holds replayed or fetched weights now."""
         if event.epoch != self._x.epoch or not self._is_at_work():
             return
         # the momentum is that of the epoch's start, or zero: it includes no result sent since (R8)
@@ -110,7 +102,6 @@ class Healing:
         return isinstance(self._weights.state, Replaying) or self._weights.is_fetching
 
     def on_failed(self, event: HealFailed) -> None:
-        """After a failed replay, compare with peers; after a failed comparison, give up."""
         x, weights = self._x, self._weights
         if event.epoch != x.epoch:
             return
@@ -146,7 +137,6 @@ class Healing:
         return x.height > last or (x.height == last and at_the_end)
 
     def _is_full(self, height: int) -> bool:
-        """Whether the digest of `height` covers all weights (S2)."""
         x = self._x
         is_small = x.facts.parameters <= FULL_DIGEST_MAX_PARAMETERS
         return is_small or is_full_digest_height(x.state.config, x.state.epoch, height)
@@ -199,7 +189,6 @@ class Healing:
             x.do(AskWeights(record.epoch, record.height, member, x.get_key(member)))
 
     def on_promised(self, event: WeightsPromised) -> None:
-        """Note that a member keeps a copy of the held round's weights."""
         match self._weights.state:
             case Comparing(held=Held(height)) if (event.epoch, event.height) == (self._x.epoch, height):
                 self._search.helpers[event.member] = self._x.get_key(event.member)

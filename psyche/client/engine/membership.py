@@ -71,8 +71,6 @@ NEXT_EPOCH = _wait_for(Wait.NEXT_EPOCH, "the next epoch: this client is not a me
 
 @dataclass(slots=True)
 class Membership:
-    """Decides in every state whether and how to take part."""
-
     context: EngineContext
     chain: Chain
     training: Training
@@ -103,7 +101,6 @@ class Membership:
     _peers: tuple[frozenset[bytes], frozenset[bytes]] = (frozenset(), frozenset())
 
     def follow_registry(self) -> None:
-        """Update the allow-list: the keys of joined and leaving slots, and the members among them."""
         live = (SlotState.JOINED, SlotState.LEAVING)
         keys = frozenset(s.p2p for s in self.context.state.registry.slots if s.state in live)
         peers = keys, keys & {c.p2p for c in self.context.state.clients}
@@ -112,21 +109,18 @@ class Membership:
             self.context.do(SetPeers(*peers))
 
     def get_slot(self) -> Slot | None:
-        """This client's slot in the registry; None if it has none."""
         own = self.context.identity.public
         return next(
             (s for s in self.context.state.registry.slots if s.p2p == own and s.state is not SlotState.FREE), None
         )
 
     def enter_epoch(self) -> None:
-        """Reset for a newly seen epoch."""
         self.warm_digest = None
         self.load_at = 0.0
         self.lacks_source = False
         self.withdrawn_epoch = None  # a running load goes on: a second one might last into a round
 
     def act(self, now: float) -> None:
-        """Do what the current run state requires of this client."""
         state = self.context.state
         match state.run_state:
             case RunState.WAITING_FOR_MEMBERS:
@@ -183,7 +177,6 @@ class Membership:
             x.do(FetchAhead(certified))
 
     def on_fetched_ahead(self, event: FetchedAhead, now: float) -> None:
-        """The next epoch's weights are on the disk, or have to be asked for again."""
         if not event.ok and self.ahead == event.digest:
             self.ahead, self.ahead_at = ZERO32, now + LOAD_AGAIN_S
 
@@ -250,7 +243,6 @@ class Membership:
             self.chain.begin(self.weights_digest)  # S1: c(-1) is the certified digest
 
     def on_loaded(self, event: Loaded) -> None:
-        """The trainer has loaded weights: derive the run's facts from the model."""
         x = self.context
         self.loading = self.lacks_source = False
         try:
@@ -276,7 +268,6 @@ class Membership:
         x.log(kinds.ModelLoaded(source=event.source, digest=event.digest, parameters=event.parameters))
 
     def on_load_failed(self, event: LoadFailed, now: float) -> None:
-        """No source has the weights yet: try again after a pause. If none ever can, leave."""
         self.loading = False
         self.load_at = now + LOAD_AGAIN_S
         self.lacks_source = True
@@ -294,13 +285,11 @@ class Membership:
             self.withdraw(LeaveCause.TRAINER_LOST, why)
 
     def on_weights_changed(self) -> None:
-        """An apply has started: the trainer's digest is no longer known."""
         self.weights_digest = None
 
     # --- rounds ----------------------------------------------------------------------------------
 
     def find_member(self) -> None:
-        """Find out whether this client takes part in the running rounds, and as which member."""
         x = self.context
         index = x.find_self()
         there = index is not None and x.is_healthy(index)
@@ -377,14 +366,12 @@ class Membership:
             self._fetch_ahead(now)
 
     def _export(self) -> None:
-        """Export the certified weights once, if the trainer has them."""
         x, mark = self.context, self.context.state.certified
         if mark.digest not in (ZERO32, self.exported) and self.weights_digest == mark.digest:
             self.exported = mark.digest
             x.do(Export(mark.epoch, mark.step, mark.data_index, mark.digest, x.facts.parameters))
 
     def on_snapshot(self, event: SnapshotWritten) -> None:
-        """A snapshot was written, or writing it failed."""
         self.unwritten = event.failed
         if event.reply is not None:
             self.kept = event.digest
@@ -415,7 +402,6 @@ class Membership:
             self.weights_digest = self.weights.get_last_full_digest()
 
     def leave_epoch(self) -> None:
-        """The epoch is over or failed: the next Warmup starts a new chain."""
         self._settle_weights()
         self.weights.lose()
         self.context.member = None
@@ -445,7 +431,6 @@ class Membership:
         x.do(Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=serve_s))
 
     def on_snapshot_fetched(self, event: SnapshotFetched, now: float) -> None:
-        """P8: the final weights were fetched, or have to be asked for again."""
         self.fetching = False
         if event.ok:
             self.weights_digest = event.digest

@@ -14,7 +14,6 @@ class OwnResults:
     _sent: dict[int, bytes] = field(default_factory=dict)  # height -> own commitment, undecided
 
     def note_sent(self, height: int, commitment: bytes) -> None:
-        """A result was announced: its outcome is open."""
         self._sent[height] = commitment
 
     def note_unsent(self, height: int) -> None:
@@ -35,7 +34,6 @@ class OwnResults:
         self._sent.clear()
 
     def take(self) -> tuple[SentResult, ...]:
-        """Take all outcomes, to pass them to the trainer with the next training."""
         taken, self.outcomes = tuple(self.outcomes), []
         return taken
 

@@ -15,8 +15,6 @@ from psyche.core.state.state import Coordinator, Round, RoundFlag
 
 
 class PayloadStatus(Enum):
-    """The fetch status of an announced result's payload."""
-
     ANNOUNCED = "announced"
     FETCHING = "fetching"
     HELD = "held"
@@ -25,8 +23,6 @@ class PayloadStatus(Enum):
 
 @dataclass(slots=True)
 class KnownResult:
-    """A signed result and the fetch status of its payload."""
-
     raw: bytes  # encoded gossip
     header: ResultHeader
     commitment: bytes
@@ -78,7 +74,6 @@ class RoundRecord:
     _counted: int = 0
 
     def add_result(self, member: int, result: KnownResult) -> None:
-        """Add an accepted result."""
         self.results.setdefault(member, {})[result.commitment] = result
         self.trainers[result.commitment] = member
 
@@ -158,12 +153,10 @@ class RoundRecord:
         return compute_bits(self.results)
 
     def get_held_times(self) -> dict[int, float]:
-        """By member with a single held result: when its payload arrived."""
         return {member: result.held_at for member, result in self.iter_held()}
 
 
 def make_record(state: Coordinator, round_: Round, now: float) -> RoundRecord:
-    """Make the record of a round in the state."""
     return RoundRecord(
         epoch=state.progress.epoch,
         height=round_.height,
@@ -182,8 +175,6 @@ def make_record(state: Coordinator, round_: Round, now: float) -> RoundRecord:
 
 
 class RoundBook:
-    """The records of the running epoch's last rounds."""
-
     def __init__(self) -> None:
         self._records: dict[int, RoundRecord] = {}
 
@@ -210,15 +201,12 @@ class RoundBook:
         }
 
     def get(self, height: int | None) -> RoundRecord | None:
-        """The record of a height, if it is still known."""
         return None if height is None else self._records.get(height)
 
     def clear(self) -> None:
-        """Forget everything: a new epoch begins."""
         self._records.clear()
 
     def all(self) -> list[RoundRecord]:
-        """All records, oldest first."""
         return [self._records[h] for h in sorted(self._records)]
 
 

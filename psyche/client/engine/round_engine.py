@@ -54,8 +54,6 @@ MANY_MEMBERS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """The size of an engine's state."""
-
     rounds: int  # in the book
 
 
@@ -81,7 +79,6 @@ class RoundEngine:
 
     @property
     def state(self) -> Coordinator:
-        """The newest state."""
         return self._x.state
 
     @property
@@ -91,15 +88,12 @@ class RoundEngine:
 
     @property
     def member(self) -> int | None:
-        """Own index in the running epoch."""
         return self._x.member
 
     def waits(self) -> Sequence[kinds.WaitStarted]:
-        """The waits that are going on."""
         return tuple(self._x.waits.values())
 
     def statistics(self) -> EngineStatistics:
-        """The size of its state."""
         return EngineStatistics(rounds=len(self.chain.context.book.all()))
 
     def get_announcements(self, epoch: int, height: int, have: int) -> tuple[bytes, ...]:
@@ -133,7 +127,6 @@ class RoundEngine:
     # --- events -----------------------------------------------------------------------------------
 
     def on_state(self, state: Coordinator, now: float) -> list[Action]:
-        """A newer state of the coordinator."""
         x = self._x
         before, x.state = x.state, state
         self._note_state(state, now)
@@ -156,11 +149,9 @@ class RoundEngine:
         return self._go_on(now)
 
     def on_gossip(self, raw: bytes, now: float) -> list[Action]:
-        """A gossip message arrived, from any peer."""
         return self.on_messages((raw,), now)
 
     def on_messages(self, raws: Iterable[bytes], now: float) -> list[Action]:
-        """Several gossip messages, in order of arrival."""
         for raw in raws:
             self.announcements.on_gossip(raw, self.weights.digests, diverged=self.weights.is_diverged, now=now)
         return self._go_on(now)
@@ -175,11 +166,9 @@ class RoundEngine:
         return self._go_on(now)
 
     def on_event(self, event: EngineEvent, now: float) -> list[Action]:
-        """The shell has completed an action, or it failed."""
         return self.on_events((event,), now)
 
     def on_events(self, events: Iterable[EngineEvent], now: float) -> list[Action]:
-        """Several such events, in order."""
         for event in events:
             self._take(event, now)
         return self._go_on(now)
@@ -223,7 +212,6 @@ class RoundEngine:
                 self.membership.on_fetched_ahead(event, now)
 
     def on_tick(self, now: float) -> list[Action]:
-        """Time has passed."""
         return self._go_on(now)
 
     def on_weights_wanted(self, key: bytes, epoch: int, height: int) -> tuple[bool, list[Action]]:

@@ -27,8 +27,6 @@ OTHERS_ASKED: Final = 3  # members asked beside the witness, from the second att
 
 @dataclass(slots=True)
 class _Asked:
-    """How often and when a table was last asked for, and whether the answer is outstanding."""
-
     count: int = 0
     at: float = float("-inf")
     is_waiting: bool = False
@@ -44,12 +42,10 @@ class Tables:
     _asked: dict[tuple[int, int], _Asked] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Forget everything: a new epoch begins."""
         self._tried.clear()
         self._asked.clear()
 
     def forget_before(self, height: int) -> None:
-        """Forget rounds below this height: they are applied."""
         self._tried = {key: size for key, size in self._tried.items() if key[0] >= height}
         self._asked = {key: asked for key, asked in self._asked.items() if key[0] >= height}
 
@@ -152,7 +148,6 @@ class Tables:
             self.announcements.note_signed(decode_gossip(raw), record)
 
     def _read(self, record: RoundRecord, claimed: WitnessRecord | None, event: TableArrived) -> ShownTable | None:
-        """The table in an answer; None if it does not give its root or an entry is not signed."""
         if claimed is None or claimed.results_root != event.root or not claimed.held:
             return None
         owing = claimed.held & _get_owed(record)
@@ -170,7 +165,6 @@ class Tables:
         return ShownTable(claimed.held, listed, tuple(found[m][1] for m in listed))
 
     def _read_named(self, raw: bytes, record: RoundRecord) -> Gossip | None:
-        """A result of the record's round, its signature not yet checked; None for anything else."""
         try:
             message = decode_gossip(raw)
         except WireError:

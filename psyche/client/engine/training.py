@@ -20,8 +20,6 @@ from psyche.wire.trainer import SentResult
 
 @dataclass(slots=True)
 class Work:
-    """This client's batch of one round."""
-
     height: int = -1
     is_started: bool = False
     is_running: bool = False
@@ -32,8 +30,6 @@ class Work:
 
 @dataclass(slots=True)
 class Training:
-    """Has the trainer train this member's batches, one at a time, and announces the results."""
-
     context: EngineContext
     chain: Chain
     announcements: Announcements
@@ -46,7 +42,6 @@ class Training:
     _told: tuple[SentResult, ...] = ()  # outcomes passed with the running training
 
     def begin(self) -> None:
-        """Reset for a new epoch."""
         self.work = Work()
 
     def cancel(self) -> None:
@@ -66,7 +61,6 @@ class Training:
         return record.assignments.get(self.context.member if self.context.member is not None else -1)
 
     def act(self, record: RoundRecord) -> None:
-        """Start training as soon as the weights are ready; mark the work as done if there is nothing to train."""
         self._start(record)
         self._settle(record)
 
@@ -112,7 +106,6 @@ class Training:
             self.work.is_done = True
 
     def on_trained(self, event: Trained, now: float) -> None:
-        """The batch is trained: announce the result, or log why it is not sent."""
         x = self.context
         self.in_flight = None
         reply = event.reply
@@ -192,7 +185,6 @@ class Training:
         )
 
     def on_train_failed(self, event: TrainFailed) -> None:
-        """Training failed: nothing to announce in this round."""
         self.in_flight = None
         if not event.trainer_lost:
             self._retell()

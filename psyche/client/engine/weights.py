@@ -42,7 +42,6 @@ class Doubt:
     contradictions: int = 0  # digests of replayed weights that were not the agreed ones
 
     def note(self, *, agrees: bool) -> "Doubt":
-        """Count one more digest that was compared with the agreed one."""
         if agrees:
             return replace(self, agreeing=self.agreeing + 1)
         counted = self.contradictions + self.is_replayed  # S7: only replayed digests count
@@ -97,8 +96,6 @@ WeightsState = Absent | Following | Diverged | Replaying | Comparing
 
 @dataclass(slots=True)
 class Weights:
-    """The state of this client's weights over one epoch, and their digests by height."""
-
     context: EngineContext
     _state: WeightsState = field(default_factory=Absent)
     next_height: int = 0  # the next round to apply
@@ -112,7 +109,6 @@ class Weights:
 
     @property
     def state(self) -> WeightsState:
-        """The state of the weights."""
         return self._state
 
     @property
@@ -144,7 +140,6 @@ class Weights:
 
     @property
     def can_apply(self) -> bool:
-        """Whether the next set may be applied to the trainer's weights."""
         return self.is_loaded and not self.is_healing
 
     def get_last_full_digest(self) -> bytes | None:
@@ -155,7 +150,6 @@ class Weights:
     # --- loading and applying ----------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Forget everything: a new epoch begins."""
         self._state = Absent()
         self.next_height = 0
         for known in (self.digests, self.full, self.chains, self._checked):

@@ -61,7 +61,6 @@ def get_pacing(record: RoundRecord, awaited: Iterable[int]) -> list[int]:
 
 
 def compute_standing(state: Coordinator, record: RoundRecord, attested: RoundRecord | None) -> RoundStanding:
-    """Compute the progress of the awaited members in the running round (A2)."""
     awaited = get_awaited(state, record)
     announced = 0 if attested is None else get_announced(attested)
     due = [m for m in awaited if announced >> m & 1]
@@ -119,8 +118,6 @@ def is_over_gossip_budget(state: Coordinator) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """This client's report of the attested round."""
-
     held: int
     root: bytes
     commitments: dict[int, bytes]

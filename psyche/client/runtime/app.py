@@ -46,11 +46,7 @@ OpenBackend = Callable[[ClientSettings, Identity], AbstractAsyncContextManager[B
 
 
 def load_identity(settings: ClientSettings) -> Identity:
-    """Load the client's key: from the environment, the given file, or the data folder, where it is made on first use.
-
-    Raises:
-        ConfigError: the key cannot be read, or two sources are given.
-    """
+    """From the environment, the given file, or the data folder, where it is made on first use."""
     raw = os.environ.get("RAW_IDENTITY_SECRET_KEY")
     if raw and settings.identity_path is not None:
         raise ConfigError("identity: give either --identity-secret-key-path or RAW_IDENTITY_SECRET_KEY, not both")
@@ -93,7 +89,6 @@ class LazyData:
         self.sequence_length = 0
 
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
-        """See `DataProvider.get`."""
         async with self._lock:
             model = self._get_state().model
             wanted = (model.data_location, model.max_seq_len, self.vocab_size)
@@ -122,19 +117,13 @@ class LazyData:
         )
 
     async def aclose(self) -> None:
-        """Close the data provider, if it was opened."""
         provider, self._provider = self._provider, None
         if provider is not None:
             await provider.aclose()
 
 
 def lock_data_dir(path: Path) -> int:
-    """Lock the data folder for this client: two clients in one folder would sign with one key.
-
-    Raises:
-        ConfigError: another client uses it.
-        OSError: it cannot be made or written.
-    """
+    """Two clients in one folder would sign with one key."""
     make_folder(path)
     warn_of_others(path)
     try:
@@ -175,14 +164,10 @@ def check_client_settings(settings: ClientSettings) -> None:
 
 
 async def run_client(settings: ClientSettings, log: EventSink, open_backend: OpenBackend) -> int:
-    """Run one client to its end; return the exit code.
+    """Run one client to its end; return its exit code.
 
     0: the run is finished, or SIGTERM stopped the client; 130: Ctrl-C stopped it.
-
-    `open_backend` connects to the coordinator's home (`backends.tcp.backend.open_backend` for TCP).
-
-    Raises:
-        PsycheError: a setting cannot be used, or the server refuses for good.
+    `open_backend` connects to the run's backend (`backends.tcp.backend.open_backend` for TCP).
     """
     check_client_settings(settings)
     handle = lock_data_dir(settings.data_dir)
@@ -261,22 +246,13 @@ async def _run(settings: ClientSettings, log: EventSink, open_backend: OpenBacke
 
 
 class CheckingTrainer(Protocol):
-    """The part of a trainer that is asked before the join."""
-
-    async def check(self, request: CheckRequest) -> CheckReply:
-        """Check that it can compute on the device."""
-        ...
+    async def check(self, request: CheckRequest) -> CheckReply: ...
 
 
 async def check_before_join(
     settings: ClientSettings, backend: Backend, trainer: CheckingTrainer, reporter: Reporter
 ) -> None:
-    """Check before the join whether this client can take part (M2): first its device, then the run; tell the owner.
-
-    Raises:
-        ConfigError, TrainerError: it never can, which ends it with exit code 1.
-        BackendError: the backend gave up for good.
-    """
+    """Check before the join whether this client can take part (M2): first its device, then the run; tell the owner."""
     try:
         await trainer.check(CheckRequest(device=settings.device))  # before it waits to be allowed
         async with aclosing(backend.states()) as states:

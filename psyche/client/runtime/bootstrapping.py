@@ -19,14 +19,7 @@ Place = tuple[bytes, str]  # key and address
 
 
 class Bootstrapping:
-    """Gives the network its bootstrap addresses, and logs the progress of connecting to each of them.
-
-    Args:
-        network: the node.
-        given: addresses given by the user; they win over the record's addresses of the same key.
-        log: writes an event.
-        unix_now: the wall clock, for the deadlines of waits in the log.
-    """
+    """Dials bootstrap addresses, and logs the progress of each; `given` ones win over the record's of the same key."""
 
     def __init__(self, network: Network, given: Sequence[PeerAddress], log: Log, unix_now: Callable[[], float]) -> None:
         self._network = network
@@ -38,12 +31,10 @@ class Bootstrapping:
         self._waits: dict[Place, WaitStarted] = {}  # their deadlines are on trio's clock
 
     def start(self) -> None:
-        """Dial the user's addresses, each as soon as its key has a place in the run."""
         if self._given:
             self._network.set_bootstrap(self._given)
 
     def follow(self, recorded: list[str]) -> None:
-        """Pass on the record's addresses if they have changed, and log what has changed at each address."""
         if recorded != self._recorded:
             self._recorded = [*recorded]
             self._network.set_bootstrap([*self._given, *self._read_recorded()])

@@ -11,8 +11,6 @@ from psyche.errors import DataError, PsycheError
 
 @dataclass(slots=True)
 class PendingData:
-    """Samples being fetched."""
-
     done: trio.Event = field(default_factory=trio.Event)
     tokens: bytes = b""
     error: PsycheError | None = None
@@ -31,7 +29,6 @@ class DataAhead:
         return pending
 
     async def fetch(self, action: FetchData, pending: PendingData) -> None:
-        """Fetch the samples, or store the error for `take` to raise."""
         try:
             pending.tokens = await self._provider.get(
                 action.start, action.end, epoch=action.epoch, height=action.height
@@ -44,11 +41,7 @@ class DataAhead:
             pending.done.set()
 
     async def take(self, epoch: int, height: int, start: int, end: int) -> bytes:
-        """Take the tokens of samples `start` to `end` (u32 little-endian); a prefetch can be taken once.
-
-        Raises:
-            PsycheError: they could not be fetched.
-        """
+        """Take the tokens of samples `start` to `end` (u32 little-endian); a prefetch can be taken once."""
         pending = self._pending.pop((epoch, height), None)
         if pending is None:
             return await self._provider.get(start, end, epoch=epoch, height=height)
@@ -58,5 +51,4 @@ class DataAhead:
         return pending.tokens
 
     def expire(self, epoch: int, height: int) -> None:
-        """Drop the samples of earlier rounds."""
         self._pending = {key: pending for key, pending in self._pending.items() if key >= (epoch, height)}

@@ -15,12 +15,7 @@ WITHDRAW_S: Final = 2.0  # for the answer to the withdrawal: a server that is aw
 
 
 class Departure:
-    """Carries out `Exit` once; a second `Exit` cuts short the serving of the first.
-
-    Args:
-        grace_s: limit on each step of leaving.
-        wait_for_writes: waits until the trainer has nothing left to write.
-    """
+    """Carries out `Exit` once, each step within `grace_s`; a second `Exit` cuts short the serving of the first."""
 
     def __init__(self, grace_s: float, wait_for_writes: Callable[[], Awaitable[None]], log: Log) -> None:
         self._grace_s = grace_s
@@ -37,17 +32,14 @@ class Departure:
         self._withdrawn = trio.Event()
 
     def note_withdrawn(self) -> None:
-        """The withdrawal was answered, or failed."""
         self._withdrawn.set()
 
     async def wait(self) -> int:
-        """Wait until the client has left; return its exit code."""
         await self._ended.wait()
         return self._exit.code if self._exit is not None else 1
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the user stopped the client before the run was finished."""
         return self._exit is not None and self._exit.cause is kinds.LeaveCause.STOPPED
 
     async def leave(self, action: Exit) -> None:

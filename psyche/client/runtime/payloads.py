@@ -13,26 +13,16 @@ def _validate(plan: TransformPlan, body: bytes) -> None:
 
 
 class PayloadCheck:
-    """Checks R4: canonical order, index ranges, finite values, exact length; without torch.
-
-    Args:
-        validate: refuses a body that breaks the plan's format; raises WireError.
-    """
+    """Checks R4 without torch: canonical order, index ranges, finite values, exact length."""
 
     def __init__(self, validate: Callable[[TransformPlan, bytes], None] = _validate) -> None:
         self._plan: TransformPlan | None = None
         self._validate = validate
 
     def set_plan(self, plan: bytes) -> None:
-        """Set the plan of the loaded model."""
         self._plan = decode_plan(plan)
 
     def __call__(self, body: bytes) -> None:
-        """Refuse a body that breaks the format.
-
-        Raises:
-            WireError: naming group, field and rule.
-        """
         if self._plan is None:
             raise WireError("payload: the model's plan is not known yet")
         self._validate(self._plan, body)
@@ -53,10 +43,8 @@ class PayloadCache:
         self._bodies[blob_id] = (*max((epoch, height), known[:2]), body)
 
     def find(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...] | None:
-        """The payloads in the order of `blobs`; None if one is missing."""
         found = [self._bodies.get(blob) for blob in blobs]
         return None if None in found else tuple(entry[2] for entry in found if entry is not None)
 
     def expire(self, epoch: int, height: int) -> None:
-        """Drop the payloads of earlier rounds."""
         self._bodies = {b: entry for b, entry in self._bodies.items() if entry[:2] >= (epoch, height)}

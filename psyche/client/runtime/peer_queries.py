@@ -22,19 +22,11 @@ SYNC_TIMEOUT_S: Final = 5.0
 
 
 class QueryContext(Protocol):
-    """Receives the answers."""
+    def feed(self, event: EngineEvent) -> None: ...
 
-    def feed(self, event: EngineEvent) -> None:
-        """Pass an event to the engine."""
-        ...
+    def take_answer(self, items: tuple[bytes, ...]) -> None: ...
 
-    def take_answer(self, items: tuple[bytes, ...]) -> None:
-        """Pass a peer's announcements to the engine."""
-        ...
-
-    def log(self, event: kinds.Event) -> None:
-        """Write an event."""
-        ...
+    def log(self, event: kinds.Event) -> None: ...
 
 
 class PeerQueries:

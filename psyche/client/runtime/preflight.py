@@ -26,15 +26,7 @@ PARAMETER_BYTES: Final = 8  # in a snapshot: weights and momentum in fp32
 
 
 def check_participation(state: Coordinator, settings: ClientSettings) -> None:
-    """Check that this client can take part in the run; blocks on the disk.
-
-    Args:
-        state: the first state that this client has received.
-        settings: the client's.
-
-    Raises:
-        ConfigError: it never can; the message says why, and what to do.
-    """
+    """Raise ConfigError with what to do if this client can never take part in the run; blocks on the disk."""
     if state.run_state is RunState.FINISHED:
         return
     if problems := list(find_obstacles(state, settings)):
@@ -42,7 +34,6 @@ def check_participation(state: Coordinator, settings: ClientSettings) -> None:
 
 
 def find_obstacles(state: Coordinator, settings: ClientSettings) -> Iterator[str]:
-    """Find what keeps this client from ever taking part in the run, each with what to do about it."""
     source, has_data = _get_source(state), state.model.data_location.kind is DataLocationKind.LOCAL
     yield from find_unsupported(replace(state.model, checkpoint=source))
     if source.kind is CheckpointKind.DUMMY and state.certified.digest == ZERO32:

@@ -23,13 +23,7 @@ _CURES: Final = frozenset({kinds.ModelLoaded, kinds.Applied, kinds.Healed})
 
 
 class Reporter:
-    """A sink of events that passes them on, and tells the home what they come to.
-
-    Args:
-        log: receives the events.
-        name: the client's name in logs.
-        unix_now: the wall clock.
-    """
+    """A sink of events that passes them on, and tells the backend what they come to."""
 
     def __init__(self, log: EventSink, name: str, unix_now: Callable[[], float] = time.time) -> None:
         self._log = log
@@ -40,7 +34,6 @@ class Reporter:
         self._sent_at = 0.0
 
     def emit(self, event: kinds.Event) -> None:
-        """See `EventSink.emit`."""
         self._log.emit(event)
         self._view.update(self._unix_now(), event)
         kind = type(event)
@@ -50,7 +43,6 @@ class Reporter:
             self._error = _FAILURES[kind](event) or self._error
 
     def make_report(self) -> SelfReport:
-        """Build the report of this moment."""
         view = self._view
         waits = [wait for wait in view.waits.values() if wait.wait not in _DIALS]
         first = min(waits, key=lambda wait: float("inf") if wait.until is None else wait.until, default=None)
@@ -71,7 +63,6 @@ class Reporter:
             await trio.sleep(LOOK_S)
 
     async def say_last(self, backend: Backend) -> None:
-        """Report for the last time, before a process that failed ends."""
         self._send(backend, self.make_report())
         await trio.sleep(FAREWELL_S)
 

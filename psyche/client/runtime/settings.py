@@ -38,7 +38,6 @@ class ClientSettings:
 
     @property
     def snapshots_dir(self) -> Path:
-        """The folder of the resume snapshots."""
         return self.data_dir / "resume"
 
     @property

@@ -70,8 +70,6 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class ShellStatistics:
-    """The size of a `Shell`'s state."""
-
     payloads: int  # in memory
     fetches: int  # under way
     trainer_requests: int  # queued or running
@@ -112,15 +110,12 @@ class Shell:
 
     @property
     def state(self) -> Coordinator:
-        """The newest state."""
         return self._engine.state
 
     def statistics(self) -> ShellStatistics:
-        """The size of its state."""
         return ShellStatistics(len(self._payloads), int(self._fetches.borrowed_tokens), self._tasks.open_requests)
 
     def log(self, event: kinds.Event) -> None:
-        """Write an event."""
         self._parts.log.emit(event)
 
     def feed(self, event: act.EngineEvent) -> None:
@@ -134,7 +129,6 @@ class Shell:
             self._start(self._keep_snapshots)
 
     def take_answer(self, items: tuple[bytes, ...]) -> None:
-        """Pass a peer's announcements to the engine, and execute the resulting actions."""
         self._execute(self._engine.on_answer(items, trio.current_time()))
 
     # --- running ----------------------------------------------------------------------------------
@@ -376,7 +370,6 @@ class Shell:
             self._replay_idle = trio.Event()
 
     async def wait_for_replay(self) -> None:
-        """Wait until every applied set is in the replay store, or could not be written."""
         while self._replay_writes:
             await self._replay_idle.wait()  # bounded by the disk
 
@@ -388,7 +381,6 @@ class Shell:
     # --- asking peers -----------------------------------------------------------------------------
 
     async def _answer(self, peer: bytes, request: SyncRequest) -> SyncReply:
-        """Answer a request of a peer that has passed hello."""
         if request.kind != "manifest" or request.key:
             return await self._serving.answer(peer, request)
         promised, actions = self._engine.on_weights_wanted(peer, request.epoch, request.height)
@@ -419,7 +411,6 @@ class Shell:
 
 
 def _take_rest(messages: trio.MemoryReceiveChannel[tuple[bytes, bytes]]) -> Iterator[bytes]:
-    """The messages that are waiting to be read."""
     with suppress(trio.WouldBlock, trio.EndOfChannel):
         while True:
             yield messages.receive_nowait()[1]

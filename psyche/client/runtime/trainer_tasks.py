@@ -63,24 +63,14 @@ class RestartableTrainer(Trainer, Protocol):
 
 
 class TrainerContext(Protocol):
-    """What `TrainerTasks` needs of the shell."""
-
     @property
-    def state(self) -> Coordinator:
-        """The newest state."""
-        ...
+    def state(self) -> Coordinator: ...
 
-    def feed(self, event: EngineEvent) -> None:
-        """Pass an event to the engine."""
-        ...
+    def feed(self, event: EngineEvent) -> None: ...
 
-    def log(self, event: kinds.Event) -> None:
-        """Write an event."""
-        ...
+    def log(self, event: kinds.Event) -> None: ...
 
-    async def wait_for_replay(self) -> None:
-        """Wait until every applied set is in the replay store."""
-        ...
+    async def wait_for_replay(self) -> None: ...
 
 
 class Reasons(list[str]):
@@ -89,7 +79,6 @@ class Reasons(list[str]):
     for_good = False
 
     def note(self, source: Source, error: TrainerError, action: Load) -> None:
-        """Take down why a source was refused."""
         self.append(f"{source.name}: {error}")
         is_the_run_s = action.certified is None or source.name in CHECKED_SOURCES
         self.for_good |= isinstance(error, UnusableModelError) and is_the_run_s
@@ -130,7 +119,6 @@ class TrainerTasks:
 
     @property
     def open_requests(self) -> int:
-        """The number of requests that are queued or running."""
         return self._open
 
     async def cancel(self, action: CancelTrain) -> None:
@@ -143,12 +131,10 @@ class TrainerTasks:
             await self._trainer.cancel()
 
     async def wait_idle(self) -> None:
-        """Wait until nothing is queued or running."""
         while self._open:
             await self._idle.wait()
 
     async def run(self) -> None:
-        """Run the queued requests until cancelled."""
         async for action, bodies in self._receive:
             try:
                 await self._do(action, bodies)

@@ -60,15 +60,7 @@ def _get_inverse_basis(edge: int, one_bit: bool, device: torch.device) -> torch.
 
 
 class Applier:
-    """Applies payloads to one set of weights; it allocates its buffers once.
-
-    Args:
-        plan: the transform plan.
-        strips: the fp32 weights as strips (`blocks.view_all_strips`), changed in place.
-
-    Raises:
-        TrainerError: the inverse of a chunk would not be exact.
-    """
+    """Applies payloads in place to `strips`, the fp32 weights (`blocks.view_all_strips`); allocates its buffers once."""
 
     def __init__(self, plan: TransformPlan, strips: Sequence[torch.Tensor]) -> None:
         for group in plan.groups:

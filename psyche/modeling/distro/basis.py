@@ -70,12 +70,7 @@ def compute_bound(height: int, width: int) -> int:
 
 
 def check_exact(height: int, width: int) -> None:
-    """Refuse a chunk whose inverse is not exact in float64.
-
-    Raises:
-        TrainerError: an edge is above 128, the inverse could exceed 2^53, or this machine's cosine gives other
-            integer bases than its peers use.
-    """
+    """Refuse a chunk whose inverse is not exact in float64, or a machine whose cosine gives other bases than peers use."""
     if max(height, width) > MAX_CHUNK_EDGE:
         raise TrainerError(
             f"chunk {height} x {width}: edges above {MAX_CHUNK_EDGE} are not supported; lower compression_chunk"

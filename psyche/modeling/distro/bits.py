@@ -16,7 +16,6 @@ def iterate_blocks(rows: int, block: int = BLOCK_ROWS) -> Iterator[slice]:
 
 
 def get_packed_bytes(bits: int) -> int:
-    """The number of bytes that hold this many bits."""
     return (bits + 7) // 8
 
 
@@ -58,5 +57,4 @@ def unpack_numbers(raw: NDArray[np.uint8], count: int, bits: int) -> NDArray[np.
 
 
 def _get_bytes(block: slice, bits: int) -> slice:
-    """The slice of the packed bytes that holds a block of rows."""
     return slice(block.start * bits // 8, get_packed_bytes(block.stop * bits))

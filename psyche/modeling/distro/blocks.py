@@ -28,12 +28,10 @@ class Tile:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The number of strips and of columns."""
         return self.strips.stop - self.strips.start, self.columns.stop - self.columns.start
 
     @property
     def chunks(self) -> int:
-        """The number of chunks."""
         strips, columns = self.shape
         return strips * columns
 
@@ -47,12 +45,10 @@ class Block:
 
     @property
     def chunks(self) -> int:
-        """The number of chunks."""
         return sum(tile.chunks for tile in self.tiles)
 
     @property
     def rows(self) -> slice:
-        """The block's chunks as a slice of their group."""
         return slice(self.start, self.start + self.chunks)
 
 
@@ -100,11 +96,7 @@ def view_strips(tensor: torch.Tensor, entry: PlanTensor) -> torch.Tensor:
 
 
 def view_all_strips(plan: TransformPlan, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """All tensors of a plan as strips, in the plan's order.
-
-    Raises:
-        TrainerError: a tensor is missing, has other dimensions than in the plan, or is not contiguous.
-    """
+    """All tensors of a plan as strips, in the plan's order."""
     strips: list[torch.Tensor] = []
     for entry in plan.tensors:
         tensor = tensors.get(entry.name)

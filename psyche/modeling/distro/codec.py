@@ -65,11 +65,7 @@ def decode_payload(plan: TransformPlan, body: bytes) -> list[ChunkSets]:
 
 
 def validate_payload(plan: TransformPlan, body: bytes) -> None:
-    """Check all that `decode_payload` checks, at about a tenth of its cost (R4).
-
-    Raises:
-        WireError: as `decode_payload`.
-    """
+    """Check all that `decode_payload` checks, at about a tenth of its cost (R4)."""
     for group, raw in _split_groups(plan, body):
         with _naming(group):
             sets, values = _split_values(group, raw)
@@ -85,13 +81,11 @@ def _make_coder(area: int, topk: int, low_bits: int, high_bits: int, *, is_enume
 
 
 def get_coder(group: PlanGroup) -> Coder:
-    """The coder of a group's sets; coders and their tables are cached."""
     return _make_coder(group.area, group.k, group.low_bits, group.high_bits, is_enumerative=group.is_enumerative)
 
 
 @contextmanager
 def _naming(group: PlanGroup) -> Iterator[None]:
-    """Prefix the message of a WireError with the group."""
     try:
         yield
     except WireError as error:
@@ -100,7 +94,6 @@ def _naming(group: PlanGroup) -> Iterator[None]:
 
 
 def _split_groups(plan: TransformPlan, body: bytes) -> Iterator[tuple[PlanGroup, NDArray[np.uint8]]]:
-    """Split a payload into the bytes of each group; a wrong length is refused first."""
     if len(body) != get_payload_bytes(plan):
         raise WireError(f"payload: {len(body)} bytes, the plan says {get_payload_bytes(plan)}")
     raw = np.frombuffer(body, dtype=np.uint8)
@@ -112,7 +105,6 @@ def _split_groups(plan: TransformPlan, body: bytes) -> Iterator[tuple[PlanGroup,
 
 
 def _split_values(group: PlanGroup, raw: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Split a group's bytes into those of its sets and those of its signs or values."""
     split = get_coder(group).get_size_bytes(group.chunks)
     return raw[:split], raw[split:]
 

@@ -35,7 +35,6 @@ class EliasFanoCoder:
         self._block = max(8, _BLOCK_BITS // max(self.row_bits, topk * self.low_bits) // 8 * 8)
 
     def get_size_bytes(self, chunks: int) -> int:
-        """The bytes that the sets of `chunks` chunks take."""
         return get_packed_bytes(chunks * self.topk * self.low_bits) + get_packed_bytes(chunks * self.row_bits)
 
     def encode(self, sets: NDArray[np.int32]) -> bytes:
@@ -55,12 +54,7 @@ class EliasFanoCoder:
         return b"".join(lows + rows)
 
     def decode(self, raw: NDArray[np.uint8], chunks: int) -> NDArray[np.int32]:
-        """The sets of a group, int32 [chunks, topk].
-
-        Raises:
-            WireError: padding or unused low parts are not zero, there are too many positions, a position is
-                outside the chunk, or positions do not ascend.
-        """
+        """The sets of a group, int32 [chunks, topk]; every byte sequence but the canonical one is refused."""
         assert raw.size == self.get_size_bytes(chunks), "the caller checks lengths"
         split = get_packed_bytes(chunks * self.topk * self.low_bits)
         lows, rows = raw[:split], raw[split:]
@@ -79,7 +73,6 @@ class EliasFanoCoder:
     def _decode_block(
         self, lows: NDArray[np.uint8], rows: NDArray[np.uint8], block: slice, sets: NDArray[np.int32]
     ) -> None:
-        """Decode one block of chunks into `sets`."""
         count = block.stop - block.start
         marks = unpack_rows(_cut(rows, block, self.row_bits), count, self.row_bits)
         sizes = marks.sum(axis=1, dtype=np.int64)

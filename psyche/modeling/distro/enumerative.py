@@ -31,19 +31,16 @@ Positions = NDArray[np.int32]
 
 
 def _split(numbers: list[int]) -> tuple[Words, Words]:
-    """Split integers below 2^128 into high and low words."""
     high = np.array([n // _WORD for n in numbers], dtype=np.uint64)
     low = np.array([n % _WORD for n in numbers], dtype=np.uint64)
     return high, low
 
 
 def _is_less(high: Words, low: Words, other_high: Words, other_low: Words) -> NDArray[np.bool_]:
-    """Whether (high, low) < (other_high, other_low), element by element."""
     return (high < other_high) | ((high == other_high) & (low < other_low))
 
 
 def _to_float(high: Words | None, low: Words) -> NDArray[np.float64]:
-    """The ranks rounded to float64."""
     rounded = low.astype(np.float64)
     if high is not None:
         rounded += np.ldexp(high.astype(np.float64), 64)
@@ -82,11 +79,9 @@ class EnumerativeCoder:
         return np.stack([high for high, _ in rows]), np.stack([low for _, low in rows])
 
     def get_size_bytes(self, chunks: int) -> int:
-        """The bytes that the sets of `chunks` chunks take."""
         return get_packed_bytes(chunks * self.bits)
 
     def encode(self, sets: Positions) -> bytes:
-        """Encode sets as the planes of their ranks."""
         high = np.empty(sets.shape[0], dtype=np.uint64)
         low = np.empty(sets.shape[0], dtype=np.uint64)
         for block in iterate_blocks(sets.shape[0], _BLOCK_ROWS):
@@ -94,11 +89,7 @@ class EnumerativeCoder:
         return self._join_planes(high, low)
 
     def decode(self, raw: NDArray[np.uint8], chunks: int) -> Positions:
-        """The sets of a group, int32 [chunks, topk].
-
-        Raises:
-            WireError: as `check`.
-        """
+        """The sets of a group, int32 [chunks, topk]."""
         high, low, sizes = self._read(raw, chunks)
         sets = np.empty((chunks, self.topk), dtype=np.int32)
         for block in iterate_blocks(chunks, _BLOCK_ROWS):
@@ -106,11 +97,7 @@ class EnumerativeCoder:
         return sets
 
     def check(self, raw: NDArray[np.uint8], chunks: int) -> NDArray[np.int64]:
-        """The sizes of the sets, int64 [chunks], without decoding the sets.
-
-        Raises:
-            WireError: padding is not zero, or a rank is not below the number of sets.
-        """
+        """The sizes of the sets, int64 [chunks], without decoding the sets."""
         return self._read(raw, chunks)[2]
 
     def rank(self, sets: Positions) -> tuple[Words, Words]:
@@ -194,7 +181,6 @@ class EnumerativeCoder:
         return _is_less(high, low, self._high[j].take(place), table_low)
 
     def _join_planes(self, high: Words, low: Words) -> bytes:
-        """Concatenate the planes of all ranks."""
         planes: list[bytes] = []
         at = 0
         for bits in self._planes:
@@ -217,7 +203,6 @@ class EnumerativeCoder:
         return high, low, self._get_sizes(high, low)
 
     def _split_planes(self, raw: NDArray[np.uint8], chunks: int) -> tuple[Words, Words]:
-        """The inverse of `_join_planes`."""
         high, low = np.zeros(chunks, dtype=np.uint64), np.zeros(chunks, dtype=np.uint64)
         at, offset = 0, 0
         for bits in self._planes:
@@ -228,7 +213,6 @@ class EnumerativeCoder:
         return high, low
 
     def _get_sizes(self, high: Words, low: Words) -> NDArray[np.int64]:
-        """The size of the set of each rank, int64 [chunks]."""
         sizes = np.full(high.size, self.topk, dtype=np.int64)
         rows = np.arange(high.size)
         for size in range(self.topk - 1, -1, -1):
@@ -241,7 +225,6 @@ class EnumerativeCoder:
 
 
 def _pack_plane(numbers: Words, bits: int) -> bytes:
-    """Pack the lowest `bits` bits of each number."""
     if bits == 64:
         return numbers.astype("<u8", copy=False).tobytes()
     if bits == 16:
@@ -250,7 +233,6 @@ def _pack_plane(numbers: Words, bits: int) -> bytes:
 
 
 def _unpack_plane(raw: NDArray[np.uint8], count: int, bits: int) -> Words:
-    """The inverse of `_pack_plane`, uint64 [count]."""
     if bits in (16, 64):
         return raw.view(f"<u{bits // 8}").astype(np.uint64)
     return unpack_numbers(raw, count, bits)

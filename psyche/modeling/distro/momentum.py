@@ -74,23 +74,15 @@ class Momentum:
         self._sent = kept
 
     def decay_block(self, place: int, rows: slice, gradient: torch.Tensor) -> torch.Tensor:
-        """m = decay * m + gradient for some chunks of a group.
+        """m = decay * m + gradient for some chunks of a group; a view of the new momentum, float32 [chunks, area].
 
         These are two separate operations, so that values given back later are exactly what would have been here.
-
-        Args:
-            place: index of the group in the plan.
-            rows: the chunks of the group.
-            gradient: lr times the transformed gradient, float32 [chunks, h, w].
-
-        Returns:
-            The new momentum of these chunks, a view, float32 [chunks, area].
+        `gradient` is lr times the transformed gradient, float32 [chunks, h, w].
         """
         coefficients = self.coefficients[place][rows]
         return coefficients.mul_(self._decay).add_(gradient.view(coefficients.shape))
 
     def record_sent(self, height: int, chosen: Sequence[Chosen]) -> None:
-        """Remember the values that the result of round `height` sends; `settle` takes them out of the momentum."""
         for sent in self._sent:
             for _, values in sent.chosen:
                 values.mul_(self._decay)  # as they would have decayed in the momentum
@@ -111,11 +103,7 @@ class Momentum:
         return state
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the state returned by `get_state`, bit for bit.
-
-        Raises:
-            TrainerError: a tensor is missing or has a wrong shape or dtype; then nothing is changed.
-        """
+        """Restore the state returned by `get_state`, bit for bit."""
         heights = _read(state, "sent", (None, 2), torch.int64).tolist()
         if len(heights) > _KEPT:
             raise TrainerError(f"momentum snapshot: {len(heights)} sent results, at most {_KEPT} are kept")
@@ -144,14 +132,12 @@ class Momentum:
         return self.coefficients[0].device
 
     def _take_out(self, sent: _Sent) -> None:
-        """Set the momentum to zero wherever the result sent a value."""
         for coefficients, chosen in zip(self.coefficients, sent.chosen, strict=True):
             places, _ = _flatten(chosen, coefficients.shape[1])
             coefficients.view(-1)[places] = 0.0
         sent.is_taken_out = True
 
     def _give_back(self, sent: _Sent) -> None:
-        """Add the sent values, decayed since then, to the momentum."""
         for coefficients, chosen in zip(self.coefficients, sent.chosen, strict=True):
             places, values = _flatten(chosen, coefficients.shape[1])
             coefficients.view(-1)[places] += values

@@ -17,17 +17,10 @@ from psyche.wire.trainer import SentResult
 
 
 class Distro:
-    """The optimizer of one trainer over one set of fp32 master weights.
+    """The optimizer of one trainer over one set of fp32 master weights, `parameters` by name.
 
-    Args:
-        parameters: masters by name, float32, contiguous, all on one device; they must be exactly the plan's
-            tensors. They are changed in place and must keep their storage.
-        plan: the transform plan.
-        decay: decay of the momentum per trained round, 0 <= decay < 1.
-        topk, one_bit: as in the plan.
-
-    Raises:
-        TrainerError: parameters or settings do not match the plan, or a chunk is too large for an exact inverse.
+    They must be exactly the plan's tensors, float32, contiguous and on one device; they are changed in place and must
+    keep their storage. `decay` is the momentum's per trained round, 0 <= decay < 1.
     """
 
     def __init__(
@@ -61,23 +54,12 @@ class Distro:
         in_flight: bool,
         height: int,
     ) -> bytes:
-        """Update the momentum with one round's gradients and select the coefficients to send.
+        """Update the momentum with one round's gradients and select the coefficients to send; return the payload.
 
-        It takes out or gives back the values of earlier results, decays the momentum, adds lr times the transformed
-        gradient, and packs the k largest coefficients of every chunk.
-
-        Args:
-            gradients: by name, float32, averaged over the batch, finite and clipped.
-            lr: the learning rate of this round.
-            decided: own results that the record has decided since the last call.
-            in_flight: true with overlap: values of the last, undecided result are taken out of the momentum.
-            height: the height of this round; it identifies the result in a later `decided`.
-
-        Returns:
-            The payload: the body of the result.
-
-        Raises:
-            TrainerError: a gradient is missing or has a wrong shape; then nothing is changed.
+        It takes out or gives back the values of earlier results (`decided` since the last call; with `in_flight`, of the
+        undecided one too), decays the momentum, adds lr times the transformed gradient, and packs the k largest
+        coefficients of every chunk. `gradients` are float32, averaged over the batch, finite and clipped; if one is
+        missing or has a wrong shape, nothing is changed.
         """
         strips = view_all_strips(self._plan, {name: gradient.contiguous() for name, gradient in gradients.items()})
         self._momentum.settle(decided, height, in_flight=in_flight)
@@ -86,28 +68,18 @@ class Distro:
         return pack(self._plan, chosen)
 
     def apply(self, payloads: Sequence[bytes], lr: float, weight_decay: float) -> None:
-        """Apply decided payloads to the masters: weight decay first, then the signs of the averaged votes.
+        """Apply decided payloads, in ascending batch start: weight decay first, then the signs of the averaged votes.
 
-        Weight decay is applied even if there are no payloads. In 1-bit mode the result is exact: equal payloads and
-        masters give equal bytes on every machine.
-
-        Args:
-            payloads: the bodies of the decided set, in ascending batch start.
-            lr: the learning rate of the round that applies (S1).
-            weight_decay: 0 for none.
-
-        Raises:
-            WireError: a payload breaks the format; then nothing is changed.
+        Weight decay is applied even if there are no payloads. `lr` is that of the round that applies (S1). In 1-bit
+        mode the result is exact: equal payloads and masters give equal bytes on every machine. If a payload breaks the
+        format, nothing is changed.
         """
         decoded = [decode_payload(self._plan, payload) for payload in payloads]
         decay_weights(self._strips, lr, weight_decay)
         self._applier.apply(decoded, lr)
 
     def lookahead(self, lr: float) -> AbstractContextManager[None]:
-        """Move the masters to the look-ahead point inside the context, and restore them bit for bit afterwards.
-
-        `lr` is the learning rate of the previous round.
-        """
+        """`lr` is the learning rate of the previous round."""
         return self._lookahead.move(self._momentum.coefficients, lr)
 
     def momentum_state(self) -> dict[str, torch.Tensor]:
@@ -115,15 +87,10 @@ class Distro:
         return self._momentum.get_state()
 
     def load_momentum_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the momentum from a snapshot, bit for bit.
-
-        Raises:
-            TrainerError: the state does not fit this model and these settings; then nothing is changed.
-        """
+        """Restore the momentum from a snapshot, bit for bit."""
         self._momentum.load_state(state)
 
     def _compress_group(self, place: int, strips: Sequence[torch.Tensor], lr: float) -> Chosen:
-        """Update a group's momentum block by block and select the coefficients to send."""
         group = self._plan.groups[place]
         parts = [self._compress_block(place, block, strips, lr) for block in self._blocks[place]]
         indices, values = zip(*parts, strict=True)

@@ -22,22 +22,15 @@ _LEAST_PART: Final = 4  # smaller parts cost more than they save
 
 @lru_cache(maxsize=256)
 def _get_basis(edge: int, device: torch.device) -> torch.Tensor:
-    """The DCT basis on a device, float32 [edge, edge]."""
     return torch.from_numpy(get_float_basis(edge).copy()).to(device)
 
 
 def transform(
     chunks: torch.Tensor, out: torch.Tensor | None = None, scratch: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The orthonormal DCT of every chunk.
+    """The orthonormal DCT of every chunk, float32 [chunks, h, w]; [u, v] is vertical and horizontal frequency.
 
-    Args:
-        chunks: float32 [chunks, h, w], contiguous.
-        out: receives the result, float32 [chunks, h, w]; allocated if None.
-        scratch: a buffer to overwrite, float32 [chunks, h, w]; allocated if None.
-
-    Returns:
-        float32 [chunks, h, w]; the index [u, v] is vertical and horizontal frequency.
+    `out` receives the result and `scratch` is overwritten; both are allocated if None.
     """
     height, width = chunks.shape[1:]
     vertical, horizontal = _get_basis(height, chunks.device), _get_basis(width, chunks.device)

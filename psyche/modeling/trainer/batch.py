@@ -35,19 +35,11 @@ class Gradients:
 
     @property
     def finite(self) -> bool:
-        """Whether every gradient is a finite number."""
         return math.isfinite(self.norm)
 
 
 def decode_tokens(raw: bytes, samples: int, sequence_length: int, vocab_size: int) -> torch.Tensor:
-    """Token ids as int64 [samples, sequence_length] on the CPU.
-
-    Args:
-        raw: u32 little-endian ids, row after row.
-
-    Raises:
-        TrainerError: the length does not fit, or an id is outside the vocabulary (named with its place).
-    """
+    """Token ids as int64 [samples, sequence_length] on the CPU; `raw` has u32 little-endian ids, row after row."""
     if samples < 1 or sequence_length < MIN_SEQUENCE_LENGTH:
         raise TrainerError(
             f"batch: {samples} samples of {sequence_length} tokens, must be at least 1 sample of 2 tokens"
@@ -82,17 +74,10 @@ def compute_gradients(
     clip: float | None,
     check: Callable[[], None] = lambda: None,
 ) -> Gradients:
-    """Forward and backward over one batch in micro-batches, accumulated in fp32.
+    """Forward and backward over one batch in micro-batches, accumulated in fp32; `tokens` is int64 [samples, length].
 
-    Every micro-batch is weighted by its number of tokens, so that a smaller last one counts correctly.
-
-    Args:
-        tokens: int64 [samples, sequence_length].
-        clip: the global norm to clip to, None for none.
-        check: called before every micro-batch and at the end; may raise `Cancelled`.
-
-    Raises:
-        Cancelled: from `check`; parameters are unchanged.
+    Every micro-batch is weighted by its number of tokens, so that a smaller last one counts correctly. `check` is
+    called before every micro-batch and at the end; if it raises `Cancelled`, parameters are unchanged.
     """
     predicted = tokens.shape[0] * (tokens.shape[1] - 1)
     loss = 0.0

@@ -76,17 +76,13 @@ class CallQueue:
         os._exit(0)  # the parent is gone, whatever the main thread does
 
     def next(self) -> Call:
-        """Wait for a call; the process ends if the parent dies."""
         return self._calls.get()
 
     def is_cancelled(self, number: int) -> bool:
-        """Whether the parent wants this call to end."""
         return number <= self._cancelled
 
 
 class CallLoop:
-    """Runs calls one after another on the main thread."""
-
     def __init__(self, connection: socket.socket, threads: int) -> None:
         self._connection = connection
         self._queue = CallQueue(connection)
@@ -161,7 +157,6 @@ class CallLoop:
 
 
 def main() -> None:
-    """Entry point of the child process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="psyche-trainer", description="Started by Psyche itself.")
     parser.add_argument("--fd", type=int, required=True, help="the inherited end of a socket pair")

@@ -63,8 +63,6 @@ PENDING_FIELD: Final = "pending"
 
 @dataclass(slots=True)
 class _Loaded:
-    """A loaded model with its momentum."""
-
     model: LlamaForCausalLM
     parameters: dict[str, nn.Parameter]
     tensors: dict[str, torch.Tensor]  # all that the digest covers
@@ -125,11 +123,6 @@ class TrainerEngine:
         self._loaded: _Loaded | None = None
 
     def check(self, request: CheckRequest) -> CheckReply:
-        """Check that this machine has the device, and that torch can compute on it.
-
-        Raises:
-            TrainerError: it has not, or torch cannot.
-        """
         device = select_device(request.device)
         try_device(device)
         return CheckReply(device=str(device))
@@ -137,11 +130,8 @@ class TrainerEngine:
     def load(self, request: LoadRequest, beat: Beat = lambda: None) -> LoadReply:
         """Load weights, and the momentum of a snapshot that was made under the same plan.
 
-        Raises:
-            ConfigError: the model's config is not a plain Llama's, or not one for sequences of this length.
-            UnusableModelError: first weights that are not finite.
-            TrainerError: unreadable or damaged files, an unexpected weight root, an optimizer that no
-                run uses, or an unknown device.
+        Raises UnusableModelError for first weights that are not finite, ConfigError for a model that is no plain Llama
+        or not one for sequences of this length, TrainerError for files, optimizers or devices that cannot be used.
         """
         self._loaded = None
         _check_optimizer(request.model.optimizer)
@@ -199,11 +189,8 @@ class TrainerEngine:
     def train(self, request: TrainRequest, beat: Beat = lambda: None) -> TrainReply:
         """Train one batch and compress the update.
 
-        Non-finite gradients are refused: the batch sends nothing and leaves the momentum unchanged.
-
-        Raises:
-            TrainerError: invalid tokens.
-            TrainerFailure: out of memory even with micro-batches of one.
+        Non-finite gradients are refused: the batch sends nothing and leaves the momentum unchanged. If memory runs out
+        even with micro-batches of one, TrainerFailure is raised.
         """
         loaded = self._get_loaded()
         started = time.perf_counter()
@@ -283,11 +270,7 @@ class TrainerEngine:
         )
 
     def apply(self, request: ApplyRequest) -> ApplyReply:
-        """Apply a decided set exactly, and hash the weights (S2).
-
-        Raises:
-            TrainerError: a malformed payload; nothing was applied.
-        """
+        """Apply a decided set exactly, and hash the weights (S2); if a payload is malformed, nothing was applied."""
         loaded = self._get_loaded()
         started = time.perf_counter()
         if request.run_update:
@@ -310,11 +293,7 @@ class TrainerEngine:
             raise
 
     def snapshot(self, request: SnapshotRequest, beat: Beat = lambda: None) -> SnapshotReply:
-        """Write a resume snapshot (kind "resume") or a Hugging Face folder (kind "export").
-
-        Raises:
-            TrainerError: an unknown kind or dtype, or a disk error; no partial snapshot is left.
-        """
+        """Write a resume snapshot (kind "resume") or a Hugging Face folder (kind "export"); an error leaves nothing."""
         loaded = self._get_loaded()
         started = time.perf_counter()
         path = Path(request.path)

@@ -15,12 +15,7 @@ class FailureKind(StrEnum):
 
 
 class TrainerFailure(TrainerError):
-    """A trainer failed and cannot go on; a refused request raises `TrainerError` instead.
-
-    Args:
-        kind: the kind of failure.
-        message: what happened, where, and what to do.
-    """
+    """A trainer failed and cannot go on; a refused request raises `TrainerError` instead."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)

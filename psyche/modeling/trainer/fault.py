@@ -28,14 +28,7 @@ class _Fault:
 
 
 class FaultInjector:
-    """Injects the requested faults: call `begin` at each call of the trainer and `strike` at each safe point.
-
-    Args:
-        text: the variable's value.
-
-    Raises:
-        ConfigError: the text does not have the form above.
-    """
+    """Injects the requested faults: call `begin` at each call of the trainer and `strike` at each safe point."""
 
     def __init__(self, text: str) -> None:
         self._faults: list[_Fault] = []
@@ -49,16 +42,11 @@ class FaultInjector:
             self._faults.append(_Fault(kind, operation or "train", int(call), int(times or 1)))
 
     def begin(self, operation: str) -> None:
-        """Note that a call of `operation` begins."""
         self._operation = operation
         self._counts[operation] += 1
 
     def strike(self) -> None:
-        """Inject the fault that is due at this point of the running call, if any.
-
-        Raises:
-            MemoryError: for "oom"; "hang" never returns, "crash" ends the process.
-        """
+        """Inject the fault that is due: "oom" raises MemoryError, "hang" never returns, "crash" ends the process."""
         for fault in self._faults:
             if fault.left and (fault.operation, fault.call) == (self._operation, self._counts[self._operation]):
                 fault.left -= 1

@@ -99,16 +99,10 @@ _TO_PARENT: Final = msgspec.msgpack.Decoder(ToParent)
 
 
 def encode(message: ToChild | ToParent | Request | ReplyBody) -> bytes:
-    """Encode an envelope or a body in msgpack."""
     return _ENCODER.encode(message)
 
 
 def decode_to_child(raw: bytes) -> ToChild:
-    """Decode an envelope from the parent.
-
-    Raises:
-        WireError: malformed.
-    """
     try:
         return _TO_CHILD.decode(raw)
     except UNREADABLE as error:
@@ -116,11 +110,6 @@ def decode_to_child(raw: bytes) -> ToChild:
 
 
 def decode_to_parent(raw: bytes) -> ToParent:
-    """Decode an envelope from the child.
-
-    Raises:
-        WireError: malformed.
-    """
     try:
         return _TO_PARENT.decode(raw)
     except UNREADABLE as error:
@@ -128,11 +117,6 @@ def decode_to_parent(raw: bytes) -> ToParent:
 
 
 def decode_call_body(call: Call) -> Request:
-    """Decode the request inside a call.
-
-    Raises:
-        WireError: an unknown operation, or a body that is not its request.
-    """
     if call.operation not in OPERATIONS:
         raise WireError(f"trainer call: unknown operation {call.operation!r}")
     try:
@@ -142,11 +126,7 @@ def decode_call_body(call: Call) -> Request:
 
 
 def receive_frame(connection: socket.socket) -> bytes | None:
-    """Receive the next whole frame, blocking; None when the other side has closed.
-
-    Raises:
-        WireError: the frame is longer than `MAX_FRAME_BYTES`.
-    """
+    """The next whole frame, blocking; None when the other side has closed."""
     head = _receive_exactly(connection, LENGTH_BYTES)
     if head is None:
         return None

@@ -56,8 +56,6 @@ LOG_TAIL_BYTES: Final = 2_000
 
 
 class _Child:
-    """One child process and the stream to it."""
-
     def __init__(self, process: Process, stream: FrameStream) -> None:
         self.process = process
         self.stream = stream
@@ -102,13 +100,7 @@ class TrainerProcess:
     """Implements `wire.ports.Trainer` for a child process that it starts, watches and kills.
 
     The first call starts the child unless `start` has. After a failure every call raises until
-    `restart`; the caller then loads its snapshot again.
-
-    Args:
-        threads: torch's CPU threads; the caller divides the cores among its clients.
-        log_path: the file to which the child's output is appended; None: the parent's stderr.
-        environment: added to the child's environment.
-        limits: how long the child may be silent.
+    `restart`; the caller then loads its snapshot again. The caller divides the cores among its clients (`threads`).
     """
 
     def __init__(
@@ -133,44 +125,28 @@ class TrainerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id; None if none runs."""
         return self._child.process.pid if self._child else None
 
     @property
     def running(self) -> bool:
-        """Whether a child is running, as far as is known."""
         return self._child is not None
 
     async def start(self) -> None:
-        """Start the child and wait until it has imported what it needs (at most `limits.start_s`).
-
-        Raises:
-            TrainerFailure: it ended, or did not start in time.
-        """
+        """Start the child and wait until it has imported what it needs (at most `limits.start_s`)."""
         async with self._lock:
             await self._ensure_started()
 
     async def restart(self) -> None:
-        """Kill the child, if any, and start a fresh one with nothing loaded.
-
-        Raises:
-            TrainerFailure: as for `start`.
-        """
+        """Kill the child, if any, and start a fresh one with nothing loaded."""
         async with self._lock:
             await self._end()
             self._failed = ""
             await self._ensure_started()
 
     async def check(self, request: CheckRequest) -> CheckReply:
-        """See `TrainerEngine.check`."""
         return await self._call("check", request)
 
     async def load(self, request: LoadRequest) -> LoadReply:
-        """See `TrainerEngine.load`. Like every call here, it also raises `TrainerFailure`.
-
-        Raises:
-            UnusableModelError: no run, or not this one, can train the model.
-        """
         return await self._call("load", request)
 
     async def train(self, request: TrainRequest) -> TrainReply:
@@ -182,15 +158,12 @@ class TrainerProcess:
         return await self._call("train", request)
 
     async def apply(self, request: ApplyRequest) -> ApplyReply:
-        """See `TrainerEngine.apply`."""
         return await self._call("apply", request)
 
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
-        """See `TrainerEngine.snapshot`."""
         return await self._call("snapshot", request)
 
     async def cancel(self) -> None:
-        """Cancel the running `train` at its next micro-batch; do nothing if none runs."""
         child, number = self._child, self._training
         if child is None or number < 0:
             await trio.lowlevel.checkpoint()

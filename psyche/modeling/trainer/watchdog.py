@@ -25,14 +25,11 @@ class WatchdogLimits:
 
 
 class Watchdog:
-    """Learns how long calls take, and derives the limit of silence from it."""
-
     def __init__(self, limits: WatchdogLimits) -> None:
         self.limits = limits
         self._seconds: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=HISTORY))
 
     def note(self, operation: str, seconds: float) -> None:
-        """Record the duration of a call in seconds."""
         self._seconds[operation].append(seconds)
 
     def get_limit_s(self, operation: str) -> float:

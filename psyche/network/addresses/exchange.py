@@ -21,14 +21,7 @@ Ask = Callable[[bytes, SyncRequest, float], Awaitable[SyncReply]]
 
 
 class AddressExchange:
-    """Asks connected peers for address records, one request at a time, until every allowed peer is found.
-
-    Args:
-        peers: the node's peer table; it dials the addresses that are learned.
-        limits: the pause between two requests lies between the least and the most pause of redialing.
-        rng: chooses which peer to ask, and from which key on.
-        ask: sends one request to a peer, with a timeout in seconds.
-    """
+    """Asks connected peers for address records, one request at a time, until every allowed peer is found."""
 
     def __init__(self, peers: PeerTable, limits: NetworkLimits, rng: random.Random, ask: Ask) -> None:
         self._peers = peers
@@ -50,7 +43,6 @@ class AddressExchange:
             await trio.sleep(PAUSE_S)
 
     async def _ask_someone(self) -> bool:
-        """Ask one peer; return whether anything new was learned."""
         if self._peers.run_uid != self._run_uid:
             self._run_uid = self._peers.run_uid
             self._liars.clear()

@@ -21,8 +21,6 @@ MAX_FILE_BYTES: Final = MAX_CLIENTS * ITEM_BYTES
 
 
 class _File(msgspec.Struct, frozen=True, array_like=True):
-    """The content of the file."""
-
     version: Literal[1]
     records: Annotated[tuple[AddressRecord, ...], msgspec.Meta(max_length=MAX_CLIENTS)]
 
@@ -34,9 +32,6 @@ class KeptAddresses:
     """The file of a node's address records; its methods block.
 
     A file that is missing, damaged or not writable costs the node nothing but the records: peers tell them again.
-
-    Args:
-        path: the file; its folder is made when it is written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +73,6 @@ class KeptAddresses:
             self._written = kept
 
     def _say(self, text: str) -> None:
-        """Log a problem once, however often it comes in a row."""
         if text != self._failure:
             self._failure = text
             _log.warning("%s", text)

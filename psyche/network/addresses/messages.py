@@ -16,16 +16,11 @@ _decoder = msgspec.msgpack.Decoder(AddressRecord)
 
 
 def encode_address_record(record: AddressRecord) -> bytes:
-    """Encode a record as one item of a reply."""
     return msgspec.msgpack.encode(record)
 
 
 def decode_address_record(raw: bytes) -> AddressRecord:
-    """Decode one item; the caller checks the signature.
-
-    Raises:
-        WireError: the item is too long, has other fields, or a field is out of range.
-    """
+    """Decode one item; the caller checks the signature."""
     if len(raw) > ITEM_BYTES:
         raise WireError(f"address record: {len(raw)} bytes, at most {ITEM_BYTES}")
     try:

@@ -17,13 +17,6 @@ CLOCK_SLACK_S: Final = 3_600  # how far a peer's clock may be ahead
 
 @dataclass(slots=True)
 class AddressTable:
-    """The addresses that this node knows, by key.
-
-    Args:
-        own_key: this node's own key; records for it are not kept.
-        get_unix: the current Unix time, by which records expire.
-    """
-
     own_key: bytes
     get_unix: Callable[[], int]
     has_book: bool = False  # the home has given one
@@ -61,11 +54,7 @@ class AddressTable:
         return new
 
     def learn(self, record: AddressRecord) -> bool:
-        """Keep a record from its owner or another peer if it is unexpired and the newest (N2); return whether it was.
-
-        Raises:
-            WireError: the record breaks a limit or is not signed by its key.
-        """
+        """Keep a record, whoever sent it, if it is unexpired and the newest of its key (N2); return whether it was."""
         now = self.get_unix()
         if record.p2p == self.own_key or not record.addresses:
             return False
@@ -79,18 +68,15 @@ class AddressTable:
         return True
 
     def forget(self, keep: Collection[bytes]) -> None:
-        """Drop the learned records of all other keys."""
         self._learned = {k: r for k, r in self._learned.items() if k in keep}
 
     def get_record(self, key: bytes) -> AddressRecord | None:
-        """Return the newest record of a key, or None."""
         book, learned = self._book.get(key), self._learned.get(key)
         if book is None or learned is None:
             return book or learned
         return learned if learned.expires_unix > book.expires_unix else book
 
     def is_in_book(self, key: bytes) -> bool:
-        """Whether the home's book has an address for this key."""
         return key in self._book
 
     def is_old(self, key: bytes) -> bool:
@@ -99,7 +85,6 @@ class AddressTable:
         return record is None or record.expires_unix < self.get_unix() + RECORD_VALID_S // 2
 
     def get_keys(self) -> frozenset[bytes]:
-        """Return all keys with a record or a bootstrap address."""
         return frozenset(self._book.keys() | self._learned.keys() | self.bootstrap.keys())
 
     def get_addresses(self, key: bytes) -> tuple[str, ...]:

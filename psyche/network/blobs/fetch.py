@@ -33,17 +33,11 @@ LOOK_S: Final = 0.25  # how often an idle fetch checks whether another fetch wai
 
 
 class Peers(Protocol):
-    """The part of a node that fetching uses."""
-
     changed: Signal  # a peer came or went
 
-    def is_connected(self, key: bytes) -> bool:
-        """Whether the peer has completed hello."""
-        ...
+    def is_connected(self, key: bytes) -> bool: ...
 
-    def lease(self, key: bytes, protocol: str) -> AbstractAsyncContextManager[Lease]:
-        """Lease a stream to the peer."""
-        ...
+    def lease(self, key: bytes, protocol: str) -> AbstractAsyncContextManager[Lease]: ...
 
 
 class _Lie(NetworkError):
@@ -53,15 +47,8 @@ class _Lie(NetworkError):
 class FetchJob:
     """Fetches several blobs from several sources; `run` returns when all are in their sinks.
 
-    Args:
-        targets: the blobs, each of at least one chunk.
-        sources: keys, each once, preferred ones first.
-        peers: opens streams to the sources.
-        book: statistics and bans.
-        parallel: whether to fetch from all sources at once or from one after another.
-        progress: called with the bytes present, resumed ones included, whenever they grow.
-        is_wanted: whether another fetch waits for this one's place; if so, a fetch whose sources have nothing ends.
-            Otherwise peers that announce payloads and withhold them would hold all the places (B7).
+    `is_wanted` says that another fetch waits for this one's place; then a fetch whose sources have nothing ends.
+    Otherwise peers that announce payloads and withhold them would hold all the places (B7).
     """
 
     def __init__(
@@ -87,11 +74,7 @@ class FetchJob:
         self.bytes_by_source: dict[bytes, int] = {}
 
     async def run(self, deadline: float) -> None:
-        """Fetch everything before `deadline` on trio's clock.
-
-        Raises:
-            NetworkError: the deadline passed, every source is banned, or a sink failed.
-        """
+        """Fetch everything before `deadline` on trio's clock."""
         with trio.move_on_at(deadline):
             await self._open_targets()
             if not self._is_over():
@@ -183,7 +166,6 @@ class FetchJob:
         yield from sorted(usable, key=lambda s: not self._peers.is_connected(s))
 
     async def _pull(self, source: bytes) -> None:
-        """Fetch ranges from one source until it has nothing more to deliver, or fails."""
         if not self._peers.is_connected(source):
             self._failures[source] = "not connected"
             return

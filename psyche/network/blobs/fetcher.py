@@ -21,17 +21,6 @@ Progress = Callable[[int], None]  # called with the bytes present
 
 
 class Fetcher:
-    """Fetches blobs into the node's store.
-
-    Args:
-        key: this node's own key, which is never a source.
-        store: checked before a fetch; offers the fetched blobs to peers.
-        peers: opens streams to sources.
-        limits: how many fetches at a time, and how long a payload is offered.
-        statistics: the node's counters.
-        run_io: how files are read and written.
-    """
-
     def __init__(
         self, key: bytes, store: BlobStore, peers: Peers, limits: NetworkLimits, statistics: NetworkStatistics,
         run_io: RunIo,
@@ -48,17 +37,10 @@ class Fetcher:
         self._fetches = trio.Semaphore(limits.fetches)
 
     def begin_round(self, epoch: int, height: int) -> None:
-        """Set the round to which payloads fetched from now on belong."""
         self._round = (epoch, height)
 
     async def fetch(self, blob_id: bytes, sources: Sequence[bytes], size: int, deadline: float) -> bytes:
-        """Return a payload of `size` bytes, from the store or from one source after another.
-
-        Raises:
-            NetworkError: no source delivered it in time, or any at all while other fetches wait; or there is no
-                room for it.
-            WireError: `size` is more than 4 GiB.
-        """
+        """Return a payload of `size` bytes, from the store or from one source after another."""
         check_blob_size(size)
         async with FetchTurn(self._locks, self._fetches, blob_id, deadline):
             found = await self._store.get_data(blob_id)
@@ -95,19 +77,12 @@ class Fetcher:
         )
 
     def _has_waiting_fetches(self) -> bool:
-        """Whether any fetch waits for others to end."""
         return self._fetches.statistics().tasks_waiting > 0
 
     async def fetch_file(
         self, blob_id: bytes, sources: Sequence[bytes], path: Path, size: int, deadline: float,
         progress: Progress | None,
     ) -> None:  # fmt: skip
-        """Fetch one large blob of `size` bytes to a file, from several sources at once.
-
-        Raises:
-            NetworkError: no source delivered it in time, or the disk failed.
-            WireError: `size` is more than 4 GiB.
-        """
         async with FetchTurn(self._locks, self._fetches, blob_id, deadline):
             await self.fetch_files({blob_id: (size, path)}, sources, deadline, progress)
 
@@ -115,12 +90,7 @@ class Fetcher:
         self, wanted: dict[bytes, tuple[int, Path]], sources: Sequence[bytes], deadline: float,
         progress: Progress | None,
     ) -> None:  # fmt: skip
-        """Fetch blobs, given as id -> (size in bytes, path), to files from all sources at once; keep complete files.
-
-        Raises:
-            NetworkError: not all were delivered in time, or the disk failed; what is there stays.
-            WireError: a size is more than 4 GiB.
-        """
+        """Fetch blobs, given as id -> (size in bytes, path), to files from all sources at once; keep complete files."""
         targets: list[Target] = []
         present = 0
         for blob_id, (size, path) in wanted.items():
@@ -154,7 +124,6 @@ def _check_empty(blob_id: bytes) -> None:
 
 
 def _add(progress: Progress | None, present: int) -> Progress | None:
-    """Return a progress callback that adds the bytes that were there before."""
     if progress is None:
         return None
     progress(present)

@@ -25,8 +25,6 @@ HASH_BYTES: Final = 32
 
 
 class Status(IntEnum):
-    """The first byte of a reply."""
-
     OK = 0
     UNKNOWN = 1  # the source does not have the blob, or has it no longer
     REFUSED = 2  # the request breaks a rule
@@ -45,31 +43,22 @@ class BlobRequest:
 
 
 def compute_chunk_count(size_bytes: int) -> int:
-    """Compute the number of 1 MiB chunks of a blob."""
     return -(-size_bytes // BLOB_CHUNK_BYTES)
 
 
 def compute_range_bytes(size_bytes: int, first: int, count: int) -> int:
-    """Compute the size in bytes of `count` chunks starting at chunk `first`."""
     return min(count * BLOB_CHUNK_BYTES, size_bytes - first * BLOB_CHUNK_BYTES)
 
 
 def compute_chunk_list_bytes(size_bytes: int) -> int:
-    """Compute the size in bytes of a reply's body that holds a chunk list."""
     return _SIZE.size + HASH_BYTES * compute_chunk_count(size_bytes)
 
 
 def encode_blob_request(request: BlobRequest) -> bytes:
-    """Encode a request as 41 bytes."""
     return _REQUEST.pack(b"R" if request.count else b"M", request.blob_id, request.first, request.count)
 
 
 def decode_blob_request(raw: bytes) -> BlobRequest:
-    """Decode a request.
-
-    Raises:
-        WireError: the kind is unknown, or the count is out of range.
-    """
     kind, blob_id, first, count = _REQUEST.unpack(raw)
     if kind == b"M" and (first, count) == (0, 0):
         return BlobRequest(blob_id)
@@ -79,16 +68,10 @@ def decode_blob_request(raw: bytes) -> BlobRequest:
 
 
 def encode_chunk_list(size_bytes: int, hashes: bytes) -> bytes:
-    """Encode a chunk list as the body of a reply."""
     return _SIZE.pack(size_bytes) + hashes
 
 
 def decode_chunk_list(body: bytes, size_bytes: int) -> bytes:
-    """Decode the chunk hashes from the chunk list of a blob of `size_bytes`.
-
-    Raises:
-        WireError: the list gives another size.
-    """
     (size,) = _SIZE.unpack_from(body)
     if size != size_bytes:
         raise WireError(f"blob chunk list: {size} bytes, must be {size_bytes}")
@@ -96,17 +79,11 @@ def decode_chunk_list(body: bytes, size_bytes: int) -> bytes:
 
 
 def encode_reply_head(status: Status, size_bytes: int = 0) -> bytes:
-    """Encode the head of a reply: status and body length."""
     return _REPLY.pack(status, size_bytes)
 
 
 async def read_reply_head(stream: Readable, expected_bytes: int) -> Status:
-    """Read the head of a reply; if the status is OK, the body must have exactly `expected_bytes`.
-
-    Raises:
-        WireError: the status is unknown or the length differs; raised before any allocation.
-        StreamError: the stream ended.
-    """
+    """Read status and length; a length other than `expected_bytes` is refused before anything is allocated."""
     status, size = _REPLY.unpack(await read_exactly(stream, _REPLY.size))
     if status not in _STATUSES:
         raise WireError(f"blob reply: unknown status {status}")
@@ -116,10 +93,5 @@ async def read_reply_head(stream: Readable, expected_bytes: int) -> Status:
 
 
 def check_blob_size(size_bytes: int) -> None:
-    """Refuse a blob size that is out of range.
-
-    Raises:
-        WireError: the size is negative or more than 4 GiB.
-    """
     if not 0 <= size_bytes <= MAX_BLOB_BYTES:
         raise WireError(f"blob: {size_bytes} bytes, at most {MAX_BLOB_BYTES}")

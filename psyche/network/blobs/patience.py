@@ -27,11 +27,7 @@ class PatientStream:
         self._scope = trio.CancelScope(deadline=self._until)  # pyright: ignore[reportCallIssue]
 
     async def run(self, function: Callable[["PatientStream"], Awaitable[None]]) -> None:
-        """Call `function`, which reads from this stream, under both timeouts.
-
-        Raises:
-            SourceStalled: a read took too long.
-        """
+        """Call `function`, which reads from this stream, under both timeouts."""
         with self._scope:
             await function(self)
         if self._scope.cancelled_caught:
@@ -40,7 +36,6 @@ class PatientStream:
             raise SourceStalled(f"sends nothing for {self._idle_s:.1f} s", self._idle_s)
 
     async def read_some(self, max_bytes: int) -> bytes:
-        """Read between 1 and `max_bytes` bytes; raises StreamError at the end."""
         idle_until = trio.current_time() + self._idle_s
         if idle_until >= self._until:
             return await self._stream.read_some(max_bytes)

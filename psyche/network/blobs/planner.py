@@ -37,11 +37,9 @@ class Target:
 
     @property
     def chunks(self) -> int:
-        """The number of chunks of the blob."""
         return compute_chunk_count(self.size_bytes)
 
     def is_right(self, chunk: int, data: bytes) -> bool:
-        """Whether `data` matches the hash of that chunk."""
         found = blake3_hash(data)
         if self.chunks == 1:
             return compute_blob_id(self.size_bytes, found) == self.blob_id
@@ -50,20 +48,12 @@ class Target:
 
 @dataclass(slots=True)
 class AskedRange:
-    """A request in flight."""
-
     item: Range
     size_bytes: int
 
 
 class RequestPlanner:
-    """Gives each source of a fetch its next requests, as many as its rate and the node's limits allow.
-
-    Args:
-        targets: the blobs of the fetch.
-        scheduler: which ranges are missing, and who was asked for them.
-        book: statistics of the sources, and the bytes requested by all fetches together.
-    """
+    """Gives each source of a fetch its next requests, as many as its rate and the node's limits allow."""
 
     def __init__(self, targets: Sequence[Target], scheduler: RangeScheduler, book: SourceBook) -> None:
         self._targets = targets
@@ -114,7 +104,6 @@ class RequestPlanner:
         self._scheduler.drop(request.item)
 
     def note_answered(self, request: AskedRange) -> None:
-        """Note that a request was answered: its bytes are asked for no longer."""
         self._book.asked_bytes -= request.size_bytes
 
     def note_lack(self, source: bytes, item: Range) -> None:
@@ -125,6 +114,5 @@ class RequestPlanner:
         self._scheduler.drop(item)
 
     def encode(self, request: AskedRange) -> bytes:
-        """Encode the request for a range."""
         item = request.item
         return encode_blob_request(BlobRequest(self._targets[item.target].blob_id, item.first, item.count))

@@ -20,11 +20,7 @@ class Range:
 
 
 class RangeScheduler:
-    """Assigns ranges to sources and tracks which source holds which.
-
-    Args:
-        chunk_counts: the number of chunks of each blob. No range of a blob is assigned before `want`.
-    """
+    """Assigns ranges to sources and tracks which source holds which; no range of a blob is assigned before `want`."""
 
     def __init__(self, chunk_counts: Sequence[int]) -> None:
         self._done = [bytearray(count) for count in chunk_counts]
@@ -34,7 +30,6 @@ class RangeScheduler:
         self._wanted_lists: set[int] = set()
 
     def want_chunk_list(self, target: int) -> None:
-        """Queue the chunk list of a blob."""
         self._wanted_lists.add(target)
         self._queue.append(Range(target, 0, 0))
 
@@ -94,7 +89,6 @@ class RangeScheduler:
         return True
 
     def is_marked(self, target: int, chunk: int) -> bool:
-        """Whether a chunk is stored."""
         return bool(self._done[target][chunk])
 
     def drop(self, held: Range) -> None:
@@ -105,20 +99,16 @@ class RangeScheduler:
             self._queue.appendleft(Range(held.target, first, count))
 
     def finish(self, held: Range) -> None:
-        """Release a range that was delivered in full."""
         self._held.pop(held, None)
 
     def is_done(self, target: int) -> bool:
-        """Whether all chunks of a blob are stored."""
         return self._left[target] == 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether all blobs are complete."""
         return not any(self._left)
 
     def get_missing(self) -> list[int]:
-        """Return the numbers of the blobs that are incomplete."""
         return [target for target, left in enumerate(self._left) if left]
 
     def _get_missing_runs(self, item: Range) -> list[tuple[int, int]]:
@@ -129,14 +119,12 @@ class RangeScheduler:
 
 
 def _overlap(one: Range, other: Range) -> bool:
-    """Whether two ranges share a chunk or the chunk list."""
     if one.target != other.target or not one.count or not other.count:
         return one.target == other.target and one.count == other.count
     return one.first < other.first + other.count and other.first < one.first + one.count
 
 
 def _find_runs(done: bytearray, start: int, end: int) -> list[tuple[int, int]]:
-    """Find the runs of missing chunks, as (first, count)."""
     runs: list[tuple[int, int]] = []
     first = done.find(0, start, end)
     while first >= 0:

@@ -27,15 +27,11 @@ MAX_PEER_LIMITERS: Final = 1_024
 
 @dataclass(slots=True)
 class ServeCounters:
-    """Counts of what was served since the start."""
-
     bytes_sent: int = 0
     ranges: int = 0
 
 
 class BlobServer:
-    """Answers peers' requests for the blobs of a store."""
-
     def __init__(self, store: BlobStore, limits: NetworkLimits) -> None:
         self.counters = ServeCounters()
         self._store = store
@@ -44,12 +40,6 @@ class BlobServer:
         self._per_peer: dict[bytes, trio.CapacityLimiter] = {}
 
     async def serve(self, key: bytes, stream: ByteStream) -> None:
-        """Answer one peer's requests on one stream until it ends or is idle for too long.
-
-        Raises:
-            WireError: a request is malformed.
-            StreamError: the stream ended.
-        """
         with trio.CancelScope() as scope:  # pyright: ignore[reportCallIssue]
             while True:
                 scope.deadline = trio.current_time() + self._limits.idle_stream_s

@@ -20,50 +20,31 @@ class SinkError(NetworkError):
 
 
 class Sink(Protocol):
-    """The destination of one blob."""
+    """The destination of one blob; every method raises `SinkError` if it cannot be written."""
 
     async def open(self, hashes: bytes) -> list[int]:
-        """Prepare the sink; returns the chunks that are already present and valid.
-
-        Raises:
-            SinkError: it cannot be written.
-        """
+        """Return the chunks that are already present and valid."""
         ...
 
-    async def write(self, chunk: int, data: bytes) -> None:
-        """Store a checked chunk.
-
-        Raises:
-            SinkError: it cannot be written.
-        """
-        ...
+    async def write(self, chunk: int, data: bytes) -> None: ...
 
     async def finish(self) -> None:
-        """Make the complete blob durable.
-
-        Raises:
-            SinkError: it cannot be written.
-        """
+        """Make the complete blob durable."""
         ...
 
 
 class MemorySink:
-    """A payload in memory; `data` is complete after `finish`."""
-
     def __init__(self, size_bytes: int) -> None:
         self.data = b""
         self._chunks: list[bytes] = [b""] * compute_chunk_count(size_bytes)
 
     async def open(self, hashes: bytes) -> list[int]:  # noqa: ARG002 - the protocol's argument
-        """Return no chunks: memory starts empty."""
         return []
 
     async def write(self, chunk: int, data: bytes) -> None:
-        """Store the chunk."""
         self._chunks[chunk] = data
 
     async def finish(self) -> None:
-        """Join the chunks into `data`."""
         self.data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks = []
 
@@ -73,12 +54,6 @@ class PartFile:
 
     Chunks that the map marks are hashed again when a fetch resumes, because after a power cut the map may
     be newer than the data. A blob of one chunk needs no map.
-
-    Args:
-        blob_id: 32 bytes.
-        size_bytes: the size of the whole blob.
-        path: where the complete file goes.
-        run_io: how files are written.
     """
 
     def __init__(self, blob_id: bytes, size_bytes: int, path: Path, run_io: RunIo) -> None:
@@ -91,15 +66,12 @@ class PartFile:
         self._run_io = run_io
 
     async def open(self, hashes: bytes) -> list[int]:
-        """Create or resume the part file; see `Sink`."""
         return await self._run(self._open, hashes)
 
     async def write(self, chunk: int, data: bytes) -> None:
-        """Write a checked chunk, then mark it; see `Sink`."""
         await self._run(self._write, chunk, data)
 
     async def finish(self) -> None:
-        """Flush the file, rename it to `path`, and remove the map; see `Sink`."""
         await self._run(self._finish)
 
     async def _run(self, function: Callable[..., Any], *args: object) -> Any:
@@ -146,11 +118,7 @@ class PartFile:
 
 
 def check_room(folder: Path, size_bytes: int) -> None:
-    """Check that `size_bytes` fit on the disk of `folder`, creating the folder if needed.
-
-    Raises:
-        SinkError: the disk has too little room, or the folder cannot be created.
-    """
+    """Check that `size_bytes` fit on the disk of `folder`, creating the folder if needed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free

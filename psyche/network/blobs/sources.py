@@ -16,8 +16,6 @@ _NEW_WEIGHT: Final = 0.3
 
 
 class SourceStatistics:
-    """Statistics of a source: waits for the first byte of a reply, and the transfer rate."""
-
     def __init__(self, assumed_rate_bytes_s: float) -> None:
         self._waits: deque[float] = deque(maxlen=_SAMPLES)
         self._assumed = assumed_rate_bytes_s
@@ -25,11 +23,9 @@ class SourceStatistics:
 
     @property
     def median_wait_s(self) -> float:
-        """The median wait for the first byte of a reply, in seconds."""
         return median(self._waits) if self._waits else 0.0
 
     def add_wait(self, seconds: float) -> None:
-        """Note that a reply began after `seconds`."""
         self._waits.append(seconds)
 
     def add_transfer(self, size_bytes: int, seconds: float) -> None:
@@ -53,7 +49,6 @@ class SourceStatistics:
         return max(1, min(max_chunks, int((self._rate or self._assumed) * target_s / chunk_bytes)))
 
     def compute_window(self, target_s: float, at_most_bytes: int, at_least_bytes: int) -> int:
-        """Compute how many bytes to keep in flight."""
         return max(at_least_bytes, min(at_most_bytes, int((self._rate or self._assumed) * target_s)))
 
 
@@ -68,7 +63,6 @@ class SourceBook:
     asked_bytes: int = 0  # requested by all fetches together and not received yet
 
     def get_statistics(self, key: bytes) -> SourceStatistics:
-        """Return the statistics of a source."""
         found = self.statistics.get(key)
         if found is None:
             if len(self.statistics) >= MAX_SOURCES:
@@ -77,7 +71,6 @@ class SourceBook:
         return found
 
     def ban(self, key: bytes, why: str) -> None:
-        """Stop fetching from this source for the rest of the run."""
         if len(self.banned) < MAX_SOURCES:
             self.banned[key] = why
         _log.warning("source %s is banned for the run: %s", key.hex()[:16], why)

@@ -9,14 +9,7 @@ from psyche.network.memory.line import SEND_BUFFER_BYTES, Arrivals, Wire
 
 
 class Lane:
-    """Carries announcements from one node to another as separate packets that may be lost, duplicated or reordered.
-
-    Args:
-        wire: the direction of the link that it uses.
-        arrivals: the timer queue of its links.
-        max_waiting: how many packets may wait for the line; when more come, the oldest are dropped.
-        receive: called with each packet when it arrives.
-    """
+    """Carries announcements from one node to another as separate packets that may be lost, duplicated or reordered."""
 
     def __init__(
         self, wire: Wire, arrivals: Arrivals, max_waiting: int, receive: Callable[[bytes], None]
@@ -31,7 +24,6 @@ class Lane:
         return len(self._waiting)
 
     def send(self, packet: bytes) -> None:
-        """Send a packet now, or as soon as the line is free."""
         if self._waiting:
             self._waiting.append(packet)
         elif self._is_full():

@@ -73,11 +73,9 @@ class AccessLine:
 
     @property
     def carried_bytes(self) -> float:
-        """The total of bytes that have passed."""
         return sum(self.carried.values())
 
     async def carry(self, size_bytes: float, kind: int) -> None:
-        """Wait for a turn, then until `size_bytes` have passed."""
         async with self._turn:
             await trio.sleep(size_bytes / self.bandwidth_bytes_s)
         self.carried[kind] += size_bytes
@@ -91,8 +89,6 @@ class AccessLine:
 
 
 class Wire:
-    """One direction between two ends."""
-
     def __init__(self, conditions: LinkConditions, rng: random.Random) -> None:
         self.conditions = conditions
         self.rng = rng
@@ -101,20 +97,16 @@ class Wire:
         self.held: list[Callable[[], None]] = []  # deliveries to make when it is set
 
     def compute_departure(self, size_bytes: float) -> float:
-        """Occupy the wire for `size_bytes`; return the time when the last of them has left."""
         start = max(trio.current_time(), self.busy_until)
         self.busy_until = start + size_bytes / self.conditions.bandwidth_bytes_s
         return self.busy_until
 
     def compute_delay(self) -> float:
-        """Return the seconds that a packet travels: latency and jitter."""
         conditions = self.conditions
         return conditions.latency_s + (conditions.jitter_s * self.rng.random() if conditions.jitter_s else 0.0)
 
     def is_lost(self) -> bool:
-        """Draw whether a packet is lost."""
         return self.conditions.loss > 0 and self.rng.random() < self.conditions.loss
 
     def is_copied(self) -> bool:
-        """Draw whether a packet is duplicated."""
         return self.conditions.duplicate > 0 and self.rng.random() < self.conditions.duplicate

@@ -16,13 +16,6 @@ from psyche.network.memory.pipe import MemoryStream, Pipe, Weigh
 
 
 class Links:
-    """All links; their ends are named by keys.
-
-    Args:
-        rng: the source of all randomness.
-        default: the conditions of links that were not set.
-    """
-
     def __init__(self, rng: random.Random, default: LinkConditions | None = None) -> None:
         self.on_cut: list[Callable[[], None]] = []  # called after a cut: owners of connections close those that are cut
         self._seed = rng.getrandbits(64)
@@ -37,7 +30,6 @@ class Links:
         return random.Random(b"/".join((self._seed.to_bytes(8, "little"), *names)))  # noqa: S311 - a simulation
 
     def get_wire(self, source: bytes, target: bytes) -> Wire:
-        """Return one direction between two ends."""
         wire = self._wires.get((source, target))
         if wire is None:
             wire = self._wires[source, target] = Wire(self._default, self.build_rng(source, target))
@@ -55,16 +47,12 @@ class Links:
             way.bandwidth_bytes_s = bandwidth_bytes_s
 
     def get_access(self, key: bytes) -> tuple[AccessLine, AccessLine] | None:
-        """Return a machine's uplink and downlink, or None if they were not set."""
         return self._access.get(key)
 
     def open_pair(
         self, opener: bytes, other: bytes, *, answer_weigh: Weigh | None = None
     ) -> tuple[MemoryStream, MemoryStream]:
-        """Open a stream; return the opener's end and the other end.
-
-        `answer_weigh`: the other end sends bulk data; maps the size of a write to the bytes it takes on the line.
-        """
+        """`answer_weigh`: the other end sends bulk data; maps the size of a write to the bytes it takes on the line."""
         there = Pipe(self.get_wire(opener, other), self._arrivals)
         access = None
         if answer_weigh is not None and opener in self._access and other in self._access:
@@ -73,7 +61,6 @@ class Links:
         return MemoryStream(back, there), MemoryStream(there, back)
 
     def open_lane(self, source: bytes, target: bytes, max_waiting: int, receive: Callable[[bytes], None]) -> Lane:
-        """Open a lane for separate packets from one end to the other."""
         return Lane(self.get_wire(source, target), self._arrivals, max_waiting, receive)
 
     def set_link(self, first: bytes, second: bytes, conditions: LinkConditions) -> None:
@@ -82,11 +69,9 @@ class Links:
         self.set_uplink(second, first, conditions)
 
     def set_uplink(self, source: bytes, target: bytes, conditions: LinkConditions) -> None:
-        """Set the conditions of one direction between two ends for what is written from now on."""
         self.get_wire(source, target).conditions = conditions
 
     def cut(self, first: Iterable[bytes], second: Iterable[bytes]) -> None:
-        """Cut all connections between the two groups until `heal`."""
         others = list(second)
         for a in first:
             self._cuts.update(frozenset((a, b)) for b in others if a != b)
@@ -94,13 +79,11 @@ class Links:
             notify()
 
     def partition(self, *groups: Sequence[bytes]) -> None:
-        """Cut all connections between different groups until `heal`."""
         for index, group in enumerate(groups):
             for other in groups[index + 1 :]:
                 self.cut(group, other)
 
     def is_cut(self, first: bytes, second: bytes) -> bool:
-        """Whether the link between two ends is cut."""
         return bool(self._cuts) and frozenset((first, second)) in self._cuts
 
     def stall(self, first: Sequence[bytes], second: Sequence[bytes]) -> None:
@@ -112,7 +95,6 @@ class Links:
                         wire.stall = trio.Event()
 
     def heal(self) -> None:
-        """Undo all cuts and stalls; the nodes reconnect by redialing."""
         self._cuts.clear()
         for wire in self._wires.values():
             if wire.stall is not None:

@@ -38,8 +38,6 @@ STREAMED_MEMBERS: Final = 16  # with more members announcements do not use strea
 
 
 class _Connection:
-    """Two connected nodes, their open streams, and the lane of each sender's announcements."""
-
     def __init__(self, ends: tuple["_MemoryTransport", "_MemoryTransport"]) -> None:
         self.ends = ends
         self.streams: list[MemoryStream] = []
@@ -50,8 +48,6 @@ class _Connection:
 
 
 class _MemoryTransport:
-    """The transport of a node in the hub."""
-
     def __init__(self, hub: "MemoryHub", key: bytes, address: str) -> None:
         self.key = key
         self.address = address
@@ -79,12 +75,10 @@ class _MemoryTransport:
             self._hub.disconnect(connection)
 
     def is_lossy(self, key: bytes) -> bool:
-        """Whether packets to a node may be lost or duplicated."""
         conditions = self._hub.links.get_wire(self.key, key).conditions
         return conditions.loss > 0 or conditions.duplicate > 0
 
     def get_lane(self, key: bytes) -> Lane | None:
-        """Return the lane of announcements to a connected node."""
         connection = self.connections.get(key)
         if connection is None:
             return None
@@ -93,12 +87,9 @@ class _MemoryTransport:
 
 
 class MemoryNode(BaseNode):
-    """A node of a `MemoryHub`; made by `MemoryHub.open_node`."""
-
     place: _MemoryTransport
 
     def start_serving(self, key: bytes, protocol: str, stream: MemoryStream) -> None:
-        """Serve a stream that a peer opened, in a task of its own."""
         self._start_soon(self.handle_stream, key, protocol, stream)
 
     def _announce(self, keys: Iterable[bytes], message: bytes) -> None:
@@ -121,7 +112,6 @@ class MemoryNode(BaseNode):
             self._announce(sorted(self.connected()), message)
 
     def count_streams(self) -> int:
-        """The number of open streams of the busiest connection."""
         connections = self.place.connections.values()
         return max((sum(not end.is_over for end in one.streams) // 2 for one in connections), default=0)
 
@@ -149,14 +139,10 @@ class MemoryNode(BaseNode):
 
 
 class MemoryHub:
-    """The simulated network between `MemoryNode`s.
+    """The simulated network between `MemoryNode`s; `links` may be shared with other traffic.
 
-    Args:
-        rng: the source of all randomness: loss, and the jitter of redialing.
-        link: the conditions of links that were not set.
-        links: the links to use if they are shared with other traffic; built from `rng` and `link` if not given.
-        weigh_blobs: maps the size of a reply's write to the bytes it takes on the line, for small blobs that
-            stand for larger ones; requests keep their size.
+    `weigh_blobs` maps the size of a reply's write to the bytes it takes on the line, for small blobs that
+    stand for larger ones; requests keep their size.
     """
 
     def __init__(
@@ -174,10 +160,7 @@ class MemoryHub:
         self, identity: Identity, data_dir: Path, *, limits: NetworkLimits | None = None, run_io: RunIo = run_inline,
         get_unix: Callable[[], int] | None = None, address: str | None = None,
     ) -> AsyncIterator[MemoryNode]:  # fmt: skip
-        """Open a running node; it ends, with all its connections, when the block ends.
-
-        `address`: where others find it every time; if not given, each node has an address of its own.
-        """
+        """`address`: where others find the node every time; if not given, each has an address of its own."""
         self._count += 1
         place = _MemoryTransport(self, identity.public, address or f"/memory/{self._count}")
         limits = limits or NetworkLimits()
@@ -233,11 +216,6 @@ class MemoryHub:
                 self.disconnect(connection)
 
     async def connect(self, dialer: _MemoryTransport, key: bytes, address: str) -> None:
-        """Connect `dialer` with the node at `address`.
-
-        Raises:
-            NetworkError: no node is at that address, the link is cut, or the node has another key.
-        """
         # TCP connect and proof of the key take two round trips
         await trio.sleep(2 * self.links.get_round_trip_s(dialer.key, key))
         place = self._places.get(address)
@@ -253,7 +231,6 @@ class MemoryHub:
         place.node.peers.add_connection(dialer.key, is_dialer=False)
 
     def open_stream(self, connection: _Connection, opener: _MemoryTransport, protocol: str) -> MemoryStream:
-        """Open a stream from `opener`; the other node serves its end."""
         other = connection.other(opener.key)
         weigh = self._weigh_blobs if protocol == BLOB else None
         near, far = self.links.open_pair(opener.key, other.key, answer_weigh=weigh)
@@ -263,7 +240,6 @@ class MemoryHub:
         return near
 
     def open_lane(self, connection: _Connection, sender: _MemoryTransport) -> Lane:
-        """Open a lane for announcements from one end of a connection to the other."""
         other = connection.other(sender.key)
         receive = functools.partial(other.node.take_announcement, sender.key)
         waiting = sender.node.limits.outbox_messages
@@ -271,7 +247,6 @@ class MemoryHub:
         return lane
 
     def disconnect(self, connection: _Connection) -> None:
-        """Break a connection at both ends."""
         for stream in connection.streams:
             stream.break_off()
         for lane in connection.lanes.values():

@@ -19,14 +19,7 @@ Weigh = Callable[[int], float]  # maps the size of a write to the bytes it takes
 
 
 class Pipe:
-    """One direction of a stream: delivers what was written, in order, after the link's delay.
-
-    Args:
-        wire: the direction of the link that it uses.
-        arrivals: the timer queue of its links.
-        weigh: maps the size of a write to the bytes it takes on the line; None: the size itself.
-        access: the sender's uplink and the receiver's downlink, shared with other pipes; None: no shared lines.
-    """
+    """One direction of a stream: delivers what was written, in order, after the link's delay."""
 
     def __init__(
         self,
@@ -50,15 +43,9 @@ class Pipe:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the stream was reset."""
         return self._broken.is_set()
 
     async def write(self, data: bytes) -> None:
-        """Write data, taking as long as the wire needs; what is written arrives in order.
-
-        Raises:
-            StreamError: the stream is broken.
-        """
         view = memoryview(data)
         endless = self._access is None and math.isinf(self._wire.conditions.bandwidth_bytes_s)
         # a weighed write goes in a few parts, enough for streams to share a line evenly
@@ -100,7 +87,6 @@ class Pipe:
             self._call_reader(arrival)
 
     def _call_reader(self, arrival: float) -> None:
-        """Wake the reader when the first part arrives."""
         if self._reader is None:
             return
         if arrival <= trio.current_time():
@@ -114,11 +100,6 @@ class Pipe:
             self._reader = None
 
     async def read(self, max_bytes: int) -> bytes:
-        """Read what has arrived, at most `max_bytes`.
-
-        Raises:
-            StreamError: the stream is at its end or broken.
-        """
         while True:
             if self._broken.is_set():
                 raise StreamError("stream: reset")
@@ -132,7 +113,6 @@ class Pipe:
                 raise StreamError("stream: at its end")
 
     async def _wait(self) -> None:
-        """Wait until the first part arrives, or until none will come."""
         self._reader = trio.lowlevel.current_task()
         if self._parts:
             self._arrivals.call_at(self._parts[0][0], self._wake)
@@ -157,14 +137,12 @@ class Pipe:
         return data
 
     def close(self) -> None:
-        """Close for writing; what was written still arrives."""
         self.is_closed = True
         if not self._parts:
             self._wake()
         self._room.notify()
 
     def break_off(self) -> None:
-        """Reset the stream at both ends; data in flight is lost."""
         self._parts.clear()
         self._broken.set()
         self._wake()
@@ -172,34 +150,26 @@ class Pipe:
 
 
 class MemoryStream:
-    """One end of a stream over simulated links."""
-
     def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
         self.incoming = incoming
         self.outgoing = outgoing
 
     async def read_some(self, max_bytes: int) -> bytes:
-        """Read between 1 and `max_bytes` bytes; raises StreamError at the end."""
         return await self.incoming.read(max_bytes)
 
     async def write(self, data: bytes) -> None:
-        """Send all of `data`; raises StreamError on a broken stream."""
         await self.outgoing.write(data)
 
     async def close(self) -> None:
-        """Close for writing."""
         self.outgoing.close()
 
     async def reset(self) -> None:
-        """Reset both directions at once."""
         self.break_off()
 
     def break_off(self) -> None:
-        """Reset both directions at once, without waiting."""
         self.incoming.break_off()
         self.outgoing.break_off()
 
     @property
     def is_over(self) -> bool:
-        """Whether the stream was reset."""
         return self.incoming.is_broken

@@ -21,13 +21,11 @@ def get_export_time(settings: ClientSettings) -> ExportTime:
 
 
 def get_export_path(settings: ClientSettings, step: int) -> Path:
-    """The folder of the export at this step."""
     root = settings.checkpoint_dir or settings.models_dir
     return root / f"{settings.run_id}-step{step}"
 
 
 def build_run_card(state: Coordinator, action: Export, dtype: str) -> str:
-    """The model card of an export: what the record says of the model."""
     metadata, length = state.metadata, state.model.max_seq_len
     rows = [
         ("run", f"`{state.run_id}`, uid `{state.run_uid.hex()}`"),
@@ -56,7 +54,6 @@ def measure_export(path: Path, digest: bytes, dtype: str) -> int:
 
 
 def remove_old_exports(root: Path, run_id: str, keep_steps: int) -> None:
-    """Keep the newest exports of a run."""
     found: list[tuple[int, Path]] = []
     for folder in root.glob(f"{run_id}-step*"):
         step = folder.name.removeprefix(f"{run_id}-step")

@@ -25,28 +25,16 @@ REMOVE_S: Final = 5.0
 
 
 class HealContext(Protocol):
-    """What healing needs of the shell."""
-
     @property
-    def state(self) -> Coordinator:
-        """The newest state."""
-        ...
+    def state(self) -> Coordinator: ...
 
-    def log(self, event: kinds.Event) -> None:
-        """Write an event."""
-        ...
+    def log(self, event: kinds.Event) -> None: ...
 
-    async def wait_for_replay(self) -> None:
-        """Wait until every applied set is in the replay store."""
-        ...
+    async def wait_for_replay(self) -> None: ...
 
 
 class LoadSource(Protocol):
-    """Loads a source into the trainer."""
-
-    async def __call__(self, source: Source, *, keep_momentum: bool) -> LoadReply:
-        """See `Trainer.load`."""
-        ...
+    async def __call__(self, source: Source, *, keep_momentum: bool) -> LoadReply: ...
 
 
 class SetsDiffer(TrainerError):
@@ -69,11 +57,7 @@ class HealTasks:
         self._weights_kept = True
 
     async def do(self, action: Heal | Compare) -> Healed | HealFailed:
-        """Heal; return `HealFailed` with a reason if that is not possible.
-
-        Raises:
-            TrainerFailure: the trainer is lost.
-        """
+        """Raises TrainerFailure if the trainer is lost; any other failure becomes `HealFailed`."""
         self._weights_kept = True
         try:
             return await (self._replay_sets(action) if isinstance(action, Heal) else self._compare(action))
@@ -92,7 +76,6 @@ class HealTasks:
     # --- (1) replay -------------------------------------------------------------------------------
 
     async def _replay_sets(self, action: Heal) -> Healed:
-        """Load the certified weights, then apply every stored set of the epoch in order."""
         await self._x.wait_for_replay()
         for height in range(action.height + 1):  # check first: loading replaces weights that may still be of use
             if not await trio.to_thread.run_sync(self._replay.has, action.epoch, height):
@@ -155,7 +138,6 @@ class HealTasks:
         return Healed(action.epoch, action.height, offer.chain, {action.height: action.agreed}, {action.height: True})
 
     async def _write_own(self, action: Compare) -> Mapping[bytes, Path]:
-        """Write this client's tensors to files; return these by blob id."""
         path = self._folder / "own"
         request = SnapshotRequest(
             kind="resume", path=str(path), epoch=action.epoch, step=0, data_index=0, chain=action.chain,

@@ -52,8 +52,6 @@ class Source:
 
 
 class Loader:
-    """Finds and fetches the weights that the record asks for."""
-
     def __init__(self, network: Network, serving: Serving, snapshots: Path, local_root: Path, log: Log) -> None:
         self._network = network
         self._log = log
@@ -65,17 +63,11 @@ class Loader:
         self._local_root = local_root
 
     def get_configured(self, model: Model) -> Path:
-        """The folder of the configured source.
-
-        Raises:
-            TrainerError: the source is of a kind that this client cannot load.
-        """
         if model.checkpoint.kind is not CheckpointKind.LOCAL:
             raise TrainerError(f"model checkpoint {model.checkpoint.kind.name}: this client loads Local sources only")
         return self._local_root / model.checkpoint.name
 
     async def find_local(self, digest: bytes) -> Source | None:
-        """Find an own snapshot of these weights; None if there is none."""
         snapshots = await trio.to_thread.run_sync(list_snapshots, self._snapshots)
         found = next((s for s in snapshots if s.digest == digest), None)
         return Source(found.path, is_snapshot=True, name=WeightSource.OWN_SNAPSHOT) if found else None
@@ -111,11 +103,7 @@ class Loader:
     async def fetch(
         self, state: Coordinator, digest: bytes, deadline: float, progress: Callable[[int, int], None]
     ) -> Source:
-        """Fetch a snapshot from peers; no peer is trusted, everything is checked against the digest (S9).
-
-        Raises:
-            NetworkError: no peer has it, or the transfer failed.
-        """
+        """Fetch a snapshot from peers; no peer is trusted, everything is checked against the digest (S9)."""
         offer = await self._find_offer(state, digest, deadline)
         return await self._fetch_offer(state, offer, digest, deadline, progress)
 
@@ -143,10 +131,6 @@ class Loader:
 
         Every part is written to disk as it arrives and then moved into place: none is held in memory or kept twice.
         `own` maps blob ids to files; `sources` are keys of peers (none: all connected peers).
-
-        Raises:
-            NetworkError: the transfer failed, or there is no room on the disk.
-            TrainerError: the files do not make up the snapshot.
         """
         folder = self._snapshots / f"{PARTS}{blake3_hash(offer.manifest).hex()[:16]}"
         await trio.to_thread.run_sync(_make_parts_folder, folder)
@@ -215,11 +199,7 @@ class Loader:
         )
 
     async def ask_offer(self, state: Coordinator, digest: bytes, peer: bytes) -> Offer:
-        """Ask a peer for its manifest of the weights with this full digest, and check it.
-
-        Raises:
-            NetworkError: it has none, or one that does not give the digest; then it is not asked for these again.
-        """
+        """Ask a peer for its manifest of these weights; after a wrong one, do not ask it for these again (B25)."""
         name = f"peer {peer.hex()[:8]}"
         if self._is_refused(digest, peer):
             raise NetworkError(f"{name} is not asked again: it {self._refused[peer]}")
@@ -281,17 +261,12 @@ class Loader:
         await trio.to_thread.run_sync(_remove_leftovers, self._snapshots)
 
     async def read(self, digest: bytes) -> SnapshotInfo | None:
-        """The description of an own snapshot; None if there is none."""
         source = await self.find_local(digest)
         return await trio.to_thread.run_sync(read_snapshot_info, source.path) if source else None
 
 
 def compute_offer_digest(model: Model, offer: Offer) -> bytes:
-    """The full digest of an offer; in full-value mode it does not cover the tensors' values (S2).
-
-    Raises:
-        WireError: full-value mode, and the manifest cannot be decoded.
-    """
+    """The full digest of an offer; in full-value mode it does not cover the tensors' values (S2)."""
     raw = offer.manifest
     if not model.optimizer.quantize_1bit:
         manifest = blank_values(decode_manifest(raw))
@@ -300,7 +275,6 @@ def compute_offer_digest(model: Model, offer: Offer) -> bytes:
 
 
 def _list_parts(offer: Offer) -> Iterator[tuple[bytes, int]]:
-    """Blob id and size of each part that a checked offer lists."""
     manifest = decode_manifest(offer.manifest)
     yield from ((entry.blob_id, get_tensor_bytes(entry)) for entry in manifest.tensors)
     yield from ((file.blob_id, file.size_bytes) for file in manifest.files)
@@ -329,7 +303,6 @@ def _get_mark(state: Coordinator) -> Mark:
 
 
 def get_snapshot_folder(epoch: int, step: int, digest: bytes) -> str:
-    """The folder name of a snapshot."""
     return f"epoch-{epoch:05d}-step-{step:08d}-{digest.hex()[:12]}"
 
 
@@ -347,5 +320,4 @@ def _remove_leftovers(root: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder as far as possible; errors are ignored."""
     shutil.rmtree(path, ignore_errors=True)

@@ -22,8 +22,6 @@ _FOLDER: Final = re.compile(r"epoch-(\d{5})$")
 
 
 class StoredSet(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of the store: the set and its payloads, in order of application."""
-
     epoch: int
     height: int
     step: int
@@ -58,10 +56,8 @@ class ReplayStore:
     def write(self, entry: AppliedSet, bodies: tuple[bytes, ...]) -> None:
         """Store one set; make room first by removing the oldest epochs.
 
-        Raises:
-            TrainerError: the running epoch alone fills the quota, or somebody has removed the store meanwhile: the set
-                is stored all the same, in a new one.
-            OSError: the disk refused.
+        Raises TrainerError if the running epoch alone fills the quota, or if somebody has removed the store meanwhile:
+        then the set is stored all the same, in a new one.
         """
         stored = StoredSet(
             epoch=entry.epoch,
@@ -92,11 +88,7 @@ class ReplayStore:
         return self._get_path(epoch, height).is_file()
 
     def read(self, epoch: int, height: int) -> StoredSet | None:
-        """Read one set; None if it is not here.
-
-        Raises:
-            WireError: the file is damaged.
-        """
+        """None if it is not here; raises WireError if the file is damaged."""
         path = self._get_path(epoch, height)
         try:
             return msgspec.msgpack.decode(read_file(path, MAX_ENTRY_BYTES), type=StoredSet)
@@ -131,5 +123,4 @@ class ReplayStore:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def get_size_bytes(self) -> int:
-        """The size of the store on disk."""
         return sum(file.stat().st_size for file in self._root.rglob("*.set"))

@@ -25,15 +25,12 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving:
-    """Answers peers; offers the newest snapshots' tensors as blobs."""
-
     def __init__(self, engine: RoundEngine, network: Network) -> None:
         self._engine = engine
         self._network = network
         self._offers: dict[bytes, tuple[bytes, tuple[bytes, ...]]] = {}  # digest -> encoded manifest, blob ids
 
     async def answer(self, _peer: bytes, request: SyncRequest) -> SyncReply:
-        """Answer a request of a peer that has passed hello."""
         match request.kind:
             case "announcements":
                 items = self._engine.get_announcements(request.epoch, request.height, request.have)
@@ -74,7 +71,6 @@ class Serving:
 
 
 def read_offer(raw: bytes) -> Offer | None:
-    """Decode a peer's offer; None if it is malformed."""
     try:
         return msgspec.msgpack.decode(raw, type=Offer)
     except UNREADABLE:

@@ -16,16 +16,11 @@ _MARK: Final = "-certified-"
 
 
 def get_shared_name(run_id: str, epoch: int, step: int) -> str:
-    """The folder name of an epoch's certified weights."""
     return f"{run_id}{_MARK}{epoch:05d}-step-{step:08d}"
 
 
 def check_shared_folder(folder: Path, local_root: Path, run_id: str) -> None:
-    """Check that snapshots in `folder` can be named on record.
-
-    Raises:
-        ConfigError: others could not find it from their own `local_root`, or its name is too long.
-    """
+    """Check that others can find snapshots in `folder` from their own `local_root`, and that its name is short enough."""
     path = folder / get_shared_name(run_id, 0xFFFF, 0xFFFFFFFF)
     try:
         name = _get_name(path, local_root)
@@ -46,9 +41,6 @@ def share_snapshot(snapshot: Path, path: Path, local_root: Path) -> Checkpoint:
     """Put a snapshot's weights, without momentum, where others can load them; return the source to name on record.
 
     Files are hard-linked if the disk allows it, because a snapshot's files never change. An existing folder is kept.
-
-    Raises:
-        OSError: the disk failed; nothing half-written is left.
     """
     if not (path / INFO_NAME).is_file():
         with write_folder(path) as folder:

@@ -33,7 +33,7 @@ from psyche.core.state.errors import REFUSALS
 from psyche.core.state.limits import MAX_ADDRESSES, MAX_MESSAGE_BYTES
 from psyche.errors import BackendError
 from psyche.network import hello, limits, safe, streams, sync
-from psyche.network.addresses.messages import ITEM_BYTES, MAX_RECORDS
+from psyche.network.addresses.table import ITEM_BYTES, MAX_RECORDS
 from psyche.network.blobs.messages import Status
 from psyche.network.limits import NetworkLimits
 from psyche.server.connections import limits as server_limits

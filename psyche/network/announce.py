@@ -7,7 +7,7 @@ no matter by which path it came.
 """
 
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
@@ -18,15 +18,58 @@ from psyche.core.state.limits import MAX_MESSAGE_BYTES
 from psyche.errors import NetworkError
 from psyche.network.limits import NetworkLimits
 from psyche.network.peers import PeerTable
-from psyche.network.rates import Buckets, SeenSet
 from psyche.network.streams import GOSSIP, ByteStream, Signal, read_frame, run_until, write_frame
 from psyche.wire.crypto import blake3_hash
+from psyche.wire.line.pace import TokenBucket
 from psyche.wire.ports import NetworkStatistics
 
 _log: Final = logging.getLogger("psyche.network")
 FLOOD_PAUSE_S: Final = 0.05
 RETRY_S: Final = 1.0
+MAX_BUCKETS: Final = 1_024
 NAMES_KEPT: Final = 1_024  # verdicts cached: each message is checked twice and may arrive by several paths
+
+
+class Buckets:
+    """One token bucket per key; the least recently used key is evicted."""
+
+    def __init__(self, rate_per_s: float, burst: int) -> None:
+        self._rate = rate_per_s
+        self._burst = burst
+        self._buckets: OrderedDict[bytes, TokenBucket] = OrderedDict()
+
+    def take(self, key: bytes, now: float) -> bool:
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            if len(self._buckets) >= MAX_BUCKETS:
+                self._buckets.popitem(last=False)
+            bucket = self._buckets[key] = TokenBucket(self._rate, self._burst, now)
+        self._buckets.move_to_end(key)
+        return bucket.take(now)
+
+
+class SeenSet:
+    """The last `max_items` hashes; adding another evicts the oldest."""
+
+    def __init__(self, max_items: int) -> None:
+        self._max = max_items
+        self._seen: set[bytes] = set()
+        self._order: deque[bytes] = deque()
+
+    def __contains__(self, item: bytes) -> bool:
+        return item in self._seen
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def add(self, item: bytes) -> bool:
+        if item in self._seen:
+            return False
+        if len(self._seen) >= self._max:
+            self._seen.discard(self._order.popleft())
+        self._seen.add(item)
+        self._order.append(item)
+        return True
 
 
 class Inbox:

@@ -20,8 +20,8 @@ from psyche.network.blobs.serve import BlobServer
 from psyche.network.blobs.store import BlobStore, RunIo, run_in_thread
 from psyche.network.limits import MAX_BLOBS_AT_ONCE, NetworkLimits
 from psyche.network.peers import Peer, PeerTable, Transport
-from psyche.network.questions import Questions
 from psyche.network.streams import BLOB, GOSSIP, HELLO, SYNC, ByteStream
+from psyche.network.sync import Questions
 from psyche.network.unread import UnreadBudget
 from psyche.wire.address_record import AddressRecord, sign_address_record
 from psyche.wire.crypto import Identity

@@ -14,7 +14,7 @@ from psyche.core.encoding.manifest import encode_manifest
 from psyche.core.state.gossip import Leave
 from psyche.core.state.messages import Join
 from psyche.network import hello, sync
-from psyche.network.addresses.messages import encode_address_record
+from psyche.network.addresses.table import encode_address_record
 from psyche.network.blobs import messages as blobs
 from psyche.network.node import get_peer_id
 from psyche.wire import backend, data

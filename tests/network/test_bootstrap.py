@@ -9,7 +9,7 @@ import trio
 from msgspec.structs import replace
 from network_kit import PLAN, RUN, OpenNode
 
-from psyche.network.addresses.messages import MAX_RECORDS, decode_address_record, encode_address_record
+from psyche.network.addresses.table import MAX_RECORDS, decode_address_record, encode_address_record
 from psyche.network.base import BaseNode
 from psyche.network.limits import NetworkLimits
 from psyche.network.sync import encode_sync_reply

@@ -106,8 +106,8 @@ async def test_who_was_here_is_dialed_before_strangers(
         visitor.set_addresses([peer.address_record()])
         await measure_meeting_s(visitor, peer)
         tell(visitor, [peer])
-        hub.cut([visitor.key], [peer.key])
-        hub.heal()
+        hub.links.cut([visitor.key], [peer.key])
+        hub.links.heal()
         await trio.sleep(0.5)
         assert peer.key not in visitor.connected()
         assert await measure_meeting_s(visitor, peer) < DIAL_S

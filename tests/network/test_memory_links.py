@@ -67,7 +67,7 @@ async def test_a_peer_counts_as_out_of_reach_once_it_has_been_missing_for_long(
 async def test_a_payload_takes_its_size_over_the_bandwidth(tmp_path: Path, autojump_clock: MockClock) -> None:
     hub = MemoryHub(random.Random(1))
     async with open_nodes(hub, 2, tmp_path) as (a, b):
-        hub.set_uplink(a.key, b.key, LinkConditions(latency_s=0.1, bandwidth_bytes_s=MIB))
+        hub.links.set_uplink(a.key, b.key, LinkConditions(latency_s=0.1, bandwidth_bytes_s=MIB))
         blob = await a.provide(bytes(10 * MIB), expires=None)
         start = trio.current_time()
         await b.fetch(blob, [a.key], size_bytes=10 * MIB, deadline=start + 60)
@@ -79,7 +79,7 @@ async def test_a_payload_takes_its_size_over_the_bandwidth(tmp_path: Path, autoj
 async def test_loss_costs_announcements_but_no_bytes_of_a_stream(tmp_path: Path, autojump_clock: MockClock) -> None:
     hub = MemoryHub(random.Random(1))
     async with open_nodes(hub, 2, tmp_path) as (a, b):
-        hub.set_link(a.key, b.key, LinkConditions(latency_s=0.01, loss=0.3))
+        hub.links.set_link(a.key, b.key, LinkConditions(latency_s=0.01, loss=0.3))
         for number in range(100):
             await a.publish(number.to_bytes(2, "big"))
             await trio.sleep(0.1)
@@ -92,12 +92,12 @@ async def test_loss_costs_announcements_but_no_bytes_of_a_stream(tmp_path: Path,
 async def test_a_cut_ends_connections_and_healing_brings_them_back(tmp_path: Path, autojump_clock: MockClock) -> None:
     hub = MemoryHub(random.Random(1))
     async with open_nodes(hub, 3, tmp_path) as (a, b, c):
-        hub.partition([a.key], [b.key, c.key])
+        hub.links.partition([a.key], [b.key, c.key])
         assert a.connected() == frozenset()
         assert b.connected() == {c.key}
         await trio.sleep(600)
         assert a.connected() == frozenset()
-        hub.heal()
+        hub.links.heal()
         with trio.fail_after(61):  # the redial's longest pause
             await a.wait_for_peers(frozenset({b.key, c.key}))
 
@@ -108,12 +108,12 @@ async def test_announcements_under_way_are_lost_with_their_connection(
     """All of them, and not only the last one, whether or not the two are connected again when they would arrive."""
     hub = MemoryHub(random.Random(1))
     async with open_nodes(hub, 2, tmp_path) as (a, b):
-        hub.set_link(a.key, b.key, LinkConditions(latency_s=60))
+        hub.links.set_link(a.key, b.key, LinkConditions(latency_s=60))
         for number in range(3):
             await a.publish(b"lost %d" % number)
-        hub.set_link(a.key, b.key, LinkConditions())
-        hub.cut([a.key], [b.key])
-        hub.heal()
+        hub.links.set_link(a.key, b.key, LinkConditions())
+        hub.links.cut([a.key], [b.key])
+        hub.links.heal()
         await trio.sleep(50)
         assert b.key in a.connected()
         await trio.sleep(50)
@@ -135,7 +135,7 @@ async def test_redialing_doubles_from_one_second_to_a_minute(tmp_path: Path, aut
             await inner(key, address)
 
         a._transport.dial = dial
-        hub.cut([a.key], [b.key])
+        hub.links.cut([a.key], [b.key])
         introduce([a, b])
         await trio.sleep(600)
         pauses = [later - earlier for earlier, later in pairwise(dials)]
@@ -194,7 +194,7 @@ async def test_a_partitioned_source_is_waited_for_until_the_deadline(tmp_path: P
     hub = MemoryHub(random.Random(1))
     async with open_nodes(hub, 2, tmp_path) as (a, b):
         blob = await a.provide(b"late", expires=None)
-        hub.cut([a.key], [b.key])
+        hub.links.cut([a.key], [b.key])
         start = trio.current_time()
         with pytest.raises(NetworkError, match="not connected"):
             await b.fetch(blob, [a.key], size_bytes=4, deadline=start + 30)
@@ -203,7 +203,7 @@ async def test_a_partitioned_source_is_waited_for_until_the_deadline(tmp_path: P
 
             async def heal() -> None:
                 await trio.sleep(20)
-                hub.heal()
+                hub.links.heal()
 
             nursery.start_soon(heal)
             assert await b.fetch(blob, [a.key], size_bytes=4, deadline=trio.current_time() + 120) == b"late"

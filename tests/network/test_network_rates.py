@@ -1,7 +1,7 @@
 """Token buckets, seen-sets and source statistics: bounded, and right at their edges."""
 
+from psyche.network.announce import MAX_BUCKETS, Buckets, SeenSet
 from psyche.network.blobs.sources import SourceStatistics
-from psyche.network.rates import MAX_BUCKETS, Buckets, SeenSet
 
 
 def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:

@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from psyche.errors import NetworkError, WireError
-from psyche.network.addresses.messages import MAX_RECORDS, decode_address_record
+from psyche.network.addresses.table import MAX_RECORDS, decode_address_record
 from psyche.network.limits import NetworkLimits
 from psyche.network.peers import PeerTable
 from psyche.wire.ports import SyncReply, SyncRequest

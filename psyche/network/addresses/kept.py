@@ -10,7 +10,7 @@ import msgspec
 from psyche.core.state.limits import MAX_CLIENTS
 from psyche.durable import make_folder, read_file, replace_file
 from psyche.errors import WireError
-from psyche.network.addresses.messages import ITEM_BYTES
+from psyche.network.addresses.table import ITEM_BYTES
 from psyche.wire.address_record import AddressRecord, check_address_record
 from psyche.wire.msgpack import UNREADABLE
 

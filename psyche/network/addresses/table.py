@@ -1,17 +1,21 @@
-"""The address table: addresses from the home's book and from peers, and bootstrap addresses."""
+"""The address table: addresses from the backend's book and from peers, and bootstrap addresses."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from psyche.errors import WireError
-from psyche.network.addresses.messages import MAX_RECORDS
 from psyche.wire.address_record import AddressRecord, check_address_record
+from psyche.wire.msgpack import UNREADABLE
 from psyche.wire.peer_address import PeerAddress
 
 _log: Final = logging.getLogger("psyche.network")
 RECORD_VALID_S: Final = 24 * 3_600
+ITEM_BYTES: Final = 1_280  # a record as an item of a reply: 8 addresses of 128 bytes, key, signature, lengths
+MAX_RECORDS: Final = 32  # of one answer (N1)
 CLOCK_SLACK_S: Final = 3_600  # how far a peer's clock may be ahead
 
 
@@ -19,7 +23,7 @@ CLOCK_SLACK_S: Final = 3_600  # how far a peer's clock may be ahead
 class AddressTable:
     own_key: bytes
     get_unix: Callable[[], int]
-    has_book: bool = False  # the home has given one
+    has_book: bool = False  # the backend has given one
     bootstrap: dict[bytes, tuple[str, ...]] = field(default_factory=dict[bytes, tuple[str, ...]])
     _book: dict[bytes, AddressRecord] = field(default_factory=dict[bytes, AddressRecord])
     _learned: dict[bytes, AddressRecord] = field(default_factory=dict[bytes, AddressRecord])  # of hello and of others
@@ -109,3 +113,20 @@ class AddressTable:
 def _is_newer(record: AddressRecord, known: AddressRecord | None) -> bool:
     """Whether a record replaces the one kept; a record from the book may also replace one of the same second."""
     return known is None or (known.expires_unix <= record.expires_unix and known != record)
+
+
+_decoder: Final = msgspec.msgpack.Decoder(AddressRecord)
+
+
+def encode_address_record(record: AddressRecord) -> bytes:
+    return msgspec.msgpack.encode(record)
+
+
+def decode_address_record(raw: bytes) -> AddressRecord:
+    """Decode one item; the caller checks the signature."""
+    if len(raw) > ITEM_BYTES:
+        raise WireError(f"address record: {len(raw)} bytes, at most {ITEM_BYTES}")
+    try:
+        return _decoder.decode(raw)
+    except UNREADABLE as error:
+        raise WireError(f"address record: {error}") from error

@@ -6,7 +6,7 @@ source that dies costs at most the chunk it was sending.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
@@ -20,7 +20,6 @@ from psyche.network.blobs.messages import (
     decode_chunk_list,
     read_reply_head,
 )
-from psyche.network.blobs.patience import PatientStream, SourceStalled
 from psyche.network.blobs.planner import FIRST_RETRY_S, LONGEST_RETRY_S, AskedRange, RequestPlanner, Target
 from psyche.network.blobs.ranges import Range, RangeScheduler
 from psyche.network.blobs.sinks import SinkError
@@ -42,6 +41,43 @@ class Peers(Protocol):
 
 class _Lie(NetworkError):
     """The source sent invalid data and is to be banned."""
+
+
+class SourceStalled(NetworkError):
+    """The source did not deliver in time."""
+
+    def __init__(self, message: str, waited_s: float) -> None:
+        super().__init__(message)
+        self.waited_s = waited_s
+
+
+class PatientStream:
+    """A stream whose reads have two timeouts: one for the next bytes and one for the whole reply."""
+
+    def __init__(self, stream: ByteStream, idle_s: float, limit_s: float) -> None:
+        self._stream = stream
+        self._idle_s = idle_s
+        self._limit_s = limit_s
+        self._until = trio.current_time() + limit_s
+        self._scope = trio.CancelScope(deadline=self._until)  # pyright: ignore[reportCallIssue]
+
+    async def run(self, function: Callable[["PatientStream"], Awaitable[None]]) -> None:
+        """Call `function`, which reads from this stream, under both timeouts."""
+        with self._scope:
+            await function(self)
+        if self._scope.cancelled_caught:
+            if trio.current_time() >= self._until:
+                raise SourceStalled(f"nothing complete within {self._limit_s:.1f} s", self._limit_s)
+            raise SourceStalled(f"sends nothing for {self._idle_s:.1f} s", self._idle_s)
+
+    async def read_some(self, max_bytes: int) -> bytes:
+        idle_until = trio.current_time() + self._idle_s
+        if idle_until >= self._until:
+            return await self._stream.read_some(max_bytes)
+        self._scope.deadline = idle_until
+        data = await self._stream.read_some(max_bytes)
+        self._scope.deadline = self._until
+        return data
 
 
 class FetchJob:

@@ -1,6 +1,7 @@
 """The node's fetches: payloads to memory and files to disk, a few at a time; what is fetched is offered to peers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
@@ -12,9 +13,9 @@ from psyche.network.blobs.planner import Target
 from psyche.network.blobs.sinks import MemorySink, PartFile, check_room
 from psyche.network.blobs.sources import SourceBook
 from psyche.network.blobs.store import BlobStore, RunIo
-from psyche.network.blobs.turn import FetchTurn
 from psyche.network.limits import NetworkLimits
 from psyche.wire.crypto import blob_id_of
+from psyche.wire.line.turns import take
 from psyche.wire.ports import NetworkStatistics
 
 Progress = Callable[[int], None]  # called with the bytes present
@@ -39,10 +40,31 @@ class Fetcher:
     def begin_round(self, epoch: int, height: int) -> None:
         self._round = (epoch, height)
 
+    @asynccontextmanager
+    async def _take_turn(self, blob_id: bytes, deadline: float) -> AsyncIterator[None]:
+        """Allow one fetch per blob at a time, and a bounded number in all."""
+        name = blob_id.hex()[:16]
+        lock = self._locks.setdefault(blob_id, trio.Lock())
+        try:
+            if not await take(lock, deadline):
+                raise NetworkError(f"blob {name}: another fetch of it took too long")
+            try:
+                if not await take(self._fetches, deadline):
+                    raise NetworkError(f"blob {name}: other fetches took too long")
+                try:
+                    yield
+                finally:
+                    self._fetches.release()
+            finally:
+                lock.release()
+        finally:
+            if not lock.locked():
+                self._locks.pop(blob_id, None)
+
     async def fetch(self, blob_id: bytes, sources: Sequence[bytes], size: int, deadline: float) -> bytes:
         """Return a payload of `size` bytes, from the store or from one source after another."""
         check_blob_size(size)
-        async with FetchTurn(self._locks, self._fetches, blob_id, deadline):
+        async with self._take_turn(blob_id, deadline):
             found = await self._store.get_data(blob_id)
             if found is not None and len(found) == size:
                 return found
@@ -83,7 +105,7 @@ class Fetcher:
         self, blob_id: bytes, sources: Sequence[bytes], path: Path, size: int, deadline: float,
         progress: Progress | None,
     ) -> None:  # fmt: skip
-        async with FetchTurn(self._locks, self._fetches, blob_id, deadline):
+        async with self._take_turn(blob_id, deadline):
             await self.fetch_files({blob_id: (size, path)}, sources, deadline, progress)
 
     async def fetch_files(

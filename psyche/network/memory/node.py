@@ -14,7 +14,7 @@ Links have latency, bandwidth and loss, and can be cut; everything runs on trio'
 
 import functools
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -25,9 +25,8 @@ from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
 from psyche.network.blobs.store import RunIo, run_inline
 from psyche.network.limits import NetworkLimits
-from psyche.network.memory.lane import Lane
 from psyche.network.memory.line import LinkConditions
-from psyche.network.memory.links import Links
+from psyche.network.memory.links import Lane, Links
 from psyche.network.memory.pipe import MemoryStream, Weigh
 from psyche.network.peers import Peer
 from psyche.network.streams import BLOB
@@ -107,7 +106,7 @@ class MemoryNode(BaseNode):
         super()._announce(by_stream, message)
 
     async def _broadcast(self, message: bytes) -> None:
-        """Do nothing: there is no mesh here, and every peer gets the message directly."""
+        # there is no mesh here: peers beyond those of `publish` get the message directly too
         if len(self.peers.allowed - {self.key}) > self.limits.direct_peers:
             self._announce(sorted(self.connected()), message)
 
@@ -178,28 +177,6 @@ class MemoryHub:
                 del self._places[place.address]
                 for connection in list(place.connections.values()):
                     self.disconnect(connection)
-
-    # the links
-
-    def set_link(self, first: bytes, second: bytes, conditions: LinkConditions) -> None:
-        """Set the conditions of both directions between two keys for what is written from now on."""
-        self.links.set_link(first, second, conditions)
-
-    def set_uplink(self, source: bytes, target: bytes, conditions: LinkConditions) -> None:
-        """Set the conditions of one direction between two keys."""
-        self.links.set_uplink(source, target, conditions)
-
-    def cut(self, first: Iterable[bytes], second: Iterable[bytes]) -> None:
-        """Cut all connections between the two groups until `heal`."""
-        self.links.cut(first, second)
-
-    def partition(self, *groups: Sequence[bytes]) -> None:
-        """Cut all connections between different groups until `heal`."""
-        self.links.partition(*groups)
-
-    def heal(self) -> None:
-        """Undo all cuts; the nodes reconnect by redialing."""
-        self.links.heal()
 
     def _break_cut(self) -> None:
         for place in list(self._places.values()):

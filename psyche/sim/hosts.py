@@ -16,9 +16,9 @@ import trio
 
 from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.round_engine import RoundEngine
-from psyche.client.runtime.payloads import PayloadCheck
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import Parts, Shell
+from psyche.client.runtime.trainer_inputs import PayloadCheck
 from psyche.core.state.messages import Message, WitnessMessage
 from psyche.core.state.state import Coordinator
 from psyche.data.dummy import DummyData

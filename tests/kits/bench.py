@@ -105,11 +105,11 @@ class Bench(StateMachine):
         return self.take_in(self.engine.on_state(decode_state(encode_state(self.state)), self.now))
 
     def feed(self, event: act.EngineEvent) -> list[act.Action]:
-        return self.take_in(self.engine.on_event(event, self.now))
+        return self.take_in(self.engine.on_events((event,), self.now))
 
     def hear(self, message: Gossip | bytes) -> list[act.Action]:
         raw = message if isinstance(message, bytes) else encode_gossip(message)
-        return self.take_in(self.engine.on_gossip(raw, self.now))
+        return self.take_in(self.engine.on_messages((raw,), self.now))
 
     def wait(self, seconds: float) -> list[act.Action]:
         """Let time pass for the engine alone."""

@@ -95,7 +95,7 @@ class Node:
         self.later(self.busy_until - self.world.now, function)
 
     def feed(self, event: act.EngineEvent) -> None:
-        self.execute(self.engine.on_event(event, self.world.now))
+        self.execute(self.engine.on_events((event,), self.world.now))
 
     def execute(self, actions: list[act.Action]) -> None:
         for action in actions:
@@ -358,7 +358,7 @@ class World(StateMachine):
                 continue
             if self.gossip_filter is not None and not self.gossip_filter(sender, node, raw):
                 continue
-            node.later(node.pace.gossip_s, lambda node=node: node.execute(node.engine.on_gossip(raw, self.now)))
+            node.later(node.pace.gossip_s, lambda node=node: node.execute(node.engine.on_messages((raw,), self.now)))
 
     def run_until(self, done: Callable[[], bool], limit_s: float = 600.0) -> None:
         """Play events until `done`; fail when virtual time runs out."""

@@ -9,8 +9,7 @@ import trio
 from sim_kit import build
 
 from psyche.backends.tcp.backend import TcpBackend
-from psyche.client.engine.chain import Chain
-from psyche.client.engine.own_results import OwnResults
+from psyche.client.engine.chain import Chain, OwnResults
 from psyche.client.engine.records import KnownResult
 from psyche.client.runtime.shell import Shell
 from psyche.core.committee.elections import compute_quorum

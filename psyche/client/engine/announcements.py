@@ -8,6 +8,7 @@ from enum import Enum
 from psyche.client.engine.actions import FetchPayload, PayloadArrived, PayloadFailed, ReconnectSoon, Submit
 from psyche.client.engine.context import EngineContext, RunFacts
 from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
+from psyche.client.engine.weights import Weights
 from psyche.core.committee.schedule import compute_learning_rate, get_cold_start, get_lr_bits, round_f32
 from psyche.core.encoding.header import ResultHeader, decode_header
 from psyche.core.state.gossip import Evidence, Finished, Gossip, Leave, Ready, ReadyFlag, Result
@@ -49,8 +50,9 @@ def compute_step_lr(state: Coordinator, step: int) -> float:
 
 
 class Announcements:
-    def __init__(self, context: EngineContext) -> None:
+    def __init__(self, context: EngineContext, weights: Weights) -> None:
         self._x = context
+        self._weights = weights
         self._early: dict[int, list[bytes]] = {}  # by member: messages of a round not seen yet
         self._failed: dict[tuple[int, int, bytes], KnownResult] = {}  # height, member, commitment
         self.refused = 0
@@ -60,7 +62,7 @@ class Announcements:
         self._failed.clear()
         self._early.clear()
 
-    def on_gossip(self, raw: bytes, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
+    def on_gossip(self, raw: bytes, now: float) -> None:
         """Process one message from any peer; a message that breaks a rule is counted and dropped (I9)."""
         try:
             message = decode_gossip(raw)
@@ -78,7 +80,7 @@ class Announcements:
         if not record.members >> message.member & 1 or not is_signed_by(message, x.get_key(message.member)):
             self._refuse(Refusable.UNSIGNED, f"member {message.member} did not sign this")
             return
-        self._take(message, record, digests, diverged=diverged, now=now)
+        self._take(message, record, now)
 
     def _is_next(self, message: Gossip) -> bool:
         state = self._x.state
@@ -97,44 +99,40 @@ class Announcements:
                 self._x.do(ReconnectSoon())  # once for each round: a lost home is there again (H1)
             self._early[message.member] = [*kept, raw]
 
-    def replay_early(self, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
+    def replay_early(self, now: float) -> None:
         early, self._early = self._early, {}
         for raw in (raw for kept in early.values() for raw in kept):
-            self.on_gossip(raw, digests, diverged=diverged, now=now)
+            self.on_gossip(raw, now)
 
-    def _take(
-        self, message: Gossip, record: RoundRecord, digests: dict[int, bytes], *, diverged: bool, now: float
-    ) -> None:
+    def _take(self, message: Gossip, record: RoundRecord, now: float) -> None:
         member = message.member
         record.heard |= 1 << member
         match message.body:
             case Ready():
-                self._take_ready(member, message.body, record, digests)
+                self._take_ready(member, message.body, record)
             case Finished():
                 record.finished.setdefault(member, message.body)
                 record.finished_raw.setdefault(member, encode_gossip(message))
                 record.finished_at.setdefault(member, now)
                 if message.body.ready is not None:
-                    self._take_ready(member, message.body.ready, record, digests)
+                    self._take_ready(member, message.body.ready, record)
             case Leave():
                 record.left |= 1 << member
             case Result():
-                self._take_result(message, record, digests, diverged=diverged, now=now)
+                self._take_result(message, record, now)
 
-    def _take_ready(self, member: int, ready: Ready, record: RoundRecord, digests: dict[int, bytes]) -> None:
+    def _take_ready(self, member: int, ready: Ready, record: RoundRecord) -> None:
         """S6: log a digest that differs from this client's own; the record confirms divergence later."""
         known = record.ready.get(member)
         if known is not None and not (known.flags & ReadyFlag.BEHIND and not ready.flags & ReadyFlag.BEHIND):
             return  # a second Ready counts only if the first said the member was behind
         record.ready[member] = ready
-        own = digests.get(record.height)
+        own = self._weights.digests.get(record.height)
         if own is not None and not ready.flags and ready.digest != own:
             differs = kinds.ReadyDiffers(member=member, height=record.height, digest=ready.digest, own=own)
             self._x.log(differs)
 
-    def _take_result(
-        self, message: Gossip, record: RoundRecord, digests: dict[int, bytes], *, diverged: bool, now: float
-    ) -> None:
+    def _take_result(self, message: Gossip, record: RoundRecord, now: float) -> None:
         assert isinstance(message.body, Result), "dispatched by kind"
         commitment = message.body.commitment
         known = record.results.get(message.member, {})
@@ -143,7 +141,7 @@ class Announcements:
         self.note_signed(message, record)
         if len(known) >= MAX_COMMITMENTS:
             return
-        expected = self._expect(record, digests, diverged=diverged)
+        expected = self._expect(record, self._weights.get_trusted_digest(record.height))
         verdict, header, reason = judge_result(message, record, self._x.get_key(message.member), expected)
         if verdict is Verdict.REFUSE or header is None:
             self._refuse(Refusable.RESULT, reason, member=message.member, height=record.height)
@@ -169,9 +167,8 @@ class Announcements:
             report = ReportEquivocation(message.epoch, message.height, message.member)
             self._x.do(Submit(report, evidence=Evidence(first, second)))
 
-    def _expect(self, record: RoundRecord, digests: dict[int, bytes], *, diverged: bool) -> Expected:
+    def _expect(self, record: RoundRecord, base: bytes | None) -> Expected:
         x = self._x
-        base = None if diverged else digests.get(record.height)
         round_ = get_round(x.state, record.height)
         if base is None and round_ is not None and round_.flags & RoundFlag.DIGEST:
             base = round_.agreed_digest  # a client that is behind or diverged still fetches what others agree on (S4)
@@ -192,12 +189,12 @@ class Announcements:
             base_digest=base,
         )
 
-    def review_deferred(self, digests: dict[int, bytes], *, diverged: bool, now: float) -> None:
+    def review_deferred(self, now: float) -> None:
         """Judge deferred results again: new own or agreed digests are known."""
         for record in self._x.book.all():
             deferred, record.deferred = record.deferred, {}
             for message in deferred.values():
-                self._take_result(message, record, digests, diverged=diverged, now=now)
+                self._take_result(message, record, now)
 
     def take_listed(self, message: Gossip, record: RoundRecord, *, now: float) -> None:
         """Accept a result that the record decided, whatever weights it was trained on (C1, C2)."""
@@ -206,7 +203,7 @@ class Announcements:
         self.note_signed(message, record)
         if commitment in record.results.get(message.member, {}):
             return
-        expected = self._expect(record, {}, diverged=True)
+        expected = self._expect(record, None)
         verdict, header, reason = judge_result(message, record, self._x.get_key(message.member), expected)
         if verdict is Verdict.REFUSE or header is None:
             self._refuse(Refusable.RESULT, reason, member=message.member, height=record.height)

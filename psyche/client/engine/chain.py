@@ -1,11 +1,11 @@
 """The chain of applied sets: what is decided, fetched and applied, height by height (C1 to C6)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from psyche.client.engine.actions import Applied, AppliedSet, Apply, StoreReplay
 from psyche.client.engine.announcements import Announcements, compute_step_lr
 from psyche.client.engine.context import NAMED_MEMBERS, EngineContext, describe_awaited
-from psyche.client.engine.own_results import OwnResults
 from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.client.engine.tables import Tables
 from psyche.client.engine.weights import Weights
@@ -30,9 +30,51 @@ from psyche.core.state.timeline import (
 )
 from psyche.telemetry import kinds
 from psyche.wire.gossip import decode_gossip
+from psyche.wire.trainer import SentResult
 
 EVIDENCE_WITNESSES = 2  # lists to read for a second signature (R7) when none is needed to decide
 APPLY_STATES = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN)
+
+
+@dataclass(slots=True)
+class OwnResults:
+    """This client's results until the record has decided them; the trainer is told each outcome once (R8, P3)."""
+
+    outcomes: list[SentResult] = field(default_factory=list)  # decided, but not yet told to the trainer
+    _sent: dict[int, bytes] = field(default_factory=dict)  # height -> own commitment, undecided
+
+    def note_sent(self, height: int, commitment: bytes) -> None:
+        self._sent[height] = commitment
+
+    def note_unsent(self, height: int) -> None:
+        """A result was trained but never announced: it counts as not applied."""
+        self.outcomes.append(SentResult(height=height, applied=False))
+
+    def decide(self, height: int, chosen: Mapping[int, bytes], member: int | None) -> None:
+        """The set of a round is decided; `chosen` has its commitments by member."""
+        own = self._sent.pop(height, None)
+        if own is not None:
+            applied = member is not None and chosen.get(member) == own
+            self.outcomes.append(SentResult(height=height, applied=applied))
+
+    def end_epoch(self) -> None:
+        """The epoch is over: results that its drain rounds did not decide were never applied (P3)."""
+        for height in self._sent:
+            self.note_unsent(height)
+        self._sent.clear()
+
+    def take(self) -> tuple[SentResult, ...]:
+        taken, self.outcomes = tuple(self.outcomes), []
+        return taken
+
+    def put_back(self, taken: tuple[SentResult, ...]) -> None:
+        """Return outcomes of a training that changed nothing: the next one passes them again."""
+        self.outcomes[:0] = taken
+
+    def clear(self) -> None:
+        """Forget everything: other weights were loaded, and their momentum includes none of these results."""
+        self.outcomes.clear()
+        self._sent.clear()
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from psyche.client.engine.actions import Log, Publish, SnapshotWritten, Submit, WriteSnapshot
+from psyche.client.engine.actions import Log, Publish, SnapshotWritten, Submit
 from psyche.client.engine.chain import Chain
 from psyche.client.engine.context import NAMED_MEMBERS, EngineContext, describe_awaited
 from psyche.client.engine.records import RoundRecord, compute_pace
@@ -180,18 +180,7 @@ class Duty:
         if not is_last_drain(x.state.config, x.state.epoch, record.height):
             return
         self.own.snapshot_asked = True  # P6
-        x.do(
-            WriteSnapshot(
-                epoch=record.epoch,
-                height=record.height,
-                step=record.step,
-                data_index=record.data_index,
-                chain=self.weights.chains[record.height],
-                digest=self.weights.digests[record.height],
-                prev_commitment=self.training.prev_commitment,
-                decided=tuple(self.chain.own.outcomes),
-            )
-        )
+        x.do(self.training.make_snapshot(record))
 
     def on_snapshot(self, event: SnapshotWritten) -> None:
         """The snapshot is written. If that failed, the round stays incomplete until half time (P6)."""
@@ -254,7 +243,7 @@ class Duty:
         if attested is not None and report.held:
             attested.keep_table(report.root, report.held, report.commitments, attested.get_signed())  # W7
         x.end_wait("witness", reason)
-        digest = None if self.weights.is_diverged else self.weights.digests.get(record.height)
+        digest = self.weights.get_trusted_digest(record.height)
         message = build_witness(
             record, x.member or 0, report, digest=digest, is_full=self.weights.full.get(record.height, False),
             is_complete=complete, now=now, metadata=self._make_metadata(record),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from psyche.client.engine.actions import AskWeights, Compare, Heal, Healed, HealFailed, WeightsPromised, WriteSnapshot
+from psyche.client.engine.actions import AskWeights, Compare, Heal, Healed, HealFailed, WeightsPromised
 from psyche.client.engine.chain import Chain
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.membership import Membership
@@ -238,20 +238,5 @@ class Healing:
         if recent or moved or wrong or not weights.full.get(height, False):
             return False
         self._helped = (epoch, height)
-        self._keep_copy(record)
+        self._x.do(self._training.make_snapshot(record))
         return True
-
-    def _keep_copy(self, record: RoundRecord) -> None:
-        weights = self._weights
-        self._x.do(
-            WriteSnapshot(
-                epoch=record.epoch,
-                height=record.height,
-                step=record.step,
-                data_index=record.data_index,
-                chain=weights.chains[record.height],
-                digest=weights.digests[record.height],
-                prev_commitment=self._training.prev_commitment,
-                decided=tuple(self._chain.own.outcomes),
-            )
-        )

@@ -62,9 +62,9 @@ class RoundEngine:
 
     def __init__(self, identity: Identity, *, export: ExportTime = ExportTime.NEVER, share: bool = False) -> None:
         self._x = EngineContext(identity)
-        self.announcements = Announcements(self._x)
-        self.tables = Tables(self._x, self.announcements)
         self.weights = Weights(self._x)
+        self.announcements = Announcements(self._x, self.weights)
+        self.tables = Tables(self._x, self.announcements)
         self.chain = Chain(self._x, self.announcements, self.tables, self.weights)
         self.training = Training(self._x, self.chain, self.announcements, self.weights)
         self.duty = Duty(self._x, self.chain, self.training, self.weights)
@@ -148,25 +148,19 @@ class RoundEngine:
             self._follow_rounds(now)
         return self._go_on(now)
 
-    def on_gossip(self, raw: bytes, now: float) -> list[Action]:
-        return self.on_messages((raw,), now)
-
     def on_messages(self, raws: Iterable[bytes], now: float) -> list[Action]:
         for raw in raws:
-            self.announcements.on_gossip(raw, self.weights.digests, diverged=self.weights.is_diverged, now=now)
+            self.announcements.on_gossip(raw, now)
         return self._go_on(now)
 
     def on_answer(self, items: Sequence[bytes], now: float) -> list[Action]:
         """A peer answered `AskAnnouncements`."""
         known = self.gossip_repair.count_known()
         for raw in items:
-            self.announcements.on_gossip(raw, self.weights.digests, diverged=self.weights.is_diverged, now=now)
+            self.announcements.on_gossip(raw, now)
         if self.gossip_repair.count_known() > known:
             self.gossip_repair.on_news()
         return self._go_on(now)
-
-    def on_event(self, event: EngineEvent, now: float) -> list[Action]:
-        return self.on_events((event,), now)
 
     def on_events(self, events: Iterable[EngineEvent], now: float) -> list[Action]:
         for event in events:
@@ -308,7 +302,7 @@ class RoundEngine:
         self.chain.follow(now)
         key = (x.epoch, x.height)
         if key == self._round_key or not x.state.in_round:
-            self.announcements.review_deferred(self.weights.digests, diverged=self.weights.is_diverged, now=now)
+            self.announcements.review_deferred(now)
             return
         self._round_key = key
         self.membership.find_member()
@@ -328,8 +322,8 @@ class RoundEngine:
             self.healing.give_up(kinds.LeaveCause.BEHIND, what)
         self.duty.enter_round()
         self.announcements.retry_soon(now)
-        self.announcements.replay_early(self.weights.digests, diverged=self.weights.is_diverged, now=now)
-        self.announcements.review_deferred(self.weights.digests, diverged=self.weights.is_diverged, now=now)
+        self.announcements.replay_early(now)
+        self.announcements.review_deferred(now)
         needed = self.chain.needed_height
         oldest = x.height - STORED_ROUNDS
         oldest = oldest if needed is None else min(oldest, needed)  # C6: keep what is not applied yet
@@ -372,4 +366,4 @@ class RoundEngine:
                 update=entry.run_update, digest=digest,
             )
         )  # fmt: skip
-        self.announcements.review_deferred(self.weights.digests, diverged=self.weights.is_diverged, now=now)
+        self.announcements.review_deferred(now)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from psyche.client.engine.actions import Announce, CancelTrain, FetchData, Train, Trained, TrainFailed
+from psyche.client.engine.actions import Announce, CancelTrain, FetchData, Train, Trained, TrainFailed, WriteSnapshot
 from psyche.client.engine.announcements import Announcements, compute_step_lr
 from psyche.client.engine.chain import Chain
 from psyche.client.engine.context import EngineContext
@@ -183,6 +183,14 @@ class Training:
             numeric_class=NumericClass(x.facts.numeric_class),
             trainer_key=x.identity.public,
         )
+
+    def make_snapshot(self, record: RoundRecord) -> WriteSnapshot:
+        """The request for a resume snapshot of the weights of that round, which the trainer has."""
+        return WriteSnapshot(
+            record.epoch, record.height, record.step, record.data_index, chain=self.weights.chains[record.height],
+            digest=self.weights.digests[record.height], prev_commitment=self.prev_commitment,
+            decided=tuple(self.chain.own.outcomes),
+        )  # fmt: skip
 
     def on_train_failed(self, event: TrainFailed) -> None:
         self.in_flight = None

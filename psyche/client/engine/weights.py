@@ -142,6 +142,10 @@ class Weights:
     def can_apply(self) -> bool:
         return self.is_loaded and not self.is_healing
 
+    def get_trusted_digest(self, height: int) -> bytes | None:
+        """Own D of that height; None if it is not known, or not to be relied on."""
+        return None if self.is_diverged else self.digests.get(height)
+
     def get_last_full_digest(self) -> bytes | None:
         """D of the last applied height, if it covers all weights (S2)."""
         last = max(self.digests, default=None)

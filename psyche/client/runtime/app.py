@@ -13,11 +13,11 @@ import trio
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
-from psyche.client.runtime.payloads import PayloadCheck
 from psyche.client.runtime.preflight import check_participation
 from psyche.client.runtime.reporting import Reporter
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import Parts, Shell
+from psyche.client.runtime.trainer_inputs import PayloadCheck
 from psyche.client.runtime.trainer_tasks import RestartableTrainer
 from psyche.client.runtime.weights.exporting import get_export_time
 from psyche.client.runtime.weights.sharing import check_shared_folder
@@ -132,35 +132,14 @@ def lock_data_dir(path: Path) -> int:
         raise ConfigError(f"data folder {path}: another client is using it; give each its own --data-dir") from error
 
 
-def find_former_snapshots(settings: ClientSettings) -> Path | None:
-    """The folder where version 0.1 kept snapshots, if it has some that this client would miss."""
-    former = settings.checkpoint_dir and settings.checkpoint_dir / "resume"
-    if former is None or not former.is_dir() or settings.snapshots_dir.exists():
-        return None
-    return former
-
-
-def check_sharing(settings: ClientSettings) -> None:
-    """Check that checkpoints can be shared with these settings.
-
-    Raises:
-        ConfigError: there is no folder for them, or others could not find it.
-    """
+def check_client_settings(settings: ClientSettings) -> None:
+    """Check what can be known before anything is started: the device, and that checkpoints can be shared."""
+    check_device_name(settings.device)
     if not settings.share_checkpoints:
         return
     if settings.checkpoint_dir is None:
         raise ConfigError("--share-checkpoints: name the folder with --checkpoint-dir")
     check_shared_folder(settings.checkpoint_dir, settings.local_root, settings.run_id)
-
-
-def check_client_settings(settings: ClientSettings) -> None:
-    """Check what can be known before anything is started.
-
-    Raises:
-        ConfigError: there is no such device, or checkpoints cannot be shared with these settings.
-    """
-    check_device_name(settings.device)
-    check_sharing(settings)
 
 
 async def run_client(settings: ClientSettings, log: EventSink, open_backend: OpenBackend) -> int:

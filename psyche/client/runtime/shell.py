@@ -1,9 +1,11 @@
 """The trio shell around the round engine: it executes actions and reports events to the engine."""
 
+import json
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeVar
 
 import trio
@@ -12,12 +14,10 @@ from msgspec.structs import replace
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.bootstrapping import Bootstrapping
-from psyche.client.runtime.data_ahead import DataAhead
 from psyche.client.runtime.departure import Departure
-from psyche.client.runtime.files import write_distro, write_evidence
-from psyche.client.runtime.payloads import PayloadCache
 from psyche.client.runtime.peer_queries import PeerQueries
 from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.trainer_inputs import DataAhead, PayloadCache
 from psyche.client.runtime.trainer_tasks import RestartableTrainer, TrainerAction, TrainerTasks
 from psyche.client.runtime.weights.loading import Loader
 from psyche.client.runtime.weights.replay import ReplayStore
@@ -122,7 +122,7 @@ class Shell:
         """Pass an event to the engine, and execute the resulting actions."""
         if isinstance(event, act.Loaded):
             self._parts.on_loaded(event)
-        self._execute(self._engine.on_event(event, trio.current_time()))
+        self._execute(self._engine.on_events((event,), trio.current_time()))
         if isinstance(event, act.SnapshotWritten) and event.reply is not None:
             self._newest = event.digest
         if isinstance(event, act.SnapshotWritten | act.Loaded | act.FetchedAhead):
@@ -227,7 +227,12 @@ class Shell:
             event = replace(event, until=self._parts.unix_now() + event.until - trio.current_time())
         self.log(event)
         if isinstance(event, kinds.Evidence):
-            self._start(write_evidence, self._settings.data_dir, self.state.progress.epoch, event)
+            self._start(self._write_evidence, event)
+
+    async def _write_evidence(self, event: kinds.Evidence) -> None:
+        text = json.dumps(kinds.get_plain_fields(event), indent=1) + "\n"
+        path = self._settings.data_dir / f"evidence-epoch-{self.state.progress.epoch:05d}.json"
+        await trio.to_thread.run_sync(_write_file, path, text.encode())
 
     # --- events in --------------------------------------------------------------------------------
 
@@ -336,7 +341,8 @@ class Shell:
         await self._parts.network.provide(action.body, expires=(action.epoch, action.height + 4))
         await self._parts.network.publish(action.raw)
         if self._settings.distro_dir is not None:
-            await write_distro(self._settings.distro_dir, action.epoch, action.height, action.body)
+            path = self._settings.distro_dir / f"epoch-{action.epoch:05d}-round-{action.height:06d}.distro"
+            await trio.to_thread.run_sync(_write_file, path, action.body)
 
     # --- payloads and data ------------------------------------------------------------------------
 
@@ -414,3 +420,8 @@ def _take_rest(messages: trio.MemoryReceiveChannel[tuple[bytes, bytes]]) -> Iter
     with suppress(trio.WouldBlock, trio.EndOfChannel):
         while True:
             yield messages.receive_nowait()[1]
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)

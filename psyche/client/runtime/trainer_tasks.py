@@ -32,9 +32,8 @@ from psyche.client.engine.actions import (
     TrainFailed,
     WriteSnapshot,
 )
-from psyche.client.runtime.data_ahead import DataAhead
-from psyche.client.runtime.payloads import PayloadCache
 from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.trainer_inputs import DataAhead, PayloadCache
 from psyche.client.runtime.weights.exporting import build_run_card, get_export_path, measure_export, remove_old_exports
 from psyche.client.runtime.weights.heal_tasks import HealTasks
 from psyche.client.runtime.weights.loading import Loader, Source, get_snapshot_folder

@@ -60,7 +60,7 @@ def _get_inverse_basis(edge: int, one_bit: bool, device: torch.device) -> torch.
 
 
 class Applier:
-    """Applies payloads in place to `strips`, the fp32 weights (`blocks.view_all_strips`); allocates its buffers once."""
+    """Applies payloads in place to `strips`, the fp32 weights (`blocks.view_all_strips`); allocates buffers once."""
 
     def __init__(self, plan: TransformPlan, strips: Sequence[torch.Tensor]) -> None:
         for group in plan.groups:

@@ -70,7 +70,7 @@ def compute_bound(height: int, width: int) -> int:
 
 
 def check_exact(height: int, width: int) -> None:
-    """Refuse a chunk whose inverse is not exact in float64, or a machine whose cosine gives other bases than peers use."""
+    """Refuse a chunk whose inverse is not exact in float64, or a machine whose cosine differs from its peers'."""
     if max(height, width) > MAX_CHUNK_EDGE:
         raise TrainerError(
             f"chunk {height} x {width}: edges above {MAX_CHUNK_EDGE} are not supported; lower compression_chunk"

@@ -56,8 +56,8 @@ class Distro:
     ) -> bytes:
         """Update the momentum with one round's gradients and select the coefficients to send; return the payload.
 
-        It takes out or gives back the values of earlier results (`decided` since the last call; with `in_flight`, of the
-        undecided one too), decays the momentum, adds lr times the transformed gradient, and packs the k largest
+        It takes out or gives back the values of earlier results (`decided` since the last call; with `in_flight`, of
+        the undecided one too), decays the momentum, adds lr times the transformed gradient, and packs the k largest
         coefficients of every chunk. `gradients` are float32, averaged over the batch, finite and clipped; if one is
         missing or has a wrong shape, nothing is changed.
         """

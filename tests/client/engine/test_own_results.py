@@ -1,6 +1,6 @@
 """The trainer hears once of each own result whether it was applied (R8, P3)."""
 
-from psyche.client.engine.own_results import OwnResults
+from psyche.client.engine.chain import OwnResults
 from psyche.wire.trainer import SentResult
 
 OWN, OTHER = b"own", b"other"

@@ -6,7 +6,7 @@ import trio.testing
 from runtime_kit import FakeData
 
 from psyche.client.engine.actions import FetchData
-from psyche.client.runtime.data_ahead import DataAhead
+from psyche.client.runtime.trainer_inputs import DataAhead
 from psyche.errors import DataError, NetworkError
 
 ACTION = FetchData(0, 4, 0, 1)

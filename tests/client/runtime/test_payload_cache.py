@@ -1,6 +1,6 @@
 """Bodies of results stay as long as a round needs them."""
 
-from psyche.client.runtime.payloads import PayloadCache
+from psyche.client.runtime.trainer_inputs import PayloadCache
 
 BODY = b"a payload"
 

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
-from psyche.client.runtime.app import check_sharing
+from psyche.client.runtime.app import check_client_settings
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.weights.sharing import (
     get_names_on_record,
@@ -126,7 +126,7 @@ def test_a_folder_that_others_could_not_find_is_refused_at_the_start(tmp_path: P
         run_id="run", data_dir=tmp_path, local_root=tmp_path / "root",
         checkpoint_dir=tmp_path / "root" / "drive", share_checkpoints=True,
     )  # fmt: skip
-    check_sharing(settings)
+    check_client_settings(settings)
     reason = "--checkpoint-dir"
     if trouble == "no folder":
         settings.checkpoint_dir = None
@@ -135,7 +135,7 @@ def test_a_folder_that_others_could_not_find_is_refused_at_the_start(tmp_path: P
     if trouble == "too long":
         settings.checkpoint_dir, reason = tmp_path / "root" / ("x" * 120), "more than 128 bytes"
     with pytest.raises(ConfigError, match=reason):
-        check_sharing(settings)
+        check_client_settings(settings)
 
 
 # --- when it is named

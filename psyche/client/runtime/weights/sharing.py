@@ -20,7 +20,7 @@ def get_shared_name(run_id: str, epoch: int, step: int) -> str:
 
 
 def check_shared_folder(folder: Path, local_root: Path, run_id: str) -> None:
-    """Check that others can find snapshots in `folder` from their own `local_root`, and that its name is short enough."""
+    """Check that others find snapshots in `folder` from their own `local_root`, and that its name is short enough."""
     path = folder / get_shared_name(run_id, 0xFFFF, 0xFFFFFFFF)
     try:
         name = _get_name(path, local_root)

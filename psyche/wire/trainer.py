@@ -30,9 +30,8 @@ class CheckReply(msgspec.Struct, frozen=True, kw_only=True):
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Load weights from a folder.
 
-    `path` is a Hugging Face folder or a resume snapshot (`is_snapshot`). `expected_weight_root`, if not empty,
-    must equal the `weight_root` of the loaded weights. `chain` and `digest` are checked by the client, not by
-    the trainer. With `keep_momentum` false, training starts with zero momentum.
+    `path` is a Hugging Face folder or a resume snapshot (`is_snapshot`), whose `chain` and `digest` the client checks,
+    not the trainer. With `keep_momentum` false, training starts with zero momentum.
     """
 
     path: str
@@ -41,7 +40,6 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch_size: int
     device: str = "auto"
     keep_momentum: bool = True
-    expected_weight_root: bytes = b""
 
 
 class LoadReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -139,20 +139,6 @@ def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
     check_target_folder("--checkpoint-dir", settings.checkpoint_dir)
     check_target_folder("--write-gradients-dir", settings.distro_dir)
     check_target_folder("--events-dir", events_dir)
-    warn_of_former_snapshots(settings)
-
-
-def warn_of_former_snapshots(settings: "ClientSettings") -> None:
-    """Say where the snapshots of an older version lie, which this one does not read."""
-    from psyche.client.runtime.app import find_former_snapshots
-
-    former = find_former_snapshots(settings)
-    if former is not None:
-        typer.echo(
-            f"warning: the snapshots of an older version in {former} are not read: snapshots are in the data folder "
-            f"now. To go on from them, move that folder to {settings.snapshots_dir}",
-            err=True,
-        )
 
 
 def find_node_name(settings: "ClientSettings") -> str:

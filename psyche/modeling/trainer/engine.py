@@ -144,11 +144,6 @@ class TrainerEngine:
         if info is None:
             check_finite(loaded.tensors)
         root = _compute_root(loaded, beat)
-        if request.expected_weight_root and root != request.expected_weight_root:
-            raise TrainerError(
-                f"load {request.path}: weight root {root.hex()[:16]}, but the record says "
-                f"{request.expected_weight_root.hex()[:16]}; fetch the weights again"
-            )
         if info is not None and request.keep_momentum:
             _load_momentum(loaded, info)
         self._loaded = loaded

@@ -129,22 +129,6 @@ def test_a_data_folder_belongs_to_one_client_at_a_time(tmp_path: Path) -> None:
     os.close(lock_data_dir(folder))
 
 
-# --- snapshots
-
-
-def test_the_snapshots_of_an_older_version_are_named_until_the_client_has_its_own(
-    settings: ClientSettings, tmp_path: Path
-) -> None:
-    settings.checkpoint_dir = tmp_path / "models"
-    assert app.find_former_snapshots(settings) is None
-    (tmp_path / "models" / "resume").mkdir(parents=True)
-    assert app.find_former_snapshots(settings) == tmp_path / "models" / "resume"
-    settings.snapshots_dir.mkdir(parents=True)
-    assert app.find_former_snapshots(settings) is None
-    settings.checkpoint_dir = settings.data_dir
-    assert app.find_former_snapshots(settings) is None, "they lie where they belong"
-
-
 # --- R4
 
 

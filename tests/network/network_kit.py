@@ -10,6 +10,8 @@ from typing import Any
 import trio
 
 from psyche.network.base import BaseNode
+from psyche.network.memory.line import LinkConditions
+from psyche.network.memory.links import Links
 from psyche.network.node import P2PNode, open_node
 from psyche.testing.builders import build_identity
 from psyche.wire.address_record import AddressRecord
@@ -74,3 +76,9 @@ async def open_peer(number: int, victim: Victim, folder: Path, **settings: Any) 
         with trio.fail_after(VICTIM_S):
             await node.wait_for_peers(frozenset({victim.record.p2p}))
         yield node
+
+
+def set_link(links: Links, first: bytes, second: bytes, conditions: LinkConditions) -> None:
+    """In both directions."""
+    links.set_uplink(first, second, conditions)
+    links.set_uplink(second, first, conditions)

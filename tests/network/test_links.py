@@ -4,6 +4,7 @@ import random
 
 import pytest
 import trio
+from network_kit import set_link
 from trio.testing import MockClock
 
 from psyche.network.memory.line import SEND_BUFFER_BYTES, LinkConditions
@@ -64,7 +65,7 @@ async def test_a_packet_that_overtakes_others_comes_when_it_arrives(autojump_clo
     came: list[tuple[float, bytes]] = []
     lane = links.open_lane(A, B, 16, lambda packet: came.append((trio.current_time(), packet)))
     lane.send(b"slow")
-    links.set_link(A, B, LinkConditions(latency_s=0.25))
+    set_link(links, A, B, LinkConditions(latency_s=0.25))
     await trio.sleep(1.0)
     lane.send(b"quick")
     await trio.sleep(5.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from network_kit import introduce, meet
+from network_kit import introduce, meet, set_link
 from trio.testing import MockClock
 
 from psyche.errors import NetworkError
@@ -79,7 +79,7 @@ async def test_a_payload_takes_its_size_over_the_bandwidth(tmp_path: Path, autoj
 async def test_loss_costs_announcements_but_no_bytes_of_a_stream(tmp_path: Path, autojump_clock: MockClock) -> None:
     hub = MemoryHub(random.Random(1))
     async with open_nodes(hub, 2, tmp_path) as (a, b):
-        hub.links.set_link(a.key, b.key, LinkConditions(latency_s=0.01, loss=0.3))
+        set_link(hub.links, a.key, b.key, LinkConditions(latency_s=0.01, loss=0.3))
         for number in range(100):
             await a.publish(number.to_bytes(2, "big"))
             await trio.sleep(0.1)
@@ -108,10 +108,10 @@ async def test_announcements_under_way_are_lost_with_their_connection(
     """All of them, and not only the last one, whether or not the two are connected again when they would arrive."""
     hub = MemoryHub(random.Random(1))
     async with open_nodes(hub, 2, tmp_path) as (a, b):
-        hub.links.set_link(a.key, b.key, LinkConditions(latency_s=60))
+        set_link(hub.links, a.key, b.key, LinkConditions(latency_s=60))
         for number in range(3):
             await a.publish(b"lost %d" % number)
-        hub.links.set_link(a.key, b.key, LinkConditions())
+        set_link(hub.links, a.key, b.key, LinkConditions())
         hub.links.cut([a.key], [b.key])
         hub.links.heal()
         await trio.sleep(50)

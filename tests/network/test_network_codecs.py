@@ -12,7 +12,7 @@ from network_kit import PLAN, RUN
 
 from psyche.errors import NetworkError, WireError
 from psyche.network import hello, sync
-from psyche.network.addresses import messages as addresses
+from psyche.network.addresses import table as addresses
 from psyche.network.blobs import messages
 from psyche.network.streams import StreamError, read_exactly, read_frame, write_frame
 from psyche.testing.builders import build_identity

@@ -117,11 +117,6 @@ class Links:
     def open_lane(self, source: bytes, target: bytes, max_waiting: int, receive: Callable[[bytes], None]) -> Lane:
         return Lane(self.get_wire(source, target), self._arrivals, max_waiting, receive)
 
-    def set_link(self, first: bytes, second: bytes, conditions: LinkConditions) -> None:
-        """Set the conditions of both directions between two ends for what is written from now on."""
-        self.set_uplink(first, second, conditions)
-        self.set_uplink(second, first, conditions)
-
     def set_uplink(self, source: bytes, target: bytes, conditions: LinkConditions) -> None:
         self.get_wire(source, target).conditions = conditions
 

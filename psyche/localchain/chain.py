@@ -16,8 +16,8 @@ from psyche.localchain.ledger import SAVE_EVERY_S, ChainFile, open_ledger
 from psyche.localchain.machine import VirtualMachine
 from psyche.localchain.programs import load_programs
 from psyche.localchain.recorder import open_recorder
-from psyche.localchain.rpc import make_methods
 from psyche.localchain.rpc.hub import SubscriptionHub
+from psyche.localchain.rpc.methods import make_methods
 from psyche.localchain.rpc.web import bind_pair, make_http_app, make_socket_app, serve_app
 from psyche.wire.nursery import open_plain_nursery
 

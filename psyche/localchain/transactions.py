@@ -1,7 +1,6 @@
 """Parts of transactions: their accounts, fees and inner instructions, and transactions as text."""
 
 import base64
-import binascii
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,57 +13,11 @@ from solders.transaction import Legacy, VersionedTransaction
 from solders.transaction_metadata import TransactionMetadata
 
 from psyche.backends.solana.amounts import LAMPORTS_PER_SIGNATURE
-from psyche.localchain.rpc.errors import InvalidParams
 
-TRANSACTION_BYTES: Final = 1_232  # what a packet of the chain's network has room for
-_ENCODED_BYTES: Final = {"base64": 1_644, "base58": 1_683}
-_TYPE: Final = "solana_transaction::versioned::VersionedTransaction"
 _TABLE_HEAD_BYTES: Final = 56  # of a lookup table, before its addresses
 _KEY_BYTES: Final = 32
 _DEFAULT_UNITS: Final = 200_000  # per instruction that sets no limit
 _MAX_UNITS: Final = 1_400_000
-
-
-def decode_text(text: str, encoding: str) -> bytes:
-    """Decode a transaction's or a message's text.
-
-    Raises:
-        InvalidParams: it is too large, or not of this encoding.
-    """
-    most = _ENCODED_BYTES[encoding]
-    if len(text) > most:
-        raise InvalidParams(
-            f"{encoding} encoded {_TYPE} too large: {len(text)} bytes (max: encoded/raw {most}/{TRANSACTION_BYTES})"
-        )
-    try:
-        raw = base64.b64decode(text, validate=True) if encoding == "base64" else base58.b58decode(text)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidParams(f"invalid {encoding} encoding: {error}") from None
-    if len(raw) > TRANSACTION_BYTES:
-        raise InvalidParams(f"decoded {_TYPE} too large: {len(raw)} bytes (max: {TRANSACTION_BYTES} bytes)")
-    return raw
-
-
-def read_transaction(raw: bytes) -> VersionedTransaction:
-    """Read a transaction with a legacy message or one of version 0.
-
-    Raises:
-        InvalidParams: it is none, or of a version that the chain does not know.
-    """
-    try:
-        transaction = VersionedTransaction.from_bytes(raw)
-    except ValueError as error:
-        raise InvalidParams(f"failed to deserialize {_TYPE}: {error}") from None
-    if not isinstance(transaction.message, Message | MessageV0):
-        version = transaction.version()
-        raise InvalidParams(
-            f"failed to deserialize {_TYPE}: invalid value: integer `{version}`, expected a valid transaction "
-            "message version"
-        )
-    count = len(transaction.signatures)
-    if not count or count != transaction.message.header.num_required_signatures:
-        raise InvalidParams("invalid transaction: Transaction failed to sanitize accounts offsets correctly")
-    return transaction
 
 
 def take_message(transaction: VersionedTransaction) -> Message | MessageV0:

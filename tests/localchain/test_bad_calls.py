@@ -17,12 +17,12 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from psyche.backends.solana.interface.addresses import COORDINATOR
-from psyche.localchain import web
 from psyche.localchain.bank import UPGRADEABLE
 from psyche.localchain.chain import LocalChain
-from psyche.localchain.rpc import make_methods
+from psyche.localchain.rpc import web
 from psyche.localchain.rpc.calls import MAX_BATCH, MAX_REQUEST_BYTES, answer_body
 from psyche.localchain.rpc.hub import MAX_SUBSCRIPTIONS, SubscriptionHub
+from psyche.localchain.rpc.methods import make_methods
 from psyche.localchain.rpc.parsed_accounts import SYSVAR, parse_account
 from psyche.localchain.rpc.parsed_instructions import PROGRAMS as INSTRUCTIONS
 from psyche.localchain.rpc.parsed_instructions import parse_instruction

@@ -19,8 +19,8 @@ from spl.token.models import TransferCheckedParams
 from psyche.backends.solana.interface.addresses import COORDINATOR
 from psyche.localchain import history
 from psyche.localchain.bank import FINALIZED_SLOTS
-from psyche.localchain.rpc import make_methods
 from psyche.localchain.rpc.hub import SubscriptionHub
+from psyche.localchain.rpc.methods import make_methods
 from psyche.localchain.tokens import TOKEN
 
 MEMO = Pubkey.from_string("MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLGmfcHr")

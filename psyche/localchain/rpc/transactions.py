@@ -5,6 +5,7 @@ import binascii
 from functools import partial
 from typing import Any, Final
 
+import base58
 from solders.message import Message, MessageV0, from_bytes_versioned
 from solders.transaction import VersionedTransaction
 
@@ -25,12 +26,13 @@ from psyche.localchain.rpc.landed import parse_inner
 from psyche.localchain.rpc.params import COMMITMENTS, Options, Params
 from psyche.localchain.transactions import (
     compute_fee,
-    decode_text,
-    read_transaction,
     take_message,
 )
 
+TRANSACTION_BYTES: Final = 1_232  # what a packet of the chain's network has room for
 MAX_SHOWN_ACCOUNTS: Final = 128
+_ENCODED_BYTES: Final = {"base64": 1_644, "base58": 1_683}
+_TYPE: Final = "solana_transaction::versioned::VersionedTransaction"
 _SENT_AS: Final = ("base58", "base64")
 
 
@@ -68,6 +70,48 @@ def send_transaction(bank: Bank, params: Params) -> str:
 
 def _take_transaction(params: Params, config: Options) -> VersionedTransaction:
     return read_transaction(decode_text(params.take_text(0), config.get_choice("encoding", _SENT_AS, "base58")))
+
+
+def decode_text(text: str, encoding: str) -> bytes:
+    """Decode a transaction's or a message's text.
+
+    Raises:
+        InvalidParams: it is too large, or not of this encoding.
+    """
+    most = _ENCODED_BYTES[encoding]
+    if len(text) > most:
+        raise InvalidParams(
+            f"{encoding} encoded {_TYPE} too large: {len(text)} bytes (max: encoded/raw {most}/{TRANSACTION_BYTES})"
+        )
+    try:
+        raw = base64.b64decode(text, validate=True) if encoding == "base64" else base58.b58decode(text)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidParams(f"invalid {encoding} encoding: {error}") from None
+    if len(raw) > TRANSACTION_BYTES:
+        raise InvalidParams(f"decoded {_TYPE} too large: {len(raw)} bytes (max: {TRANSACTION_BYTES} bytes)")
+    return raw
+
+
+def read_transaction(raw: bytes) -> VersionedTransaction:
+    """Read a transaction with a legacy message or one of version 0.
+
+    Raises:
+        InvalidParams: it is none, or of a version that the chain does not know.
+    """
+    try:
+        transaction = VersionedTransaction.from_bytes(raw)
+    except ValueError as error:
+        raise InvalidParams(f"failed to deserialize {_TYPE}: {error}") from None
+    if not isinstance(transaction.message, Message | MessageV0):
+        version = transaction.version()
+        raise InvalidParams(
+            f"failed to deserialize {_TYPE}: invalid value: integer `{version}`, expected a valid transaction "
+            "message version"
+        )
+    count = len(transaction.signatures)
+    if not count or count != transaction.message.header.num_required_signatures:
+        raise InvalidParams("invalid transaction: Transaction failed to sanitize accounts offsets correctly")
+    return transaction
 
 
 def _check_signatures(transaction: VersionedTransaction) -> None:

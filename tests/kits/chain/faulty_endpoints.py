@@ -14,8 +14,8 @@ from psyche.localchain.bank import FAUCET_LAMPORTS, SYSTEM, Bank, CompleteSlot, 
 from psyche.localchain.chain import LocalChain
 from psyche.localchain.machine import VirtualMachine
 from psyche.localchain.programs import load_programs
-from psyche.localchain.rpc import make_methods
 from psyche.localchain.rpc.hub import SubscriptionHub
+from psyche.localchain.rpc.methods import make_methods
 from psyche.localchain.rpc.web import bind_pair, make_http_app, make_socket_app, serve_app
 
 BUSY = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n"

@@ -19,12 +19,14 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_
 import page_blocks
 from page_blocks import draw_table
 
+from psyche.core.committee.bloom import BLOOM_BYTES
 from psyche.core.committee.elections import compute_liar_bound, compute_quorum
+from psyche.core.encoding.bodies import split_body
 from psyche.core.encoding.fields import Field
 from psyche.core.encoding.header import HEADER, NumericClass, ResultHeader
 from psyche.core.encoding.manifest import FILE_NAMES
 from psyche.core.encoding.records import FieldLayout, RecordLayout, TaggedLayout
-from psyche.core.encoding.tables import ACCOUNT, PARTS, WITNESS_HEAD
+from psyche.core.encoding.tables import ACCOUNT, PARTS
 from psyche.core.rules.apply import KINDS, Kind
 from psyche.core.state import enums, messages, state
 from psyche.core.state.errors import REFUSALS
@@ -57,6 +59,7 @@ from psyche.wire.messages import AnyKind
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 PAGES: Final = (DOCS / "protocol.md", DOCS / "protocol-reference.md")
 NUMBERS: Final = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64", "f": "f32", "d": "f64"}
+WIDTHS: Final = {1: "u8 WitnessFlag", 2: "u16", 4: "u32", 32: "bitmap"}  # of numbers in a witness message
 TEXTS: Final[dict[Any, str]] = {bytes: "bytes", str: "text", int: "bitmap", list: "list of u16", tuple: "two f32"}
 EXAMPLE_ROUNDS: Final = 3  # rounds with data, in the timelines
 WITNESSES: Final = (4, 8, 16, 32)  # committee sizes in the table of risks
@@ -233,8 +236,13 @@ def draw_header() -> list[str]:
 
 def draw_witness() -> list[str]:
     """The witness message, without the discriminator of a chain instruction."""
-    rows = list(list_rows(WITNESS_HEAD, "WitnessMessage"))
-    end = WITNESS_HEAD.size
+    message = WitnessMessage(0, 0, 0, enums.WitnessFlag(0), 0, 0, 0, 0, bytes(BLOOM_BYTES), ZERO32, ZERO32)
+    *parts, _ = split_body(message)
+    rows, end = list[Row](), 0
+    for name, raw in parts:
+        kind = "bytes" if isinstance(getattr(message, name), bytes) else WIDTHS[len(raw)]
+        rows.append(Row(end, len(raw), name, kind))
+        end += len(raw)
     rows += [Row(end, 4, "length of the metadata", "u32"), Row(end + 4, METADATA_BYTES, "metadata, at most", "bytes")]
     total = f"{end + 4:,} to {end + 4 + METADATA_BYTES:,} bytes"
     return [*draw_rows(rows), "", f"In all {total}."]

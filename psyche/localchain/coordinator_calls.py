@@ -10,12 +10,12 @@ from solders.pubkey import Pubkey
 from psyche.backends.solana.interface.borsh import decode_value
 from psyche.backends.solana.interface.idl import DISCRIMINATOR_BYTES, InstructionKind, load_program
 from psyche.core.encoding.account import encode_model
+from psyche.core.encoding.bodies import decode_body
 from psyche.core.encoding.tables import CHECKPOINT, CONFIG, MODEL
 from psyche.core.rules.rounds import find_entropy
 from psyche.core.state import messages as msg
 from psyche.core.state.messages import Message
 from psyche.core.state.state import Coordinator
-from psyche.localchain.bodies import decode_body
 
 _BY_BODY: Final[dict[str, type[Message]]] = {  # instructions whose body is that of a message
     "withdraw": msg.Withdraw, "leave_run": msg.LeaveRun, "warmup_witness": msg.WarmupWitness,

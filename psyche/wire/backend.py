@@ -15,6 +15,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from psyche.core.encoding.bodies import encode_body
 from psyche.core.rules.apply import Sender
 from psyche.core.state.errors import REFUSALS
 from psyche.core.state.gossip import Evidence
@@ -22,12 +23,12 @@ from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, STATE_BYTES
 from psyche.errors import BackendError, PsycheError, WireError
 from psyche.wire.access import KEY_BYTES, MAX_KEYS, MAX_WAITING, AccessKind
 from psyche.wire.address_record import AddressRecord
-from psyche.wire.messages import BY_NUMBER, MAX_FIELDS_BYTES, AnyMessage, decode_fields, encode_fields, get_kind
+from psyche.wire.messages import BY_NUMBER, MAX_BODY_BYTES, AnyMessage, decode_message, get_kind
 from psyche.wire.msgpack import UNREADABLE
 from psyche.wire.ports import Proof
 from psyche.wire.report import SelfReport
 
-VERSION: Final = 3  # 1 had a request for each kind of message, 2 no reports (K8)
+VERSION: Final = 4  # 1 had a request for each kind of message, 2 no reports (K8), 3 bodies in msgpack
 PURPOSE: Final = "coordinator"  # signed in the handshake
 MAX_REQUEST_BYTES: Final = 8_192  # two signed results, or an address record of 8 addresses, with room to spare
 MAX_SERVER_FRAME_BYTES: Final = 1 << 20  # a full state that does not compress, or a book of 256 records
@@ -66,7 +67,7 @@ class PingRequest(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """Submits a message to the run or its home: the number of its kind, and its fields (`wire.messages`).
+    """Submits a message to the run or its home: the number of its kind, and its body (`core.encoding.bodies`).
 
     `op_id` identifies an owner's command across resends (K3). The home checks the proof before it accepts the message:
     `record` is the address record of a member that joins (M2), `evidence` the two signed results behind a report of
@@ -74,7 +75,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """
 
     number: Annotated[int, Meta(ge=0, le=255)]
-    fields: Annotated[bytes, Meta(max_length=MAX_FIELDS_BYTES)]
+    body: Annotated[bytes, Meta(max_length=MAX_BODY_BYTES)]
     op_id: OpId | None = None
     record: AddressRecord | None = None
     evidence: tuple[SignedResult, SignedResult] | None = None
@@ -402,7 +403,7 @@ def build_submit(message: AnyMessage, proof: Proof = None, op_id: bytes | None =
     """
     record = proof if isinstance(proof, AddressRecord) else None
     evidence = (proof.first, proof.second) if isinstance(proof, Evidence) else None
-    return SubmitRequest(get_kind(message).number, encode_fields(message), op_id, record, evidence)
+    return SubmitRequest(get_kind(message).number, encode_body(message), op_id, record, evidence)
 
 
 def get_message(request: SubmitRequest) -> AnyMessage:
@@ -411,7 +412,7 @@ def get_message(request: SubmitRequest) -> AnyMessage:
     Raises:
         WireError: a field breaks a rule; the message names both.
     """
-    return decode_fields(request.number, request.fields)
+    return decode_message(request.number, request.body)
 
 
 def is_command(body: RequestBody) -> bool:

@@ -15,12 +15,11 @@ from psyche.core.encoding.account import (
     decode_config,
     decode_model,
     decode_state,
-    decode_witness,
     encode_config,
     encode_model,
     encode_state,
-    encode_witness,
 )
+from psyche.core.encoding.bodies import decode_body, encode_body
 from psyche.core.rules.apply import BY_TYPE, KINDS, Kind, Sender, apply
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import (
@@ -101,7 +100,7 @@ def write_value(value: object) -> object:
         case bytes():
             written = value.hex()
         case WitnessMessage():
-            written = pack(encode_witness(value))
+            written = pack(encode_body(value))
         case Checkpoint():
             written = [int(value.kind), value.name, value.revision]
         case Config():
@@ -154,7 +153,7 @@ def read_event(event: dict[str, Any]) -> tuple[int, int, bytes, Message]:
     name = get_sender_name(kind)
     sender = ZERO32 if name is None else bytes.fromhex(event[name])
     if kind.type is WitnessMessage:
-        message: Message = decode_witness(unpack(event["message"]))
+        message: Message = decode_body(WitnessMessage, unpack(event["message"]))
     elif kind.type is Collect:
         message = Collect(tuple((bytes.fromhex(signer), amount) for signer, amount in event["claims"]))
     else:

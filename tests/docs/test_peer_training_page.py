@@ -25,9 +25,9 @@ from psyche.core.encoding.account import (
     decode_model,
     encode_config,
     encode_model,
-    encode_witness,
     get_config_preimage,
 )
+from psyche.core.encoding.bodies import encode_body
 from psyche.core.encoding.header import ResultHeader, decode_header, encode_header
 from psyche.core.encoding.manifest import FileEntry, encode_manifest
 from psyche.core.encoding.plan import BASIS_HASH, PlanGroup, TransformPlan, compute_plan, encode_plan
@@ -347,4 +347,4 @@ def test_what_alice_says_is_on_the_page() -> None:
     bodies = (ready, Finished(held, root, seen), Finished(held, root, seen, ready))
     said = [encode_gossip(sign_gossip(ALICE, RUN_UID, 3, 1, 5, body)) for body in bodies]
     body = msgspec.msgpack.encode(Request(4, build_submit(report)))
-    assert [*said, encode_witness(report), pack_length(len(body)) + body] == PAGE.read_bytes("messages example")
+    assert [*said, encode_body(report), pack_length(len(body)) + body] == PAGE.read_bytes("messages example")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import pytest
 from kits.log import Log
 from kits.results import build_header, build_result, sign
@@ -261,7 +260,7 @@ def test_a_request_refused_leaves_no_record_and_no_change() -> None:
 def test_a_witness_that_cannot_be_read_ends_the_connection() -> None:
     members = build_members("training")
     with pytest.raises(WireError):
-        members.ask(members.key(0), wire.SubmitRequest(6, msgspec.msgpack.encode([bytes(40)])))
+        members.ask(members.key(0), wire.SubmitRequest(6, bytes(40)))
 
 
 def test_hello_refuses_another_run_and_another_version() -> None:

@@ -132,7 +132,7 @@ def build_record(seed: bytes, address: str) -> list[Any]:
 def follow(port: int, server_key: bytes, seed: bytes, run_id: str) -> dict[str, Any]:
     """Greet, look, subscribe, join, repeat the join, report, and watch until the own slot is on record."""
     client, seen = Client(port, server_key, seed), {}
-    seen["greeting"] = client.ask(["hello", 3, run_id, "a stranger"])
+    seen["greeting"] = client.ask(["hello", 4, run_id, "a stranger"])
     seen["status"] = client.ask(["status"])
     report = ["report", ["stranger", "waiting", "for members", 0, 0, 0, None, 12.5, ""]]
     seen["too early"] = client.ask(report)
@@ -140,7 +140,7 @@ def follow(port: int, server_key: bytes, seed: bytes, run_id: str) -> dict[str, 
     while not client.state:
         client.take_push()
     record = build_record(seed, "/ip4/127.0.0.1/tcp/4001")
-    join = ["submit", 2, pack([client.line.key, 0]), None, record]
+    join = ["submit", 2, client.line.key + bytes(8), None, record]
     seen["joined"], seen["repeated"] = client.ask(join, 77), client.ask(join, 77)
     slots = 111_872 + 64  # Registry, then 192 bytes a slot: signer, p2p
     while client.line.key not in (client.state[slots : slots + 32], client.state[slots + 32 : slots + 64]):

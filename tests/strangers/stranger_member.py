@@ -109,7 +109,7 @@ class Member:
 
     async def connect(self) -> None:
         self.home = await trio.to_thread.run_sync(Client, self.told["port"], self.server_key, self.seed)
-        greeting = await self.ask(["hello", 3, self.told["run_id"], "a stranger"])
+        greeting = await self.ask(["hello", 4, self.told["run_id"], "a stranger"])
         self.mates.run_uid = greeting[3]
         await self.ask(["subscribe"])
 
@@ -119,8 +119,8 @@ class Member:
             self.seen["refused"].append([body[:2], code])
         return found
 
-    async def submit(self, number: int, *fields: Any, record: list[Any] | None = None) -> None:
-        await self.ask(["submit", number, pack(fields), None, record])
+    async def submit(self, number: int, body: bytes, record: list[Any] | None = None) -> None:
+        await self.ask(["submit", number, body, None, record])
 
     def may(self, what: str, after_s: float = AGAIN_S) -> bool:
         now = time.monotonic()
@@ -167,7 +167,7 @@ class Member:
     async def act(self) -> None:
         state = self.record.run_state
         if state == WAITING and not self.record.has_joined(self.home.line.key) and self.may("join"):
-            await self.submit(2, self.home.line.key, 0, record=self.mates.build_record())
+            await self.submit(2, self.home.line.key + bytes(8), record=self.mates.build_record())
         if state == WARMUP:
             await self.warm_up()
         if state in (TRAIN, WITNESS, COOLDOWN) and self.epoch is not None and self.epoch.number == self.record.epoch:
@@ -183,7 +183,7 @@ class Member:
             await self.fetch_weights(wanted)
         if self.digest == wanted and (self.epoch is None or self.epoch.number != self.record.epoch):
             self.epoch = Epoch(self.record.epoch, member, wanted)
-            await self.submit(5, self.record.epoch, member, wanted)
+            await self.submit(5, struct.pack("<HH", self.record.epoch, member) + wanted)
 
     async def fetch_weights(self, wanted: bytes) -> None:
         for key in sorted(self.mates.connected):

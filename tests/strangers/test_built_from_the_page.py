@@ -211,7 +211,7 @@ async def test_a_client_built_from_the_page_follows_a_run(tmp_path: Path) -> Non
             nursery.cancel_scope.cancel()
     state = decode_state(seen["state"])
     assert wrong == ["reply", "WrongVersion", "goodbye"]
-    assert seen["greeting"][2][:4] == ["greeting", 3, "test-run", state.run_uid]
+    assert seen["greeting"][2][:4] == ["greeting", 4, "test-run", state.run_uid]
     assert seen["status"][2][:3] == ["status", "test-run", state.run_uid]
     assert seen["too early"][0] == "BadRequest"
     assert [seen[name] for name in ("subscribed", "reported", "pinged", "announced")] == [["", False, None]] * 4

@@ -57,7 +57,7 @@ def test_the_witness_message_of_the_page() -> None:
     report = encode_report(ROUND, ALICE, 1 | 2, held, heard, bloom, root, find_digest(), 12, metadata)
     shown, request = PAGE.read_bytes("messages example")[3:]
     assert report == shown
-    body = pack([4, ["submit", 6, pack([report]), None, None, None]])
+    body = pack([4, ["submit", 6, report, None, None, None]])
     assert struct.pack("<I", len(body)) + body == request
 
 

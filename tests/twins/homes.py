@@ -18,7 +18,7 @@ from solders.transaction import Transaction
 from solders.transaction_metadata import FailedTransactionMetadata
 from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
 
-from psyche.backends.solana.interface.instructions import encode_body
+from psyche.core.encoding.bodies import encode_body
 from psyche.core.rules.apply import BY_TYPE
 from psyche.core.rules.timing import clamp_time
 from psyche.core.state.limits import STATE_BYTES

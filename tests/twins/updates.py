@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 from kits.runs import Run, build_paused_run, build_run
 
-from psyche.backends.solana.interface.instructions import encode_body
 from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.encoding.bodies import decode_body, encode_body
 from psyche.core.rules.apply import BY_TYPE, apply
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Update, UpdateClientVersion
@@ -33,10 +33,10 @@ from psyche.core.state.state import (
 )
 from psyche.errors import WireError
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_model
-from twins.bodies import decode_body
 from twins.homes import ACCEPTED, Home, encode_head
 
-UPDATE, VERSION = BY_TYPE[Update].number, BY_TYPE[UpdateClientVersion].number
+UPDATE_KINDS: Final = {BY_TYPE[kind].number: kind for kind in (Update, UpdateClientVersion)}
+UPDATE, VERSION = UPDATE_KINDS
 FLOATS: Final = (0.0, -0.0, 1e-50, 1.4e-45, 1e-3, 0.5, 0.999_999_999, 1.0, 3e38)
 STEPS: Final = (0, 1, 7, (1 << 32) - 1)
 BYTES: Final = (0x00, 0x01, 0x02, 0x2F, 0x41, 0x7F, 0x80, 0xBF, 0xC3, 0xED, 0xF0, 0xFF)
@@ -184,7 +184,7 @@ def judge_by_core(case: Case) -> tuple[bool, bytes]:
     """Whether core accepts the instruction, and the account after it."""
     state = decode_state(case.account)
     try:
-        apply(state, START_UNIX, 7, ZERO32, decode_body(case.number, case.body))
+        apply(state, START_UNIX, 7, ZERO32, decode_body(UPDATE_KINDS[case.number], case.body))
     except (WireError, CoordinatorError):
         return False, case.account
     return True, encode_state(state)

@@ -44,7 +44,7 @@ from psyche.core.encoding.fields import (
     until_zero,
     up_to,
 )  # fmt: skip
-from psyche.core.encoding.records import FieldLayout, RecordLayout, TaggedLayout
+from psyche.core.encoding.records import RecordLayout, TaggedLayout
 from psyche.core.state.enums import (
     Architecture,
     CheckpointKind,
@@ -332,14 +332,3 @@ ACCOUNT: Final = RecordLayout(Coordinator, tuple(chain.from_iterable(part[2] for
 assert ACCOUNT.size == STATE_BYTES, "the account's size is fixed"
 assert WITNESS.size == 512, "a witness record has 512 bytes"
 assert ROUND.size == 320 + MAX_WITNESSES * WITNESS.size + MAX_AUDITS * AUDIT.size, "a round has 18,752 bytes"
-
-# The witness message without its discriminator, packed; the length (u32) and bytes of the metadata follow it.
-WITNESS_HEAD: Final = FieldLayout(
-    "WitnessMessage",
-    (
-        u16("epoch"), u32("height"), u16("member"), flags("flags", WitnessFlag), u32("at_s"), bitmap("held"),
-        bitmap("heard"), bitmap("missing"), raw("broadcast_bloom", BLOOM_BYTES), raw("results_root"),
-        raw("state_digest"),
-    ),
-    is_aligned=False,
-)  # fmt: skip

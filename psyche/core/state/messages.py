@@ -1,22 +1,23 @@
 """Messages to the coordinator: one frozen dataclass per kind, with the allowed range of every field.
 
 A message holds only the request; its time of arrival and its signer are in `Context`. The annotation of a field
-gives its allowed values: code that reads messages from outside must check them before use (`psyche.wire.messages`).
-The handlers check what depends on the run's state. `psyche.core.rules.apply.KINDS` lists all kinds in one table.
+gives its allowed values and its bytes (`psyche.core.encoding.bodies`). The handlers check what depends on the run's
+state. `psyche.core.rules.apply.KINDS` lists all kinds in one table.
 """
 
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple, TypeAlias
 
+from psyche.core.committee.bloom import BLOOM_BYTES
 from psyche.core.committee.seeds import Entropy
 from psyche.core.state.limits import (
     BOOTSTRAP_BYTES,
     CLIENT_VERSION_BYTES,
     HASH_BYTES,
-    LOCAL_PATH_BYTES,
     MAX_BOOTSTRAP,
     MAX_CLAIMS,
     MAX_CLIENTS,
+    METADATA_BYTES,
     RECONNECT_S,
     U16_MAX,
     U32_MAX,
@@ -50,6 +51,7 @@ U64: TypeAlias = Annotated[int, Between(0)]
 Epoch: TypeAlias = Annotated[int, Between(0, U16_MAX)]
 Height: TypeAlias = Annotated[int, Between(0, U32_MAX)]
 Member: TypeAlias = Annotated[int, Between(0, MAX_CLIENTS - 1)]
+Bitmap: TypeAlias = Annotated[int, Between(0, (1 << MAX_CLIENTS) - 1)]
 Key: TypeAlias = Annotated[bytes, Sized(HASH_BYTES, HASH_BYTES)]
 Claim: TypeAlias = tuple[Key, Annotated[int, Between(1)] | None]
 
@@ -97,23 +99,20 @@ class WarmupWitness:
 
 @dataclass(frozen=True, slots=True)
 class WitnessMessage:
-    """A witness's report on the attested round (W1); bitmaps are integers, bit i is member i.
+    """A witness's report on the attested round (W1); bitmaps are integers, bit i is member i."""
 
-    `core.encoding.account.encode_witness` gives its bytes on every transport.
-    """
-
-    epoch: int
-    height: int
-    member: int
+    epoch: Epoch
+    height: Height
+    member: Annotated[int, Between(0, U16_MAX)]  # W4 says which of its rules a wrong one breaks first
     flags: WitnessFlag
-    at_s: int
-    held: int
-    heard: int
-    missing: int
-    broadcast_bloom: bytes  # 320 bytes
-    results_root: bytes
-    state_digest: bytes
-    metadata: bytes = b""  # at most 256 bytes, never stored
+    at_s: Annotated[int, Between(0, U32_MAX)]
+    held: Bitmap
+    heard: Bitmap
+    missing: Bitmap
+    broadcast_bloom: Annotated[bytes, Sized(BLOOM_BYTES, BLOOM_BYTES)]
+    results_root: Key
+    state_digest: Key
+    metadata: Annotated[bytes, Sized(0, METADATA_BYTES)] = b""  # never stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ class NameCheckpoint:
 
     epoch: Epoch
     digest: Key
-    source: Annotated[Checkpoint, Sized(0, LOCAL_PATH_BYTES)]  # limits the length of its texts
+    source: Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,14 @@ from typing import Annotated
 
 import msgspec
 
+from psyche.core.encoding.bodies import encode_body
 from psyche.core.rules.apply import apply
 from psyche.core.state.messages import WitnessMessage
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import WireError
 from psyche.wire.access import Allow, Disallow
 from psyche.wire.backend import OP_ID_BYTES
-from psyche.wire.messages import MAX_FIELDS_BYTES, AnyMessage, decode_fields, encode_fields, get_kind
+from psyche.wire.messages import MAX_BODY_BYTES, AnyMessage, decode_message, get_kind
 from psyche.wire.msgpack import UNREADABLE
 
 
@@ -51,7 +52,7 @@ class _Body(msgspec.Struct, frozen=True, array_like=True):
 
     sender: Annotated[bytes, msgspec.Meta(max_length=len(ZERO32))]  # empty for zeros
     op_id: Annotated[bytes, msgspec.Meta(max_length=OP_ID_BYTES)]
-    fields: Annotated[bytes, msgspec.Meta(max_length=MAX_FIELDS_BYTES)]
+    message: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
 
 
 def get_number(change: Change) -> int:
@@ -65,7 +66,7 @@ def encode_change(change: Change) -> bytes:
     if isinstance(message, WitnessMessage):
         message = replace(message, metadata=b"")
     sender = b"" if change.sender == ZERO32 else change.sender
-    return msgspec.msgpack.encode(_Body(sender, change.op_id, encode_fields(message)))
+    return msgspec.msgpack.encode(_Body(sender, change.op_id, encode_body(message)))
 
 
 def decode_change(number: int, raw: bytes) -> Change:
@@ -76,6 +77,6 @@ def decode_change(number: int, raw: bytes) -> Change:
     """
     try:
         body = msgspec.msgpack.decode(raw, type=_Body)
-        return Change(decode_fields(number, body.fields), body.sender or ZERO32, body.op_id)
+        return Change(decode_message(number, body.message), body.sender or ZERO32, body.op_id)
     except (*UNREADABLE, WireError) as error:
         raise WireError(f"journal: message {number} cannot be read: {error}") from error

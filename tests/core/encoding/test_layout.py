@@ -11,24 +11,21 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from layout_states import CONFIGS, MODELS, STATES, WITNESSES, make_state
+from layout_states import CONFIGS, MODELS, STATES, make_state
 
 from psyche.core.committee.schedule import round_f32
 from psyche.core.encoding.account import (
     decode_config,
     decode_model,
-    decode_witness,
     encode_config,
     encode_model,
     encode_state,
-    encode_witness,
     get_config_preimage,
 )
 from psyche.core.encoding.fields import numbers, pad, u16, u32, u64
 from psyche.core.encoding.fields import raw as raw_field
 from psyche.core.encoding.records import FieldLayout, RecordLayout, TaggedLayout
 from psyche.core.encoding.tables import ACCOUNT, OPTIMIZER
-from psyche.core.state.messages import WitnessMessage
 from psyche.core.state.state import (
     Audit,
     Checkpoint,
@@ -52,7 +49,6 @@ from psyche.core.state.state import (
     StartCandidate,
     StopReason,
     TokenSize,
-    WitnessFlag,
     WitnessRecord,
 )
 from psyche.errors import WireError
@@ -393,57 +389,6 @@ def test_every_byte_of_the_account_has_a_name() -> None:
     assert ACCOUNT.locate(ROUNDS + 18_752 + 320 + 5 * 512 + 8) == "rounds[1].witnesses[5].held"
     with pytest.raises(AssertionError):
         ACCOUNT.locate(TOTAL)
-
-
-MESSAGE = WitnessMessage(
-    epoch=0x0201, height=0x06050403, member=0x0807, flags=WitnessFlag.COMPLETE, at_s=0x0C0B0A09, held=1, heard=2,
-    missing=4, broadcast_bloom=b"\x0d" * 320, results_root=b"\x0e" * 32, state_digest=b"\x0f" * 32, metadata=b"loss",
-)  # fmt: skip
-
-
-def test_a_witness_message_has_exactly_these_bytes() -> None:
-    bitmaps = b"".join(bits.to_bytes(32, "little") for bits in (1, 2, 4))
-    head = b"\x01\x02" + b"\x03\x04\x05\x06" + b"\x07\x08" + b"\x01" + b"\x09\x0a\x0b\x0c"
-    raw = head + bitmaps + b"\x0d" * 320 + b"\x0e" * 32 + b"\x0f" * 32 + b"\x04\0\0\0loss"
-    assert encode_witness(MESSAGE) == raw
-    assert 8 + len(encode_witness(replace(MESSAGE, metadata=b""))) == 505
-    longest = replace(MESSAGE, metadata=bytes(256))
-    assert 8 + len(encode_witness(longest)) == 761
-    assert decode_witness(encode_witness(longest)) == longest
-
-
-@given(WITNESSES)
-def test_any_witness_message_reads_back(message: WitnessMessage) -> None:
-    assert decode_witness(encode_witness(message)) == message
-
-
-@pytest.mark.parametrize(
-    ("raw", "field"),
-    [
-        (b"", "WitnessMessage: 0 bytes, at least 497"),
-        (encode_witness(MESSAGE)[:496], "WitnessMessage: 496 bytes"),
-        (encode_witness(MESSAGE)[:-1], "WitnessMessage.metadata: length 4 with 3 bytes given"),
-        (encode_witness(MESSAGE) + b"\0", "WitnessMessage.metadata: length 4 with 5"),
-        (patch(encode_witness(replace(MESSAGE, metadata=b"")), 493, b"\1\1") + bytes(257), "metadata: length 257"),
-        (patch(encode_witness(MESSAGE), 8, b"\x08"), "WitnessMessage.flags: 8 is no set of WitnessFlag"),
-    ],
-)
-def test_a_witness_message_that_breaks_the_format_is_refused(raw: bytes, field: str) -> None:
-    with pytest.raises(WireError, match=field):
-        decode_witness(raw)
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"metadata": bytes(257)}, "WitnessMessage.metadata: 257 bytes, at most 256"),
-        ({"broadcast_bloom": bytes(319)}, "WitnessMessage.broadcast_bloom: 319 bytes"),
-        ({"epoch": 65_536}, "WitnessMessage.epoch: 65536 does not fit"),
-    ],
-)
-def test_a_witness_message_that_does_not_fit_is_refused(changes: dict[str, Any], field: str) -> None:
-    with pytest.raises(WireError, match=field):
-        encode_witness(replace(MESSAGE, **changes))
 
 
 def test_every_enumeration_fits_its_number() -> None:

@@ -182,7 +182,7 @@ async def test_a_members_malformed_witness_ends_its_connection_but_not_its_membe
     async with open_rig() as rig:
         clients = await open_members(rig)
         await rig.start_training(clients)
-        await clients[2].send(wire.SubmitRequest(6, msgspec.msgpack.encode([bytes(700)])))
+        await clients[2].send(wire.SubmitRequest(6, bytes(700)))
         await clients[2].read_to_the_end()
         assert "WitnessMessage" in get_reasons(rig)
         again = await (await rig.connect(CLIENTS[2])).subscribe()

@@ -15,7 +15,7 @@ from solders.system_program import CreateAccountParams, create_account
 from psyche.backends.solana.interface.addresses import get_earned_points_address, get_instance_address, get_program_id
 from psyche.backends.solana.interface.borsh import Encoded
 from psyche.backends.solana.interface.calls import build_call
-from psyche.backends.solana.interface.instructions import encode_body
+from psyche.core.encoding.bodies import encode_body
 from psyche.core.encoding.tables import CHECKPOINT, CONFIG, MODEL
 from psyche.core.state import messages as msg
 from psyche.core.state.limits import SIGNED_BYTES, STATE_BYTES

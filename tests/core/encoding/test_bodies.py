@@ -1,0 +1,172 @@
+"""Bodies of messages: each reads back as it was written, has the bytes that programs read, and keeps its rules."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kits.runs import build_run
+from layout_states import WITNESSES
+
+from psyche.core.committee.seeds import EXPIRED
+from psyche.core.encoding.bodies import decode_body, encode_body, split_body
+from psyche.core.rules.apply import KINDS
+from psyche.core.state import messages as msg
+from psyche.core.state.messages import WitnessMessage
+from psyche.core.state.state import Checkpoint, CheckpointKind, Metadata, Optimizer, Progress, WitnessFlag
+from psyche.errors import WireError
+from psyche.testing.builders import build_config, build_model
+from psyche.wire.access import Allow, Disallow
+
+KEY = bytes(range(32))
+U16, U32, U64 = st.integers(0, 65_535), st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
+MEMBERS, KEYS = st.integers(0, 255), st.binary(min_size=32, max_size=32)
+TEXTS = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=32)
+SOURCES = st.builds(Checkpoint, st.just(CheckpointKind.HUB), TEXTS, st.none() | TEXTS)
+RATES = st.none() | U64
+MESSAGES: tuple[st.SearchStrategy[Any], ...] = (
+    st.builds(msg.Tick, st.none() | st.just(EXPIRED) | KEYS),
+    st.builds(msg.Join, KEYS, U64),
+    st.builds(msg.LeaveRun),
+    st.builds(msg.Withdraw, U16, MEMBERS),
+    st.builds(msg.WarmupWitness, U16, MEMBERS, KEYS),
+    WITNESSES,
+    st.builds(msg.HealthCheck, U16, U32, MEMBERS),
+    st.builds(msg.NameCheckpoint, U16, KEYS, SOURCES),
+    st.builds(msg.ReportEquivocation, U16, U32, MEMBERS),
+    st.builds(msg.Pause),
+    st.builds(msg.Resume),
+    st.builds(msg.ReclaimSlot),
+    st.builds(msg.Recover, U64, U64),
+    st.builds(msg.SetRates, RATES, RATES),
+    st.builds(
+        msg.Collect,
+        st.lists(st.tuples(KEYS, st.none() | st.integers(1, (1 << 64) - 1)), min_size=1, max_size=64).map(tuple),
+    ),
+    st.builds(
+        msg.Update,
+        st.none() | st.builds(lambda seconds: build_config(warmup_time=seconds), U64),
+        st.none() | st.builds(lambda source: build_model(checkpoint=source, optimizer=Optimizer()), SOURCES),
+        st.none() | st.builds(Progress, U16, U32, U64),
+        st.none() | st.builds(Metadata, st.text("abc"), TEXTS, U64, U64),
+        st.none() | st.lists(TEXTS, max_size=4).map(tuple),
+        st.none() | KEYS,
+        RATES,
+    ),
+    st.builds(msg.UpdateClientVersion, TEXTS.filter(lambda text: len(text.encode()) <= 96)),
+)
+MESSAGE = WitnessMessage(
+    epoch=0x0201, height=0x06050403, member=0x0807, flags=WitnessFlag.COMPLETE, at_s=0x0C0B0A09, held=1, heard=2,
+    missing=4, broadcast_bloom=b"\x0d" * 320, results_root=b"\x0e" * 32, state_digest=b"\x0f" * 32, metadata=b"loss",
+)  # fmt: skip
+WRITTEN = encode_body(MESSAGE)
+
+
+def patch(raw: bytes, at: int, data: bytes) -> bytes:
+    return raw[:at] + data + raw[at + len(data) :]
+
+
+def test_the_strategies_have_every_kind_in_its_order() -> None:
+    assert len(MESSAGES) == len(KINDS)
+
+
+@given(st.one_of(*MESSAGES))
+def test_a_message_reads_back_as_it_was_written(message: Any) -> None:
+    assert decode_body(type(message), encode_body(message)) == message
+    assert [name for name, _ in split_body(message)] == [field.name for field in fields(message)]
+
+
+@given(st.sampled_from([*(kind.type for kind in KINDS), Allow, Disallow]), st.binary(max_size=600))
+def test_any_bytes_are_refused_or_the_only_ones_of_their_message(kind: type[Any], raw: bytes) -> None:
+    try:
+        message = decode_body(kind, raw)
+    except WireError:
+        return
+    assert encode_body(message) == raw
+
+
+def test_bodies_have_the_bytes_that_programs_read() -> None:
+    bitmaps = b"".join(bits.to_bytes(32, "little") for bits in (1, 2, 4))
+    head = b"\x01\x02" + b"\x03\x04\x05\x06" + b"\x07\x08" + b"\x01" + b"\x09\x0a\x0b\x0c"
+    assert head + bitmaps + b"\x0d" * 320 + b"\x0e" * 32 + b"\x0f" * 32 + b"\x04\0\0\0loss" == WRITTEN
+    assert len(encode_body(replace(MESSAGE, metadata=bytes(256)))) == 753
+    assert [encode_body(msg.Tick(one)) for one in (None, EXPIRED, KEY)] == [b"\0", b"\1", b"\2" + KEY]
+    assert encode_body(msg.HealthCheck(1, 2, 3)).hex() == "0100020000000300"
+    assert encode_body(msg.SetRates(None, 7)).hex() == "00010700000000000000"
+    assert encode_body(msg.Collect(((KEY, None), (KEY, 1)))).hex() == (
+        "02000000" + KEY.hex() + "00" + KEY.hex() + "010100000000000000"
+    )
+    assert encode_body(msg.Update(bootstrap=("/a",))) == bytes(4) + b"\1\1\0\0\0" + b"/a".ljust(128, b"\0") + bytes(2)
+    named = encode_body(msg.Update(first_weights=bytes([7] * 32), nonce=258))
+    assert named == bytes(5) + b"\1" + bytes([7] * 32) + b"\1" + bytes([2, 1]) + bytes(6)
+    assert encode_body(msg.UpdateClientVersion("v2")) == b"v2".ljust(96, b"\0")
+    assert [len(encode_body(kind())) for kind in (msg.Pause, msg.Resume, msg.LeaveRun, msg.ReclaimSlot)] == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("message", "rule"),
+    [
+        (msg.Withdraw(65_536, 0), r"Withdraw\.epoch: 65536 is not between 0 and 65535"),
+        (msg.Withdraw(0, 256), r"Withdraw\.member: 256 is not between 0 and 255"),
+        (msg.Join(KEY, -1), r"Join\.expires_unix: -1 is not between 0 and 18446744073709551615"),
+        (msg.Join(b"short"), r"Join\.p2p: 5 bytes, must be 32"),
+        (msg.Tick(b"short"), r"Tick\.entropy: 5 bytes, must be 32"),
+        (msg.NameCheckpoint(0, KEY, Checkpoint(CheckpointKind.HUB, "x" * 65)), r"NameCheckpoint\.source: .*name"),
+        (msg.Collect(()), r"Collect\.claims: 0 entries, must be 1 to 64"),
+        (msg.Collect(((KEY, 0),)), r"Collect\.claims: 0 is not between 1 and"),
+        (msg.Collect(((b"short", 1),)), r"Collect\.claims: 5 bytes, must be 32"),
+        (msg.Update(bootstrap=("/a",) * 5), r"Update\.bootstrap: 5 entries, must be 0 to 4"),
+        (msg.Update(config=build_config(evict_after=256)), r"Update\.config: .*evict_after"),
+        (msg.UpdateClientVersion("v" * 97), r"UpdateClientVersion\.version: 97 bytes of UTF-8, at most 96"),
+        (msg.UpdateClientVersion("a\0b"), r"UpdateClientVersion\.version: .* none of them zero"),
+        (msg.UpdateClientVersion("\ud800"), r"UpdateClientVersion\.version: .*utf-8"),
+        (Allow(KEY, (KEY,) * 65), r"Allow\.delegates: 65 entries, must be 0 to 64"),
+        (replace(MESSAGE, metadata=bytes(257)), r"WitnessMessage\.metadata: 257 bytes, must be 0 to 256"),
+        (replace(MESSAGE, broadcast_bloom=bytes(319)), r"WitnessMessage\.broadcast_bloom: 319 bytes"),
+        (replace(MESSAGE, epoch=65_536), r"WitnessMessage\.epoch: 65536 is not between"),
+        (replace(MESSAGE, held=1 << 256), r"WitnessMessage\.held: \d+ is not between"),
+        (replace(MESSAGE, flags=WitnessFlag(256)), r"WitnessMessage\.flags: "),
+    ],
+)
+def test_a_value_that_breaks_its_rule_is_refused_by_its_name(message: object, rule: str) -> None:
+    with pytest.raises(WireError, match=rule):
+        encode_body(message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "reason"),
+    [
+        (msg.Withdraw, bytes(3), r"Withdraw\.member: 1 bytes are left, 2 are needed"),
+        (msg.Withdraw, bytes(5), r"Withdraw: 1 bytes follow its last field"),
+        (msg.Withdraw, b"\0\0\0\1", r"Withdraw\.member: 256 is not between 0 and 255"),
+        (msg.Tick, b"", r"Tick\.entropy: 0 bytes are left, 1 are needed"),
+        (msg.Tick, b"\3", r"Tick\.entropy: 3 is none of 0, 1 and 2"),
+        (msg.SetRates, b"\2", r"SetRates\.earning: 2 is neither 0 nor 1"),
+        (msg.Collect, bytes(4), r"Collect\.claims: 0 entries, must be 1 to 64"),
+        (msg.Collect, b"\x41\0\0\0", r"Collect\.claims: 65 entries, must be 1 to 64"),
+        (msg.Collect, b"\1\0\0\0" + KEY + b"\1" + bytes(8), r"Collect\.claims: 0 is not between 1 and"),
+        (msg.Update, b"\1" + bytes(127), r"Update\.config: 127 bytes are left, 128 are needed"),
+        (msg.UpdateClientVersion, b"a\0b".ljust(96, b"\0"), r"UpdateClientVersion\.version: .* not zero"),
+        (msg.UpdateClientVersion, b"\xff" * 96, r"UpdateClientVersion\.version: .*utf-8"),
+        (WitnessMessage, WRITTEN[:492], r"WitnessMessage\.state_digest: 31 bytes are left, 32 are needed"),
+        (WitnessMessage, WRITTEN[:-1], r"WitnessMessage\.metadata: 3 bytes are left, 4 are needed"),
+        (WitnessMessage, WRITTEN + b"\0", r"WitnessMessage: 1 bytes follow its last field"),
+        (WitnessMessage, patch(WRITTEN, 493, b"\1\1"), r"WitnessMessage\.metadata: 257 bytes, must be 0 to 256"),
+        (WitnessMessage, patch(WRITTEN, 8, b"\x08"), r"WitnessMessage\.flags: 8 is no set of WitnessFlag"),
+    ],
+)
+def test_what_is_no_body_is_refused_by_its_field(kind: type[Any], raw: bytes, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        decode_body(kind, raw)
+
+
+def test_a_part_of_the_record_with_a_pad_that_is_not_zero_is_refused() -> None:
+    raw = encode_body(msg.Update(progress=Progress(1, 2, 3)))
+    with pytest.raises(WireError, match=r"Update\.progress: .*byte 2 is not zero"):
+        decode_body(msg.Update, patch(raw, 5, b"\1"))
+
+
+def test_what_a_witness_of_a_run_says_fits() -> None:
+    message = build_run(1).warm_up().build_witness(0, metadata=b"said")
+    assert decode_body(WitnessMessage, encode_body(message)) == message

@@ -314,13 +314,8 @@ class CoordinatorHandler:
         on_record = is_on_record(self.state, sender, request.body)
         if on_record:
             self._note_repeat(sender, request, "record")
-        return wire.Reply(
-            request.id,
-            code=wire.code_of(error),
-            message=wire.shorten(str(error)),
-            on_record=on_record,
-            nonce=self.state.nonce,
-        )
+        text, rule = (error.message, error.rule) if isinstance(error, CoordinatorError) else (str(error), "")
+        return wire.Reply(request.id, wire.code_of(error), wire.shorten(text), rule, on_record, self.state.nonce)
 
     def _greet(self, body: wire.HelloRequest) -> wire.Greeting:
         if body.version != wire.VERSION:

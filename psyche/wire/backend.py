@@ -244,7 +244,8 @@ ReplyBody: TypeAlias = Greeting | RunStatus | Earnings | AllowedKeys | Members |
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     """The answer to the request `id`.
 
-    `code` is empty on success, otherwise the name of the error class. `on_record` with a code: the request had
+    `code` is empty on success, otherwise the name of the error class, and `rule` says which rules of the record were
+    broken. `on_record` with a code: the request had
     already taken effect, exactly as sent, so the repeat counts as a success (K3). `nonce` is that of the state
     in which the answer was given.
     """
@@ -252,6 +253,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     id: Unsigned63
     code: Annotated[str, Meta(max_length=64)] = ""
     message: Text = ""
+    rule: Annotated[str, Meta(max_length=64)] = ""
     on_record: bool = False
     nonce: Unsigned63 = 0
     body: ReplyBody = None
@@ -348,12 +350,12 @@ _server_decoder: Final = msgspec.msgpack.Decoder(ServerMessage)
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
-def error_from_code(code: str, message: str) -> PsycheError:
+def error_from_code(code: str, message: str, rule: str = "") -> PsycheError:
     """Build the error that the `code` of a reply or goodbye names; an unknown code becomes a plain `BackendError`."""
-    kind = _CORE_ERRORS.get(code) or _SERVER_ERRORS.get(code)
-    if kind is None:
-        return BackendError(f"{code}: {message}")
-    return kind(message)
+    if code in _CORE_ERRORS:
+        return _CORE_ERRORS[code](message, rule)
+    kind = _SERVER_ERRORS.get(code)
+    return BackendError(f"{code}: {message}") if kind is None else kind(message)
 
 
 def code_of(error: PsycheError) -> str:

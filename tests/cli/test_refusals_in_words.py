@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche.cli.helpers.owners import Owner
-from psyche.cli.helpers.refusals import call_in_words, explain_refusal, put_in_words
+from psyche.cli.helpers.refusals import call_in_words, explain_refusal
 from psyche.core.state import errors
 from psyche.core.state.state import RunState
 from psyche.errors import BackendError
@@ -23,8 +23,8 @@ STATUS = RunStatus(
 )  # fmt: skip
 NO_SETTINGS = msgspec.structs.replace(STATUS, run_state=int(RunState.UNINITIALIZED), total_steps=0)
 RESUME = errors.CannotResume("the run is ROUND_TRAIN; only a paused one can be resumed")
-CHANGED = errors.CannotUpdate("the record is at nonce 8, and the update was made from 7 (P9)")
-UPDATE = errors.CannotUpdate("the run is WARMUP: config can change only while it is paused or new (P9)")
+CHANGED = errors.CannotUpdate("the record is at nonce 8, and the update was made from 7", "P9")
+UPDATE = errors.CannotUpdate("the run is WARMUP: config can change only while it is paused or new", "P9")
 
 
 def stand(state: RunState, *, pending_pause: bool = False) -> RunStatus:
@@ -47,7 +47,7 @@ def stand(state: RunState, *, pending_pause: bool = False) -> RunStatus:
         (UPDATE, stand(RunState.WARMUP), "Pause it with `psyche run pause`"),
         (UPDATE, stand(RunState.ROUND_TRAIN, pending_pause=True), "then run this command again"),
         (CHANGED, stand(RunState.PAUSED), "the record has changed since it was read"),
-        (errors.ConfigRefused("config.min_clients: must be 1 to 5 (M3, layout)"), STATUS, "must be 1 to 5"),
+        (errors.ConfigRefused("config.min_clients: must be 1 to 5", "M3, layout"), STATUS, "must be 1 to 5"),
     ],
 )
 def test_a_refusal_says_in_words_why_and_what_to_do(
@@ -72,7 +72,7 @@ def assert_plain(text: str) -> None:
 def test_no_refusal_shows_the_name_of_a_state_or_a_rule(
     kind: type[errors.CoordinatorError], at: RunState, named: RunState, pending: bool
 ) -> None:
-    assert_plain(explain_refusal(kind(f"the run is {named.name} (P4, T2)"), stand(at, pending_pause=pending)))
+    assert_plain(explain_refusal(kind(f"the run is {named.name}", "P4, T2"), stand(at, pending_pause=pending)))
 
 
 def test_the_commands_of_a_refusal_name_the_server_and_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,11 +84,6 @@ def test_the_commands_of_a_refusal_name_the_server_and_the_key(monkeypatch: pyte
     assert new.startswith("the run is not started yet; `psyche run resume --server-addr 127.0.0.1:1 ")
     going = explain_refusal(UPDATE, stand(RunState.WARMUP), owner.spell)
     assert "(`psyche run info --watch --server-addr 127.0.0.1:1` shows" in going
-
-
-def test_what_is_in_brackets_stays_unless_it_is_a_rule() -> None:
-    refused = errors.ConfigRefused("a text (of 10 bytes) is too long (layout); at most 5 (P9, M1)")
-    assert put_in_words(refused) == "a text (of 10 bytes) is too long; at most 5"
 
 
 async def test_a_server_that_ends_after_it_refused_leaves_the_reason() -> None:

@@ -77,7 +77,7 @@ class Client:
         while True:
             kind, *message = self.line.receive()
             if kind == "reply":
-                answered, code, _, on_record, _, found = message
+                answered, code, _, _, on_record, _, found = message
                 assert answered == number
                 return [code, on_record, found]
             self.take(kind, message)

@@ -73,7 +73,7 @@ def _find_examples(strategy: st.SearchStrategy[Any]) -> list[Any]:
 @pytest.mark.parametrize(
     "message",
     [
-        wire.Reply(3, "DuplicateWitness", "there already", on_record=True, nonce=9),
+        wire.Reply(3, "DuplicateWitness", "there already", "W4, K3", on_record=True, nonce=9),
         wire.Reply(4, body=wire.Greeting(1, "run", KEY, "psyche", 5)),
         wire.Reply(6, body=wire.Earnings(((KEY, 2**64 - 1),))),
         wire.Reply(5, body=wire.RunStatus("run", KEY, "p", 1, 2, 3, 4, False, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14)),
@@ -129,9 +129,9 @@ def test_a_newer_clients_extra_fields_are_ignored() -> None:
 
 def test_every_error_of_the_coordinator_crosses_the_wire() -> None:
     for kind in REFUSALS.values():
-        error = wire.error_from_code(wire.code_of(kind("why")), "why")
+        error = wire.error_from_code(wire.code_of(kind("why")), "why", "M1")
         assert type(error) is kind
-        assert str(error) == "why"
+        assert (error.message, error.rule, str(error)) == ("why", "M1", "why (M1)")
 
 
 def test_the_servers_own_refusals_cross_the_wire_and_unknown_ones_are_backend_errors() -> None:

@@ -277,7 +277,7 @@ class TcpBackend:
             self._check_alive()
         assert reply is not None, "answered, or given up"
         if reply.code and not reply.on_record:
-            raise wire.error_from_code(reply.code, reply.message)
+            raise wire.error_from_code(reply.code, reply.message, reply.rule)
         return reply
 
     def _send(self, frame: bytes) -> None:

@@ -141,6 +141,6 @@ async def ask(frames: FrameStream, request: wire.Request) -> wire.Reply:
             if isinstance(message, wire.Reply) and message.id == request.id:
                 break
         if message.code and not message.on_record:
-            raise wire.error_from_code(message.code, message.message)
+            raise wire.error_from_code(message.code, message.message, message.rule)
         return message
     raise BackendError(f"server: no reply within {REPLY_TIMEOUT_S:g} s")

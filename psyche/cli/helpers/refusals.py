@@ -18,7 +18,6 @@ STANDINGS: Final = PHASES | {  # in a sentence
     RunState.ROUND_WITNESS: PHASES[RunState.ROUND_TRAIN],
     RunState.COOLDOWN: "saving the epoch's weights",
 }
-_RULES: Final = re.compile(r" \((?:[A-Z]\d+|layout)(?:, (?:[A-Z]\d+|layout))*\)")
 _STATES: Final = re.compile(rf"\b({'|'.join(state.name for state in RunState)})\b")
 
 
@@ -62,7 +61,7 @@ def explain_refusal(error: CoordinatorError, status: RunStatus, spell: Spell = s
 
 def put_in_words(error: CoordinatorError) -> str:
     """Return the message of a refusal without numbers of rules, and with states as people call them."""
-    return _STATES.sub(lambda found: STANDINGS[RunState[found[1]]], _RULES.sub("", str(error)))
+    return _STATES.sub(lambda found: STANDINGS[RunState[found[1]]], error.message)
 
 
 def _explain_resume(status: RunStatus, spell: Spell) -> str:

@@ -52,10 +52,10 @@ def process_checkpoint(state: Coordinator, context: Context, message: NameCheckp
 
 def _add_source(state: Coordinator, source: Checkpoint) -> None:
     if source in (state.model.checkpoint, *state.model.extra_checkpoints):
-        raise InvalidCheckpoint("this source is on record already (K3)")
+        raise InvalidCheckpoint("this source is on record already", "K3")
     room = [i for i, c in enumerate(state.model.extra_checkpoints) if c.kind is CheckpointKind.EPHEMERAL]
     if not room:
-        raise InvalidCheckpoint("four sources of these weights are on record already, the most there can be (S10)")
+        raise InvalidCheckpoint("four sources of these weights are on record already, the most there can be", "S10")
     state.model.extra_checkpoints[room[0]] = replace(source)
 
 
@@ -64,15 +64,15 @@ def _check_checkpoint(state: Coordinator, sender: bytes, message: NameCheckpoint
     if state.run_state is RunState.UNINITIALIZED:
         raise Halted("the run has not begun")
     if epoch != state.certified.epoch:
-        raise WrongRound(f"checkpoint of epoch {epoch}, but epoch {state.certified.epoch} is certified (T7, S10)")
+        raise WrongRound(f"checkpoint of epoch {epoch}, but epoch {state.certified.epoch} is certified", "T7, S10")
     if state.run_state in _BEFORE_COOLDOWN and epoch == state.progress.epoch:
-        raise InvalidRunState(f"checkpoints are named from Cooldown on, not in {state.run_state.name} (S10)")
+        raise InvalidRunState(f"checkpoints are named from Cooldown on, not in {state.run_state.name}", "S10")
     members = (c for c in state.clients if sender in (c.signer, c.p2p) and c.state is not ClientState.EJECTED)
     client = next(members, None)
     if client is None:
-        raise UnknownMember("the sender is not a member of the epoch (S10)")
+        raise UnknownMember("the sender is not a member of the epoch", "S10")
     if digest == ZERO32 or digest != state.certified.digest:
-        raise DigestMismatch("the digest is not that of the certified weights (S10)")
+        raise DigestMismatch("the digest is not that of the certified weights", "S10")
     return client
 
 
@@ -84,10 +84,10 @@ def check_source(source: Checkpoint) -> None:
     """
     limit = _NAME_BYTES.get(source.kind)
     if limit is None:
-        raise InvalidCheckpoint(f"a {source.kind.name} source cannot be recorded: only Hub, Gcs and Local can (S10)")
+        raise InvalidCheckpoint(f"a {source.kind.name} source cannot be recorded: only Hub, Gcs and Local can", "S10")
     if source.kind is CheckpointKind.LOCAL and source.revision is not None:
-        raise InvalidCheckpoint("a LOCAL source is a path and has no revision (layout)")
+        raise InvalidCheckpoint("a LOCAL source is a path and has no revision", "layout")
     revision = source.revision or ""
     if not source.name or not fits_text(source.name, limit) or not fits_text(revision, STRING_BYTES):
         what = f"its name must have 1 to {limit} bytes, its revision at most {STRING_BYTES}"
-        raise InvalidCheckpoint(f"{what}, both UTF-8 without zero bytes (layout)")
+        raise InvalidCheckpoint(f"{what}, both UTF-8 without zero bytes", "layout")

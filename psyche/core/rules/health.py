@@ -148,18 +148,18 @@ def check_accusation(state: Coordinator, sender: bytes, message: HealthCheck) ->
     if state.halted:
         raise Halted("no round is running: the run is halted")
     if not state.in_round:
-        raise InvalidRunState(f"health checks belong to rounds, not to {state.run_state.name} (H4)")
+        raise InvalidRunState(f"health checks belong to rounds, not to {state.run_state.name}", "H4")
     if (epoch, height) != (state.progress.epoch, state.current.height):
-        raise WrongRound(f"health check of ({epoch}, {height}): that round has passed or has not begun (T7)")
+        raise WrongRound(f"health check of ({epoch}, {height}): that round has passed or has not begun", "T7")
     if find_slot(state, sender) is None:
         raise UnknownMember("the sender of the health check holds no slot")
     if not 0 <= member < len(state.clients):
         raise UnknownMember(f"member {member} does not exist: the epoch has {len(state.clients)}")
     previous = get_round(state, height - 1) if height else None
     if previous is None:
-        raise NoActiveRound("there is no round before the running one (H4)")
+        raise NoActiveRound("there is no round before the running one", "H4")
     if problem := _find_alibi(state.clients[member], previous, member):
-        raise InvalidHealthCheck(f"member {member}: {problem} (H4)")
+        raise InvalidHealthCheck(f"member {member}: {problem}", "H4")
     return previous
 
 

@@ -73,23 +73,23 @@ def check_join(state: Coordinator, signer: bytes, join: Join) -> int:
         raise Halted(f"nobody can join a run that is {state.run_state.name}")
     for name, key in (("signer", signer), ("p2p", join.p2p)):
         if len(key) != HASH_BYTES or key == ZERO32:
-            raise InvalidJoin(f"{name}: a key has {HASH_BYTES} bytes, not all zero (M1)")
+            raise InvalidJoin(f"{name}: a key has {HASH_BYTES} bytes, not all zero", "M1")
     if not 0 <= join.expires_unix <= U64_MAX:
-        raise InvalidJoin(f"expires_unix: {join.expires_unix} does not fit 64 bits (M2)")
+        raise InvalidJoin(f"expires_unix: {join.expires_unix} does not fit 64 bits", "M2")
     slots = state.registry.slots
     own = next((i for i, s in enumerate(slots) if s.state is not SlotState.FREE and s.signer == signer), None)
     if own is not None and slots[own].state is SlotState.BANNED:
-        raise Banned("the signer was ejected from this run (M6)")
+        raise Banned("the signer was ejected from this run", "M6")
     if any(s.p2p == join.p2p and s.state is not SlotState.FREE and i != own for i, s in enumerate(slots)):
-        raise InvalidJoin("another slot holds that p2p key (M1)")
+        raise InvalidJoin("another slot holds that p2p key", "M1")
     stake = 0 if own is None else slots[own].stake
     if stake < state.config.min_stake:
-        raise StakeTooLow(f"the slot's stake {stake} is below min_stake {state.config.min_stake} (M5)")
+        raise StakeTooLow(f"the slot's stake {stake} is below min_stake {state.config.min_stake}", "M5")
     if own is not None:
         return own
     number = _find_room(slots)
     if number is None:
-        raise ClientsFull(f"all {MAX_CLIENTS} slots are taken (M4: an idle one can be reclaimed)")
+        raise ClientsFull(f"all {MAX_CLIENTS} slots are taken; an idle one can be reclaimed", "M4")
     return number
 
 
@@ -117,13 +117,13 @@ def process_withdrawal(state: Coordinator, context: Context, message: Withdraw) 
     if state.halted:
         raise Halted("there is nothing to withdraw from while the run is halted")
     if epoch != state.progress.epoch:
-        raise WrongRound(f"withdrawal from epoch {epoch}, but epoch {state.progress.epoch} is running (T7)")
+        raise WrongRound(f"withdrawal from epoch {epoch}, but epoch {state.progress.epoch} is running", "T7")
     if state.run_state is RunState.WAITING_FOR_MEMBERS:
         _process_join_taken_back(state, context.sender)
         return True
     client = get_member(state, context.now, context.sender, member)
     if client.state is not ClientState.HEALTHY:
-        raise InvalidWithdraw(f"member {member} is {client.state.name}; only a Healthy member can withdraw (M4)")
+        raise InvalidWithdraw(f"member {member} is {client.state.name}; only a Healthy member can withdraw", "M4")
     process_departure(state, context.now, client, ClientState.WITHDRAWN)
     return True
 
@@ -134,7 +134,7 @@ def _process_join_taken_back(state: Coordinator, sender: bytes) -> None:
         raise UnknownMember("the key holds no slot")
     slot = state.registry.slots[number]
     if slot.state is not SlotState.JOINED or slot.active < state.registry.next_active:
-        raise InvalidWithdraw(f"slot {number} has no join to take back (M4)")
+        raise InvalidWithdraw(f"slot {number} has no join to take back", "M4")
     slot.active = 0
 
 
@@ -169,9 +169,9 @@ def process_leave(state: Coordinator, context: Context, message: LeaveRun) -> bo
         raise UnknownMember("the signer holds no slot")
     slot = slots[number]
     if slot.state is SlotState.BANNED:
-        raise Banned("the signer was ejected from this run (M6)")
+        raise Banned("the signer was ejected from this run", "M6")
     if slot.state is SlotState.LEAVING:
-        raise InvalidWithdraw(f"slot {number} is leaving already (M4)")
+        raise InvalidWithdraw(f"slot {number} is leaving already", "M4")
     slot.state, slot.active = SlotState.LEAVING, 0
     member = find_member(state, number)
     if member is not None and state.clients[member].state is ClientState.HEALTHY:
@@ -218,7 +218,8 @@ def process_collection(state: Coordinator, context: Context, message: Collect) -
         InvalidCollection: an amount is below 1 or above the slot's earnings, or a signer is named twice.
     """
     if len({signer for signer, _ in message.claims}) < len(message.claims):
-        raise InvalidCollection("a signer is named twice (M11)")  # claims are checked before the first one takes effect
+        # all claims are checked before the first one takes effect
+        raise InvalidCollection("a signer is named twice", "M11")
     for signer, amount in message.claims:
         _check_collection(state, signer, amount)
     taken = [_process_claim(state, signer, amount) for signer, amount in message.claims]
@@ -243,7 +244,7 @@ def _check_collection(state: Coordinator, signer: bytes, amount: int | None) -> 
         raise UnknownMember("the signer holds no slot, so nothing was earned")
     earned = slots[number].earned
     if amount is not None and not 1 <= amount <= earned:
-        raise InvalidCollection(f"{amount} cannot be collected: slot {number} has earnings of {earned} (M11)")
+        raise InvalidCollection(f"{amount} cannot be collected: slot {number} has earnings of {earned}", "M11")
     return number
 
 
@@ -307,16 +308,16 @@ def _check_evidence(state: Coordinator, epoch: int, height: int, member: int) ->
     if state.halted:
         raise Halted("evidence counts only while its epoch is running")
     if epoch != state.progress.epoch:
-        raise WrongRound(f"evidence from epoch {epoch}, but epoch {state.progress.epoch} is running (T7)")
+        raise WrongRound(f"evidence from epoch {epoch}, but epoch {state.progress.epoch} is running", "T7")
     if not state.in_round and state.run_state is not RunState.COOLDOWN:
         raise NoActiveRound("no round of this epoch has begun")
     if not 0 <= height <= state.current.height:
-        raise WrongRound(f"evidence from round {height}, but the newest round is {state.current.height} (T7)")
+        raise WrongRound(f"evidence from round {height}, but the newest round is {state.current.height}", "T7")
     if not 0 <= member < len(state.clients):
         raise UnknownMember(f"member {member} does not exist: the epoch has {len(state.clients)}")
     client = state.clients[member]
     if client.state is ClientState.EJECTED:
-        raise InvalidEvidence(f"member {member} is ejected already (R7)")
+        raise InvalidEvidence(f"member {member} is ejected already", "R7")
     return client
 
 

@@ -45,7 +45,7 @@ def process_update(state: Coordinator, context: Context, message: Update) -> boo
         ConfigRefused: the result would break a rule; the message names key and rule.
     """
     if message.nonce not in (None, state.nonce):
-        raise CannotUpdate(f"the record is at nonce {state.nonce}, and the update was made from {message.nonce} (P9)")
+        raise CannotUpdate(f"the record is at nonce {state.nonce}, and the update was made from {message.nonce}", "P9")
     config, model = message.config or state.config, message.model or state.model
     progress, metadata = message.progress or state.progress, message.metadata or state.metadata
     bootstrap = state.bootstrap if message.bootstrap is None else message.bootstrap
@@ -78,10 +78,10 @@ def _check_first_weights(state: Coordinator, digest: bytes | None, *, is_other_s
     if digest is None:
         return
     if len(digest) != HASH_BYTES or digest == ZERO32:
-        raise ConfigRefused(f"first_weights: must have {HASH_BYTES} bytes, not all zero (S11)")
+        raise ConfigRefused(f"first_weights: must have {HASH_BYTES} bytes, not all zero", "S11")
     has_trained = state.run_state is not RunState.UNINITIALIZED and state.certified.digest != ZERO32
     if has_trained and not is_other_start and digest != state.certified.digest:
-        raise ConfigRefused("first_weights: the run has certified weights, so its next epoch starts from those (S11)")
+        raise ConfigRefused("first_weights: the run has certified weights, so its next epoch starts from those", "S11")
 
 
 def _check_training(state: Coordinator, config: Config, model: Model, progress: Progress) -> None:
@@ -90,13 +90,13 @@ def _check_training(state: Coordinator, config: Config, model: Model, progress: 
     refuse_problems(find_progress_problems(progress, config))
     if progress.epoch != state.progress.epoch and state.run_state is RunState.PAUSED:
         raise ConfigRefused(
-            f"progress.epoch: cannot change to {progress.epoch}, because signatures name {state.progress.epoch} (P5)"
+            f"progress.epoch: cannot change to {progress.epoch}, because signatures name {state.progress.epoch}", "P5"
         )
 
 
 def _check_changeable(state: Coordinator, what: str) -> None:
     if state.run_state not in _CHANGEABLE:
-        raise CannotUpdate(f"the run is {state.run_state.name}: {what} can change only while it is paused or new (P9)")
+        raise CannotUpdate(f"the run is {state.run_state.name}: {what} can change only while it is paused or new", "P9")
 
 
 def _get_parts(state: Coordinator) -> tuple[object, ...]:
@@ -135,7 +135,7 @@ def process_rates(state: Coordinator, context: Context, message: SetRates) -> bo
         before[1] if message.slashing is None else message.slashing,
     )
     if not all(0 <= rate <= U64_MAX for rate in rates):
-        raise ConfigRefused(f"rates must be 0 to {U64_MAX} (M7)")
+        raise ConfigRefused(f"rates must be 0 to {U64_MAX}", "M7")
     registry.future_earning_rate, registry.future_slashing_rate = rates
     return rates != before
 

@@ -58,11 +58,11 @@ def process_ready(state: Coordinator, context: Context, message: WarmupWitness) 
     """
     client, digest = _check_ready(state, context, message), message.digest
     if len(digest) != HASH_BYTES or digest == ZERO32:
-        raise InvalidWitness("state_digest: a full digest is 32 bytes, not all zero (S8)")
+        raise InvalidWitness("state_digest: a full digest is 32 bytes, not all zero", "S8")
     if is_certified(state):
         if digest != state.certified.digest:
             raise DigestMismatch(
-                f"member {message.member} shows other weights or model files than the certified ones (S8)"
+                f"member {message.member} shows other weights or model files than the certified ones", "S8"
             )
         state.epoch.warmup_failures = 0  # P5
     else:
@@ -79,14 +79,14 @@ def _check_ready(state: Coordinator, context: Context, message: WarmupWitness) -
     if state.halted:
         raise Halted("nobody warms up while the run is halted")
     if epoch != state.progress.epoch:
-        raise WrongRound(f"ready for epoch {epoch}, but epoch {state.progress.epoch} is running (T7)")
+        raise WrongRound(f"ready for epoch {epoch}, but epoch {state.progress.epoch} is running", "T7")
     client = get_member(state, context.now, context.sender, member) if is_in_epoch(state) else None
     if client is not None and client.flags & ClientFlag.READY:
-        raise DuplicateWitness(f"member {member} is ready already (K3)")  # a retry may land after the start
+        raise DuplicateWitness(f"member {member} is ready already", "K3")  # a retry may land after the start
     if client is None or state.run_state is not RunState.WARMUP:
         raise InvalidRunState(f"ready messages belong to WARMUP, not to {state.run_state.name}")
     if is_armed(state):
-        raise InvalidRunState(f"ready of member {member} comes too late: the start is fixed (E1)")
+        raise InvalidRunState(f"ready of member {member} comes too late: the start is fixed", "E1")
     if client.state is not ClientState.HEALTHY:
         raise InvalidWitness(f"member {member} is {client.state.name}, not Healthy")
     return client
@@ -99,7 +99,7 @@ def _find_candidate(state: Coordinator, digest: bytes) -> int:
     left = (i for i, c in enumerate(candidates) if not c.count)
     number = next(own, next(left, len(candidates)))
     if number >= MAX_START_CANDIDATES:
-        raise TooManyCandidates(f"{MAX_START_CANDIDATES} other digests already compete for the start (S8)")
+        raise TooManyCandidates(f"{MAX_START_CANDIDATES} other digests already compete for the start", "S8")
     return number
 
 

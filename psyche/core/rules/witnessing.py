@@ -59,14 +59,15 @@ def check_witness(state: Coordinator, context: Context, message: WitnessMessage)
         As `process_witness`.
     """
     if state.halted:
-        raise Halted("no round is running: the run is halted (W4)")
+        raise Halted("no round is running: the run is halted", "W4")
     if not state.in_round:
-        raise InvalidRunState(f"witness messages belong to rounds, not to {state.run_state.name} (W4)")
+        raise InvalidRunState(f"witness messages belong to rounds, not to {state.run_state.name}", "W4")
     round_ = state.current
     if (message.epoch, message.height) != (state.progress.epoch, round_.height):
         raise WrongRound(
             f"witness message of round ({message.epoch}, {message.height}), "
-            f"but ({state.progress.epoch}, {round_.height}) is running (W4, T7)"
+            f"but ({state.progress.epoch}, {round_.height}) is running",
+            "W4, T7",
         )
     client = get_member(state, context.now, context.sender, message.member)
     _check_election(state, client, message.member)
@@ -77,13 +78,13 @@ def check_witness(state: Coordinator, context: Context, message: WitnessMessage)
 def _check_election(state: Coordinator, client: Client, member: int) -> None:
     round_ = state.current
     if client.state is not ClientState.HEALTHY:
-        raise InvalidWitness(f"member {member} is {client.state.name}, not Healthy (W4)")
+        raise InvalidWitness(f"member {member} is {client.state.name}, not Healthy", "W4")
     if not is_witness(round_, member):
-        raise InvalidWitness(f"member {member} is not an elected witness of round {round_.height} (W4)")
+        raise InvalidWitness(f"member {member} is not an elected witness of round {round_.height}", "W4")
     if any(record.member == member for record in round_.witnesses):
-        raise DuplicateWitness(f"member {member} has already reported on round {round_.height} (W4, K3)")
+        raise DuplicateWitness(f"member {member} has already reported on round {round_.height}", "W4, K3")
     if len(round_.witnesses) >= round_.witnesses_expected:
-        raise WitnessesFull(f"all {round_.witnesses_expected} records of round {round_.height} are in (W4)")
+        raise WitnessesFull(f"all {round_.witnesses_expected} records of round {round_.height} are in", "W4")
 
 
 def _check_bitmaps(state: Coordinator, message: WitnessMessage) -> None:
@@ -95,15 +96,15 @@ def _check_bitmaps(state: Coordinator, message: WitnessMessage) -> None:
     )
     for name, bits, members in allowed:
         if bits & ~members:
-            raise InvalidWitness(f"{name}: marks members that do not belong to the round it reports on (W4)")
+            raise InvalidWitness(f"{name}: marks members that do not belong to the round it reports on", "W4")
 
 
 def _check_fields(message: WitnessMessage) -> None:
     if len(message.broadcast_bloom) != BLOOM_BITS // 8:
-        raise InvalidBloom(f"broadcast_bloom: {len(message.broadcast_bloom)} bytes, must be {BLOOM_BITS // 8} (W4)")
+        raise InvalidBloom(f"broadcast_bloom: {len(message.broadcast_bloom)} bytes, must be {BLOOM_BITS // 8}", "W4")
     limit = min(BLOOM_HASHES * message.held.bit_count(), BLOOM_BIT_CAP)
     if (count := get_bit_count(message.broadcast_bloom)) > limit:
-        raise InvalidBloom(f"broadcast_bloom: {count} bits set, at most {limit} are possible (W4)")
+        raise InvalidBloom(f"broadcast_bloom: {count} bits set, at most {limit} are possible", "W4")
     rules = (
         (len(message.results_root) == HASH_BYTES, "results_root: must be 32 bytes"),
         (len(message.state_digest) == HASH_BYTES, "state_digest: must be 32 bytes"),
@@ -121,4 +122,4 @@ def _check_fields(message: WitnessMessage) -> None:
     )
     for holds, rule in rules:
         if not holds:
-            raise InvalidWitness(f"{rule} (W4)")
+            raise InvalidWitness(rule, "W4")

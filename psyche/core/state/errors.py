@@ -9,7 +9,18 @@ from psyche.errors import PsycheError
 
 
 class CoordinatorError(PsycheError):
-    """Base class of all refusals of the coordinator."""
+    """Base class of all refusals of the coordinator: a plain message, and the rules that the request breaks.
+
+    `rule` has their names (`docs/protocol-reference.md`), empty where no single one says it: "M1", or "W4, T7".
+    """
+
+    def __init__(self, message: str, rule: str = "") -> None:
+        super().__init__(message, rule)
+        self.message = message
+        self.rule = rule
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.rule})" if self.rule else self.message
 
     @property
     def code(self) -> str:

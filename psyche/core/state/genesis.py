@@ -64,6 +64,6 @@ def create_run(
 
 def _check_names(run_id: str, run_uid: bytes) -> None:
     if not run_id or not fits_text(run_id, RUN_ID_BYTES):
-        raise ConfigRefused(f"run_id: must have 1 to {RUN_ID_BYTES} bytes of UTF-8, without zero bytes (layout)")
+        raise ConfigRefused(f"run_id: must have 1 to {RUN_ID_BYTES} bytes of UTF-8, without zero bytes", "layout")
     if len(run_uid) != HASH_BYTES or run_uid == ZERO32:
         raise ConfigRefused(f"run_uid: must have {HASH_BYTES} bytes, not all zero")

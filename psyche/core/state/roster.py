@@ -69,7 +69,7 @@ def get_member(state: Coordinator, now: int, sender: bytes, member: int) -> Clie
     if sender == client.signer:
         return client
     if sender != client.p2p or (is_in_epoch(state) and is_expired(get_slot(state, client), now)):
-        raise UnknownMember(f"the message is not signed by a valid key of member {member} (M1)")
+        raise UnknownMember(f"the message is not signed by a valid key of member {member}", "M1")
     return client
 
 

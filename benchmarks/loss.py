@@ -12,8 +12,7 @@ from pathlib import Path
 from _table import build_parser, finish, print_table
 
 from psyche.data.corpus import build_demo_corpus
-from psyche.standalone.plot import Curve, write_loss_plot
-from psyche.standalone.progress import ProgressLine
+from psyche.standalone.report import Curve, ProgressLine, write_loss_plot
 from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
 from psyche.standalone.train import TrainResult, train_model
 

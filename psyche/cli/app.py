@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from psyche import __version__
-from psyche.cli.commands import client, data, dev, doctor, init, model, server, simulate, testnet
+from psyche.cli.commands import client, data, dev, doctor, init, model, server, simulate, testnet, train
 
 from psyche.cli.commands.run import info, founding, steering, changes, access, chain  # noqa: F401  # isort: skip  # in the order of the help
 from psyche.cli.commands import deploy as _deploy, funds as _funds  # noqa: F401  # isort: skip  # commands of `dev`
@@ -13,7 +13,6 @@ from psyche.cli.commands.auth import commands as auth
 from psyche.cli.commands.rewards import commands as rewards
 from psyche.cli.commands.run import group as run
 from psyche.cli.helpers.common import Debug, format_examples, make_group
-from psyche.standalone import command as train
 
 app = make_group(
     "Train one language model together over the open internet.\n\n"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from psyche.config.load import RUN_FILE_NAMES
 from psyche.core.encoding.manifest import FILE_NAMES
@@ -34,46 +34,27 @@ from psyche.server.preflight import validate_run
 
 TOKENS_NAME: Final = "train.bin"
 INDEX_SUFFIX: Final = ".safetensors.index.json"
-Progress = Callable[[int, int], None]
-
-
-class MakeWeights(Protocol):
-    """Writes the first weights that a config file describes into a new folder."""
-
-    def __call__(self, config: Path, output: Path) -> object:
-        """Write them; takes seconds to minutes."""
-        ...
+Progress = Callable[[int, int], None]  # bytes done, total bytes
+MakeWeights = Callable[[Path, Path], object]  # from the file of a config to the model's new folder
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Everything that is to be written, decided.
-
-    Args:
-        folder: of the run.
-        answers: what its owner decides.
-        model: its model.
-        data: its data.
-        tokenizer: for texts that are to be tokenized.
-        tokenizer_path: its files, which the model's folder gets; None: the byte tokenizer's.
-        home: how members reach the coordinator: host:port of a server, or an RPC endpoint of a chain.
-        is_prepared: whether tokens and first weights are made at once.
-        is_tokenizer_named: whether its owner names the tokenizer.
-    """
+    """Everything that is to be written, decided."""
 
     folder: Path
     answers: Answers
     model: ModelChoice
     data: DataChoice
-    tokenizer: TextTokenizer
-    tokenizer_path: Path | None
-    home: str
-    is_prepared: bool
+    tokenizer: TextTokenizer  # for texts that are to be tokenized
+    tokenizer_path: Path | None  # its files, which the model's folder gets; None: the byte tokenizer's
+    home: str  # how members reach the coordinator: host:port of a server, or an RPC endpoint of a chain
+    is_prepared: bool  # tokens and first weights are made at once
     is_tokenizer_named: bool
 
     @property
     def brings_tokenizer(self) -> bool:
-        """Whether the tokenizer is not the one that lies in the model's folder."""
+        # Whether the tokenizer is not the one that lies in the model's folder.
         own, path = self.model.folder, self.tokenizer_path
         if own is None or not (self.data.texts or self.is_tokenizer_named):
             return False
@@ -89,11 +70,7 @@ class Built:
 
 
 def check_folder(draft: Draft, *, force: bool) -> None:
-    """Refuse to overwrite anything without `force`, and never what is not part of a run.
-
-    Raises:
-        ConfigError: naming what is in the way.
-    """
+    """Refuse to overwrite anything without `force`, and never what is not part of a run."""
     folder = draft.folder
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder}: is a file; name a folder")
@@ -142,23 +119,14 @@ def _find_targets(draft: Draft) -> list[Path]:
 
 
 def _is_in_place(draft: Draft) -> bool:
-    """Whether the weights lie already where run.toml names them."""
     source = draft.model.folder
     return source is not None and source.resolve() == (draft.folder / MODEL_FOLDER).resolve()
 
 
 def build(draft: Draft, make_weights: MakeWeights, progress: Progress) -> Built:
-    """Write the files, tokens and weights of a run, and check them with the validator.
+    """Write the files, tokens and weights of a run, and check them with the validator; `check_folder` has passed.
 
     All of it is made in a temporary folder and moved when it is complete.
-
-    Args:
-        draft: what to write; `check_folder` has passed.
-        make_weights: makes the first weights of a new model.
-        progress: called with (bytes done, total bytes) of the tokenizing.
-
-    Raises:
-        ConfigError, DataError: something cannot be made, or the validator finds a problem.
     """
     folder = draft.folder
     parent = folder if folder.is_dir() else folder.absolute().parent
@@ -203,7 +171,6 @@ def _write_all(draft: Draft, scratch: Path, make_weights: MakeWeights, progress:
 
 
 def _write_tokenizer(draft: Draft, folder: Path, scratch: Path) -> None:
-    """Put the tokenizer that makes the run's tokens beside the model, in place of the model's own."""
     folder.mkdir(exist_ok=True)
     for name in TOKENIZER_FILES:
         (folder / name).unlink(missing_ok=True)
@@ -229,11 +196,6 @@ def copy_model(source: Path, target: Path) -> None:
 
 
 def _check(draft: Draft, scratch: Path) -> tuple[str, ...]:
-    """Validate what was written; return the warnings.
-
-    Raises:
-        ConfigError: there are problems; the message names the owner's own files, for those written are gone.
-    """
     with _linking(_find_links(draft, scratch)):
         report = validate_run(scratch)
     is_to_come = bool(draft.data.texts) and not draft.is_prepared

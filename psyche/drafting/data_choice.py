@@ -29,21 +29,11 @@ class DataChoice:
 
     @property
     def is_library(self) -> bool:
-        """Whether the texts are the standard library's sources, not all that lies in its folder."""
         return self.named == Path(sysconfig.get_path("stdlib"))
 
 
 def choose_data(named: str, vocab_size: int, field: str = DEFAULT_FIELD) -> DataChoice:
-    """The data that --data names: text, files of token ids, or the standard library's source code.
-
-    Args:
-        named: a file or folder, or `LIBRARY`.
-        field: the text's field in files of records.
-        vocab_size: of the tokenizer; no file of token ids may be described with a larger one.
-
-    Raises:
-        ConfigError, DataError: there is nothing at that path, or it cannot be used.
-    """
+    """The data that --data names: text, files of token ids, or the standard library's source code."""
     if named == LIBRARY:
         return DataChoice(texts=tuple(find_library_sources()), named=Path(sysconfig.get_path("stdlib")))
     path = resolve_path(Path(), named)
@@ -68,11 +58,7 @@ def _has_tokens(path: Path) -> bool:
 
 
 def _get_folder(file: Path) -> Path:
-    """The folder of the only token file in it: a data.toml names folders.
-
-    Raises:
-        ConfigError: there are others.
-    """
+    """The folder of the only token file in it: a data.toml names folders."""
     others = [other.name for other in find_files([file.parent]) if other != file]
     if others:
         raise ConfigError(

@@ -45,23 +45,18 @@ _MODEL_NOTES: Final = {
 
 @dataclass
 class _Text:
-    """A TOML text in the making."""
-
     lines: list[str] = field(default_factory=list[str])
 
     def say(self, comment: str) -> None:
-        """Add a comment, wrapped."""
         self.lines += textwrap.wrap(comment, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
     def open(self, header: str, comment: str = "") -> None:
-        """Begin a table."""
         self.lines.append("")
         if comment:
             self.say(comment)
         self.lines.append(f"[{header}]")
 
     def set(self, table: type[Table], values: Mapping[str, Value], notes: Mapping[str, str] | None = None) -> None:
-        """Add keys of a table, each below its description in the schema and a note for this run."""
         described = {one.alias or name: describe_key(one) for name, one in table.model_fields.items()}
         for name, value in values.items():
             note = (notes or {}).get(name, "")
@@ -74,7 +69,6 @@ class _Text:
 
 
 def write_run_file(answers: Answers, model: ModelChoice, plan: Plan) -> str:
-    """The text of run.toml."""
     text = _Text()
     who = f"{format_number(answers.members, 'member')} that {'trains' if answers.members == 1 else 'train'}"
     text.say(
@@ -141,15 +135,7 @@ def _get_config_notes(answers: Answers, model: ModelChoice) -> dict[str, str]:
 
 
 def write_data_file(folder: str, token_size_bytes: int, sequence_tokens: int, seed: str, *, for_members: bool) -> str:
-    """The text of data.toml.
-
-    Args:
-        folder: of the token files, relative to data.toml, or absolute.
-        token_size_bytes: 2 or 4.
-        sequence_tokens: length of a sample.
-        seed: of the order, 64 hex digits.
-        for_members: members read the data, not a server.
-    """
+    """The text of data.toml."""
     text = _Text()
     text.say(
         "What the members train on, written by `psyche init`. Each of them needs this very file and the same token "

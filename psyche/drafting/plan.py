@@ -43,7 +43,6 @@ class Answers:
 
     @property
     def is_on_chain(self) -> bool:
-        """Whether the run's record is on a chain."""
         return not self.data_server
 
 
@@ -58,12 +57,10 @@ class Plan:
 
     @property
     def samples(self) -> int:
-        """Samples that the run trains."""
         return self.config["global_batch_size_end"] * (self.config["total_steps"] - 1)
 
 
 def compute_run_plan(answers: Answers, model: ModelChoice) -> Plan:
-    """The settings for these answers and this model."""
     recipe = model.recipe
     fetch_s = model.weights_bytes / FETCH_BYTES_PER_S
     save_s = SAVED_BYTES * model.parameters // SAVE_BYTES_PER_S

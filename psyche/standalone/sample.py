@@ -89,11 +89,6 @@ def write_tokens(model: Any, start: torch.Tensor, tokens: int, temperature: floa
 
 @torch.no_grad()
 def compute_held_out_loss(model: Any, path: Path) -> float:
-    """Mean loss in nats per token over rows spread evenly over the file.
-
-    Raises:
-        ConfigError: the file has less than one row, or ids outside the vocabulary.
-    """
     length = int(model.config.max_position_embeddings)
     ids = np.fromfile(path, dtype="<u2").astype(np.int64)
     rows = len(ids) // length

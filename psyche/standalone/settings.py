@@ -10,15 +10,11 @@ from psyche.modeling.device_name import check_device_name
 
 
 class OptimizerName(StrEnum):
-    """Optimizers of `psyche train`."""
-
     ADAMW = "adamw"
     DISTRO = "distro"
 
 
 class ScheduleName(StrEnum):
-    """Learning-rate schedules; `wsd` is warm-up, stable, linear decay."""
-
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
@@ -39,7 +35,6 @@ class ScheduleSettings:
     decay_steps: int | None = None
 
     def make(self, steps: int) -> LrSchedule:
-        """The schedule for a training of `steps` steps, numbered from 1."""
         final = self.lr / 10 if self.final_lr is None else self.final_lr
         schedule = LrSchedule(base_lr=self.lr, warmup_steps=self.warmup_steps, total_steps=steps, final_lr=final)
         schedule.kind = ScheduleKind[{"wsd": "WARMUP_STABLE_DECAY"}.get(self.name, self.name.upper())]
@@ -67,7 +62,6 @@ class TrainSettings:
     data: tuple[Path, ...]
     eval_data: tuple[Path, ...] = ()
     out: Path | None = None
-    plot: Path | None = None
     token_size_bytes: int = 2
     sequence_length: int = 128
     total_batch: int = 24
@@ -92,11 +86,6 @@ class TrainSettings:
     eval_every: int = 100
 
     def check(self) -> None:
-        """Refuse impossible settings.
-
-        Raises:
-            ConfigError: naming the option and the rule.
-        """
         for name in ("sequence_length", "total_batch", "steps", "peers", "chunk", "topk", "eval_sequences"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')}: {getattr(self, name)}, must be at least 1")

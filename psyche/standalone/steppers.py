@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -27,8 +26,13 @@ class StepReport:
     sent_bytes: int
 
 
-class Stepper(Protocol):
+class Stepper:
     """An optimizer with its model."""
+
+    def __init__(
+        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], settings: TrainSettings, device: torch.device
+    ) -> None:
+        self._model, self._parameters, self._settings, self._device = model, parameters, settings, device
 
     def step(self, tokens: torch.Tensor, number: int, lr: float, previous_lr: float) -> StepReport:
         """Train on int64 [samples, sequence_length]; `number` counts from 1.
@@ -36,43 +40,41 @@ class Stepper(Protocol):
         Raises:
             TrainerError: gradients that are not finite.
         """
-        ...
+        raise NotImplementedError
 
-    def settled(self, lr: float) -> AbstractContextManager[None]:
+    def settled(self, lr: float) -> AbstractContextManager[None]:  # noqa: ARG002
         """The model as if the training ended here: updates in flight are applied inside the context, and taken back.
 
         Held-out losses are measured so: after the same number of updates, whatever the optimizer.
         """
-        ...
+        return nullcontext()
 
     def finish(self, lr: float) -> None:
         """Apply the updates that are still in flight."""
-        ...
+
+    def _compute(self, tokens: torch.Tensor, number: int) -> Gradients:
+        gradients = compute_gradients(
+            self._model, self._parameters, tokens, micro_batch_size=self._settings.micro_batch or len(tokens),
+            device=self._device, clip=self._settings.clip,
+        )  # fmt: skip
+        if not gradients.finite:
+            raise TrainerError(f"step {number}: non-finite gradient (loss {gradients.loss}); lower --lr")
+        return gradients
 
 
-def _check_finite(gradients: Gradients, number: int) -> None:
-    if not gradients.finite:
-        raise TrainerError(f"step {number}: non-finite gradient (loss {gradients.loss}); lower --lr")
-
-
-class AdamWStepper:
+class AdamWStepper(Stepper):
     """torch's AdamW on the whole batch; bytes sent are counted as if every gradient were sent in fp32."""
 
     def __init__(
         self, model: nn.Module, parameters: Mapping[str, nn.Parameter], settings: TrainSettings, device: torch.device
     ) -> None:
-        self._model, self._parameters, self._settings, self._device = model, parameters, settings, device
+        super().__init__(model, parameters, settings, device)
         self._optimizer = torch.optim.AdamW(
             list(parameters.values()), betas=settings.betas, weight_decay=settings.weight_decay
         )  # fmt: skip
 
     def step(self, tokens: torch.Tensor, number: int, lr: float, previous_lr: float) -> StepReport:  # noqa: ARG002
-        """See `Stepper.step`."""
-        gradients = compute_gradients(
-            self._model, self._parameters, tokens, micro_batch_size=self._settings.micro_batch or len(tokens),
-            device=self._device, clip=self._settings.clip,
-        )  # fmt: skip
-        _check_finite(gradients, number)
+        gradients = self._compute(tokens, number)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         for name, parameter in self._parameters.items():
@@ -81,15 +83,8 @@ class AdamWStepper:
         self._optimizer.zero_grad(set_to_none=True)
         return StepReport(gradients.loss, gradients.norm, 4 * sum(p.numel() for p in self._parameters.values()))
 
-    def settled(self, lr: float) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Change nothing: no update is in flight."""
-        return nullcontext()
 
-    def finish(self, lr: float) -> None:
-        """Do nothing: no update is in flight."""
-
-
-class DistroStepper:
+class DistroStepper(Stepper):
     """DisTrO with N simulated peers that share one copy of the weights; each has its own momentum.
 
     The timeline is that of a real run: with overlap a set is applied two steps after it was trained, and gradients are
@@ -99,7 +94,7 @@ class DistroStepper:
     def __init__(
         self, model: nn.Module, parameters: Mapping[str, nn.Parameter], settings: TrainSettings, device: torch.device
     ) -> None:
-        self._model, self._parameters, self._settings, self._device = model, parameters, settings, device
+        super().__init__(model, parameters, settings, device)
         one_bit = not settings.values
         plan = compute_plan(get_shapes(parameters), settings.chunk, settings.topk, one_bit=one_bit)
         self._peers = [
@@ -109,7 +104,6 @@ class DistroStepper:
         self._on_their_way: deque[list[bytes]] = deque()
 
     def step(self, tokens: torch.Tensor, number: int, lr: float, previous_lr: float) -> StepReport:
-        """See `Stepper.step`."""
         if len(self._on_their_way) == self._delay:
             self._apply(lr)
         look_ahead_lr = previous_lr if self._settings.overlap and number > 1 else 0.0
@@ -117,8 +111,8 @@ class DistroStepper:
         loss, norm = 0.0, 0.0
         payloads: list[bytes] = []
         for peer, share in zip(self._peers, torch.tensor_split(tokens, len(self._peers)), strict=True):
-            gradients = self._compute(peer, share, look_ahead_lr)
-            _check_finite(gradients, number)
+            with peer.lookahead(look_ahead_lr) if look_ahead_lr > 0 else nullcontext():
+                gradients = self._compute(share, number)
             loss += gradients.loss * len(share) / len(tokens)
             norm = max(norm, gradients.norm)
             in_flight = self._settings.overlap
@@ -126,16 +120,9 @@ class DistroStepper:
         self._on_their_way.append(payloads)
         return StepReport(loss, norm, len(payloads[0]))
 
-    def _compute(self, peer: Distro, tokens: torch.Tensor, look_ahead_lr: float) -> Gradients:
-        with peer.lookahead(look_ahead_lr) if look_ahead_lr > 0 else nullcontext():
-            return compute_gradients(
-                self._model, self._parameters, tokens, micro_batch_size=self._settings.micro_batch or len(tokens),
-                device=self._device, clip=self._settings.clip,
-            )  # fmt: skip
-
     @contextmanager
     def settled(self, lr: float) -> Iterator[None]:
-        """See `Stepper.settled`; holds a second copy of the weights meanwhile."""
+        # A second copy of the weights: taking the updates back by subtracting them would not give the same bits.
         before = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         for payloads in self._on_their_way:
             self._peers[0].apply(payloads, lr, self._settings.weight_decay)
@@ -150,7 +137,6 @@ class DistroStepper:
         self._peers[0].apply(self._on_their_way.popleft(), lr, self._settings.weight_decay)
 
     def finish(self, lr: float) -> None:
-        """Drain: apply the sets of the last steps."""
         while self._on_their_way:
             self._apply(lr)
 
@@ -158,6 +144,5 @@ class DistroStepper:
 def make_stepper(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], settings: TrainSettings, device: torch.device
 ) -> Stepper:
-    """Make the stepper for the optimizer in the settings."""
     kind = AdamWStepper if settings.optimizer is OptimizerName.ADAMW else DistroStepper
     return kind(model, parameters, settings, device)

@@ -60,7 +60,6 @@ class TrainResult:
 
     @property
     def final_held_out(self) -> float:
-        """The last held-out loss; NaN if nothing was held out."""
         return self.held_out[max(self.held_out)] if self.held_out else math.nan
 
 
@@ -92,7 +91,6 @@ def train_model(settings: TrainSettings, on_progress: OnProgress = lambda _: Non
 
 
 def build_training_card(settings: TrainSettings, result: TrainResult) -> str:
-    """The model card of a model that was trained in one process."""
     loss = f"{result.final_held_out:.4f} nats per token" if result.held_out else "not measured"
     rows = (
         ("parameters", f"{result.parameters:,}"),
@@ -119,8 +117,6 @@ def _get_model(settings: TrainSettings) -> tuple[LlamaForCausalLM, dict[str, byt
 
 
 class _Training:
-    """One training: its batches, schedule, stepper and measurements."""
-
     def __init__(
         self,
         settings: TrainSettings,
@@ -146,7 +142,6 @@ class _Training:
         return torch.from_numpy(self._corpus.held_out(self._settings.eval_sequences).astype(np.int64))
 
     def execute(self, on_progress: OnProgress) -> TrainResult:
-        """Train all steps."""
         steps = self._settings.steps
         losses: dict[int, float] = {}
         held_out: dict[int, float] = {}

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from psyche.cli.app import app
 from psyche.cli.commands.model import format_sample
 from psyche.cli.commands.testnet import parse_numbers
+from psyche.cli.commands.train import check_out
 from psyche.cli.helpers import checks
 from psyche.cli.helpers.common import Debug, get_leaves, show_errors
 from psyche.cli.helpers.interfaces import get_bind_ip
@@ -33,7 +34,6 @@ from psyche.data.bytes_tokenizer import get_tokenizer_files
 from psyche.errors import BackendError, ChainReplaced, ConfigError, DataError, PsycheError, RunClosed, VersionMismatch
 from psyche.server.journal.disk import FolderDisk
 from psyche.server.reports import ReportSummary
-from psyche.standalone.command import check_out
 from psyche.telemetry.console import CLEAR_LINE, Console
 from psyche.telemetry.loading import loading
 from psyche.telemetry.run_line import format_members, format_run_status

@@ -31,7 +31,7 @@ from psyche.data.bytes_tokenizer import write_tokenizer
 from psyche.data.local import TokenRows
 from psyche.data.provider import open_local
 from psyche.data.tokenize import tokenize
-from psyche.drafting.sizes import SIZES
+from psyche.drafting.model_choice import SIZES
 from psyche.forecast.workload import compute_llama_shapes, count_elements, read_model_settings
 from psyche.server.preflight import validate_run
 from psyche.testnet.chain import get_bootstrap_address

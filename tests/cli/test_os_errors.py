@@ -214,9 +214,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def renew(place: Path, template: Path) -> None:
-    """The place as it was."""
+    """The place as it was; weights, which no command writes here, are links."""
     shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(template, place)
+    shutil.copytree(template, place, copy_function=lambda a, b: (os.link if "model.safetensors" in a else shutil.copy2)(a, b))
     for name in ("read-only", "locked"):  # the same files again, with other names
         (place / name).symlink_to(template)
     os.chdir(place)
@@ -247,7 +247,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trio, "run", cut_off)
     monkeypatch.setattr("psyche.localchain.chain.load_programs", dict)
     monkeypatch.setattr("psyche.cli.commands.dev.fund", stop)
-    monkeypatch.setattr("psyche.standalone.command._run", stop)
+    monkeypatch.setattr("psyche.cli.commands.train._run", stop)
     monkeypatch.setattr("psyche.cli.commands.simulate._foretell", stop)
     monkeypatch.setattr(checks, "get_checks", lambda folder, _port, **_: [lambda: checks.check_disk(folder)])
     monkeypatch.setitem(sys.modules, "psyche.standalone.sample", SimpleNamespace(sample_model=stop))

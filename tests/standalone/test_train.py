@@ -16,8 +16,7 @@ from psyche.core.committee.schedule import compute_learning_rate
 from psyche.errors import ConfigError, TrainerError
 from psyche.modeling.model import get_parameters, load_model
 from psyche.standalone.corpus import Corpus
-from psyche.standalone.plot import Curve, compute_average, write_loss_plot
-from psyche.standalone.progress import ProgressLine, format_line
+from psyche.standalone.report import Curve, ProgressLine, compute_average, format_line, write_loss_plot
 from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
 from psyche.standalone.steppers import StepReport
 from psyche.standalone.train import StepProgress, train_model
@@ -240,7 +239,7 @@ def test_a_picture_is_drawn_and_a_bad_name_is_refused(tmp_path: Path) -> None:
 def test_the_command_trains_and_says_what_came_out(model: Path, data: Path, tmp_path: Path) -> None:
     import typer
 
-    from psyche.standalone.command import train as command
+    from psyche.cli.commands.train import train as command
 
     app = typer.Typer()
     app.command()(command)
@@ -258,5 +257,5 @@ def test_the_command_trains_and_says_what_came_out(model: Path, data: Path, tmp_
 
 
 def test_the_command_loads_no_torch_before_it_is_called() -> None:
-    code = "import sys, psyche.standalone.command; sys.exit(bool({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    code = "import sys, psyche.cli.commands.train; sys.exit(bool({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0

@@ -13,9 +13,8 @@ from psyche.data.tokenize import ByteTokenizer, HuggingFaceTokenizer, TextTokeni
 from psyche.drafting.build import Draft
 from psyche.drafting.data_choice import LIBRARY, DataChoice, choose_data
 from psyche.drafting.files import RUN_FILE
-from psyche.drafting.model_choice import ModelChoice, check_model_folder, choose_folder, choose_size
+from psyche.drafting.model_choice import SIZES, ModelChoice, check_model_folder, choose_folder, choose_size
 from psyche.drafting.plan import Answers
-from psyche.drafting.sizes import SIZES
 from psyche.durable import expand_user, resolve_path
 from psyche.errors import ConfigError
 from psyche.telemetry.text import format_count

@@ -1,18 +1,13 @@
-"""`psyche train` on the command line."""
+"""`psyche train`: one process, without a network."""
 
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from psyche.errors import ConfigError
 from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
-from psyche.telemetry.text import format_bytes, format_count, format_seconds
-
-if TYPE_CHECKING:
-    from psyche.standalone.train import TrainResult
 
 EXAMPLES: Final = (
     "psyche train --model config/demo/model.json --data my-run/data --steps 10",
@@ -89,16 +84,18 @@ def train(
     settings.check()  # before the seconds that torch takes to load, and the hours of the training
     check_out(out, force=force)
     check_place("--plot", plot)
-    check_inputs({"--model": [model], "--data": data, "--eval-data": eval_data or []})
+    for option, paths in {"--model": [model], "--data": data, "--eval-data": eval_data or []}.items():
+        for path in paths:
+            if not path.exists():
+                raise ConfigError(f"{option} {path}: there is no such file or folder")
     _run(settings, plot)
 
 
 def _run(settings: TrainSettings, plot: Path | None) -> None:
-    from psyche.standalone.plot import Curve, write_loss_plot
+    from psyche.standalone.report import Curve, ProgressLine, format_result, write_loss_plot
     from psyche.telemetry.loading import loading
 
     with loading("torch and the model"):
-        from psyche.standalone.progress import ProgressLine
         from psyche.standalone.train import train_model
 
     line = ProgressLine()
@@ -113,11 +110,7 @@ def _run(settings: TrainSettings, plot: Path | None) -> None:
 
 
 def check_out(out: Path | None, *, force: bool) -> None:
-    """Refuse to overwrite: an export replaces the whole folder.
-
-    Raises:
-        ConfigError: it cannot be written, or holds something, and either that is no model or `force` is not set.
-    """
+    """Refuse to overwrite: an export replaces the whole folder."""
     check_place("--out", out)
     if out is None or not (out.is_file() or (out.is_dir() and any(out.iterdir()))):
         return
@@ -128,11 +121,7 @@ def check_out(out: Path | None, *, force: bool) -> None:
 
 
 def check_place(option: str, path: Path | None) -> None:
-    """Check that something can be made at `path`: the end of a training would be too late to learn that it cannot.
-
-    Raises:
-        ConfigError: naming the option and the nearest thing that is there.
-    """
+    """Check that something can be made at `path`: the end of a training would be too late to learn that it cannot."""
     if path is None:
         return
     there = next(parent for parent in path.absolute().parents if parent.exists())
@@ -140,35 +129,3 @@ def check_place(option: str, path: Path | None) -> None:
         raise ConfigError(f"{option} {path}: {there} is a file; name a path whose parents are folders")
     if not os.access(there, os.W_OK):
         raise ConfigError(f"{option} {path}: cannot be written: {there} is read-only")
-
-
-def check_inputs(paths: Mapping[str, Sequence[Path]]) -> None:
-    """Check that every path given by an option exists.
-
-    Raises:
-        ConfigError: naming the option and the path.
-    """
-    for option, named in paths.items():
-        for path in named:
-            if not path.exists():
-                raise ConfigError(f"{option} {path}: there is no such file or folder")
-
-
-def format_result(settings: TrainSettings, result: "TrainResult") -> str:
-    """The result of the training, as printed at the end."""
-    rate = format_count(result.tokens / result.seconds)
-    took = f"{format_count(result.tokens)} tokens in {format_seconds(result.seconds)} ({rate} tokens/s)"
-    lines = [
-        f"{format_count(result.parameters)} parameters, {took}",
-        f"loss of the last batch {result.losses[settings.steps]:.3f} nats per token",
-    ]
-    if result.held_out:
-        lines.append(f"held-out loss {result.final_held_out:.3f} nats per token")
-    if settings.optimizer is OptimizerName.DISTRO:
-        dense = 2 * result.parameters
-        lines.append(
-            f"a peer sends {format_bytes(result.sent_bytes)} per step, a bf16 gradient has {format_bytes(dense)}"
-        )  # fmt: skip
-    if settings.out is not None:
-        lines.append(f"model in {settings.out}")
-    return "\n".join(lines)

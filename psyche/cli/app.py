@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from psyche import __version__
-from psyche.cli.commands import client, data, dev, doctor, init, model, server, simulate, testnet, train
+from psyche.cli.commands import client, data, dev, doctor, init, model, server, simulate, testnet, trace, train
 
 from psyche.cli.commands.run import info, founding, steering, changes, access, chain  # noqa: F401  # isort: skip  # in the order of the help
 from psyche.cli.commands import deploy as _deploy, funds as _funds  # noqa: F401  # isort: skip  # commands of `dev`
@@ -63,7 +63,8 @@ app.command(
     epilog=format_examples(*train.EXAMPLES),
 )(train.train)
 app.command("simulate", epilog=format_examples(*simulate.EXAMPLES))(simulate.simulate)
-app.command("trace", epilog=format_examples(*simulate.TRACE_EXAMPLES))(simulate.trace)
+app.command("trace", epilog=format_examples(*trace.TRACE_EXAMPLES))(trace.trace)
+app.command("replay", epilog=format_examples(*trace.REPLAY_EXAMPLES))(trace.replay)
 app.add_typer(data.group, name="data")
 app.add_typer(model.group, name="model")
 app.add_typer(server.group, name="server")

@@ -63,7 +63,7 @@ def find_scenario(text: str) -> Scenario:
         return draw_scenario(int(text))
     path = Path(text)
     if not path.is_file():
-        raise ConfigError(f"--replay {text}: must be a seed (a number), or the TOML file of a scenario")
+        raise ConfigError(f"{text}: must be a seed (a number), or the TOML file of a scenario")
     return load_scenario(path)
 
 

@@ -124,22 +124,10 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         "dev replay",
         "dev validator",
         "local-testnet start",
+        "replay",
         "simulate",
         "trace",
     }
-
-
-def test_the_owners_commands_keep_their_former_names_without_showing_them() -> None:
-    by_path = dict(COMMANDS)
-    former = {
-        path[1]: command for path, command in COMMANDS if path[:1] == ("server",) and getattr(command, "hidden", 0)
-    }
-    names = {"pause", "resume", "allow", "disallow", "allowed", "set-future-epoch-rates", "collect", "status"}
-    assert set(former) == names
-    for name, command in former.items():
-        now = by_path["run", "info" if name == "status" else name]
-        assert [option.opts for option in command.params] == [option.opts for option in now.params]
-    assert not names & set(run("server", "--help").output.partition("Commands:")[2].split())
 
 
 def test_options_of_a_client_come_from_the_environment_but_the_device_does_not() -> None:

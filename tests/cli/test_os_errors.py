@@ -216,7 +216,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def renew(place: Path, template: Path) -> None:
     """The place as it was; weights, which no command writes here, are links."""
     shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(template, place, copy_function=lambda a, b: (os.link if "model.safetensors" in a else shutil.copy2)(a, b))
+    shutil.copytree(
+        template, place, copy_function=lambda a, b: (os.link if "model.safetensors" in a else shutil.copy2)(a, b)
+    )
     for name in ("read-only", "locked"):  # the same files again, with other names
         (place / name).symlink_to(template)
     os.chdir(place)

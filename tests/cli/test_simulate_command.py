@@ -95,10 +95,6 @@ def test_a_run_on_a_chain_is_played_with_what_it_costs(profile: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((*BASE, "--profile", "p.toml", "--node", "a", "--from", "3"), "--node, --from: no effect without --replay"),
-        (("simulate", "--replay", "3", "--seed", "4", "--events", "e"), "--seed, --events: no effect with --replay"),
-        (("simulate", "--replay", "3", "--no-suggestions"), "--no-suggestions: no effect with --replay"),
-        (("simulate", "--replay", "3", "--backend", "solana"), "--backend: no effect with --replay"),
         (("trace", "e.jsonl", "--summary", "--kind", "applied"), "--kind: no effect on figures of a whole run"),
         (("trace", "e.jsonl", "--picture", "p.png", "--all-kinds"), "--all-kinds: no effect on figures"),
     ],
@@ -189,20 +185,14 @@ def test_what_is_wrong_is_told_before_anything_is_played(change: tuple[str, str]
 
 
 def test_what_cannot_be_replayed_is_told(tmp_path: Path) -> None:
-    result = run("simulate", "--replay", "nothing")
+    result = run("replay", "nothing")
     assert result.exit_code == 1
     assert "must be a seed (a number), or the TOML file of a scenario" in result.output
     path = tmp_path / "scenario.toml"
     path.write_text("[[byzantine]]\nwho = 99\nkind = 'replay'\n")
-    result = run("simulate", "--replay", path)
+    result = run("replay", path)
     assert result.exit_code == 1
     assert "scenario.toml: byzantine[0]: who is 99, must be the number of a client, 0 to 3" in result.output
-
-
-def test_without_a_run_there_is_nothing_to_play() -> None:
-    result = run("simulate")
-    assert result.exit_code == 1
-    assert "needs --state and --profile, or --replay" in result.output
 
 
 def test_a_run_that_would_stand_still_is_exit_code_1(profile: Path, tmp_path: Path) -> None:
@@ -217,7 +207,7 @@ def test_a_run_that_would_stand_still_is_exit_code_1(profile: Path, tmp_path: Pa
 def test_a_scenario_is_played_again_step_by_step(tmp_path: Path) -> None:
     path = tmp_path / "scenario.toml"
     path.write_text("seed = 3\n[config]\ntotal_steps = 4\n[[class]]\ncount = 2\n")
-    result = run("simulate", "--replay", path, "--kind", "applied", "--node", "client-0")
+    result = run("replay", path, "--kind", "applied", "--node", "client-0")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert all(line.split()[1:3] == ["client-0", "applied"] for line in lines[:-1])

@@ -1,26 +1,24 @@
-"""`psyche simulate`: what a run will do, before anybody rents a machine; `psyche trace`: a run step by step."""
+"""`psyche simulate`: what a run will do, before anybody rents a machine."""
 
-import itertools
-import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from psyche.cli.commands.trace import Json, Picture, check_outputs, write_figures
 from psyche.cli.helpers.common import ending_on_sigterm
-from psyche.cli.helpers.outputs import Output, Speaker, check_target, write_outputs
+from psyche.cli.helpers.outputs import Output, Speaker
 from psyche.testnet.settings import HomeKind
 
 if TYPE_CHECKING:
-    from psyche.analysis.accounts import Accounts
-    from psyche.analysis.viewer import Filter
+    from psyche.config.load import LoadedRun
     from psyche.forecast.play import Forecast
     from psyche.forecast.question import Question
     from psyche.forecast.recorder import Played
     from psyche.forecast.suggestions import Suggestion
-    from psyche.telemetry.events import Line
+    from psyche.forecast.workload import Workload
 
 EXAMPLES = (
     "psyche simulate --state my-run --clients 4 --profile home.toml",
@@ -30,53 +28,23 @@ EXAMPLES = (
     "    --faults plan.toml --no-suggestions --json f.json --events run.jsonl",
     "psyche simulate --state config/demo-solana --clients 4 --profile home.toml \\",
     "    --backend solana --rounds 3 --no-suggestions",
-    "psyche simulate --replay 4711 --kind decided   # a seed of the tests",
 )
-TRACE_EXAMPLES = (
-    "psyche trace run.jsonl                           # everybody, by time",
-    "psyche trace server ada ben --kind 'state_*' --kind joined",
-    "psyche trace run.jsonl --node client-3 --from 20 --all-kinds",
-    "psyche trace run.jsonl --summary --picture time.png",
-)
-
-Nodes = Annotated[
-    list[str] | None, typer.Option("--node", help="Only events of this node, for example client-*; may be repeated.")
-]
-Kinds = Annotated[
-    list[str] | None, typer.Option("--kind", help="Only this kind of event, for example state_*; may be repeated.")
-]
-From = Annotated[float, typer.Option("--from", min=0, help="Only from this second on; the first event is at 0.")]
-To = Annotated[float | None, typer.Option("--to", min=0, help="Only up to this second.")]
-Height = Annotated[int | None, typer.Option(min=0, help="Only events that name the round of this height.")]
-AllKinds = Annotated[
-    bool, typer.Option("--all-kinds", help="Also the kinds with very many events: waits, payloads, counters.")
-]
-Picture = Annotated[
-    Path | None,
-    typer.Option(help="Draw when each client trained, sent, waited or was away, as a PNG; needs matplotlib."),
-]
 Backend = Annotated[
     HomeKind,
     typer.Option(
         help="What keeps the run's record: a server (tcp), or a chain as the profile's [chain] describes it (solana)."
     ),
 ]
-Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
-FILTERS: Final = ("node", "kind", "from_s", "to_s", "height", "all_kinds")
-QUESTION: Final = (
-    "state", "clients", "profile", "backend", "faults", "rounds", "seed", "parameters", "model", "no_suggestions",
-    "picture", "json_file", "events",
-)  # fmt: skip
+Compute = Callable[["LoadedRun"], "Workload"]  # of a run whose optimizer may be another than in its file
 
 
 def simulate(
-    ctx: typer.Context,
     *,
-    state: Annotated[Path | None, typer.Option(help="The run: its folder, or its run.toml.")] = None,
+    state: Annotated[Path, typer.Option(help="The run: its folder, or its run.toml.")],
     clients: Annotated[int, typer.Option(min=1, max=256, help="How many clients take part.")] = 16,
     profile: Annotated[
-        Path | None, typer.Option(help="The machines: a TOML file of classes, as in config/profiles/home.toml.")
-    ] = None,
+        Path, typer.Option(help="The machines: a TOML file of classes, as in config/profiles/home.toml.")
+    ],
     backend: Backend = HomeKind.tcp,
     faults: Annotated[Path | None, typer.Option(help="What goes wrong, and when: a TOML file of [[fault]].")] = None,
     rounds: Annotated[
@@ -96,19 +64,6 @@ def simulate(
     picture: Picture = None,
     json_file: Json = None,
     events: Annotated[Path | None, typer.Option(help="Write the event log, for `psyche trace`.")] = None,
-    replay: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead of a forecast: play the run that the project's tests draw from this seed, or the scenario of "
-            "a TOML file, and show its events. Only the options below go with it."
-        ),
-    ] = None,
-    node: Nodes = None,
-    kind: Kinds = None,
-    from_s: From = 0.0,
-    to_s: To = None,
-    height: Height = None,
-    all_kinds: AllKinds = False,
 ) -> None:
     """Forecast a run before it begins.
 
@@ -119,68 +74,57 @@ def simulate(
     whole run takes, what each member sends and receives, and what a chain costs. Then the command tries other
     settings, and proposes those that did better.
 
-    Exit code 1: the run would stand still or learn nothing, a replayed scenario breaks a promise, or an error, which
-    is a line on stderr. 2: no such option. 130: Ctrl-C. 143: SIGTERM.
+    Exit code 1: the run would stand still or learn nothing, or an error, which is a line on stderr. 2: no such option.
+    130: Ctrl-C. 143: SIGTERM.
     """
-    from psyche.errors import ConfigError
+    from psyche.forecast.workload import compute_workload
 
-    if replay is not None:
-        _refuse_unused(ctx, QUESTION, "with --replay")
-        with ending_on_sigterm():
-            _replay(replay, _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds))
-        return
-    _refuse_unused(ctx, FILTERS, "without --replay; write --events and look at them with psyche trace")
-    if state is None or profile is None:
-        raise ConfigError("psyche simulate: needs --state and --profile, or --replay")
-    question = _read_question(state, clients, profile, backend, faults, rounds, seed, parameters, model)
-    _check_outputs(picture, json_file, events)
+    compute = partial(compute_workload, parameters=parse_parameters(parameters), model_config=model)
+    question = _read_question(state, clients, profile, backend, faults, rounds, seed, compute)
+    check_outputs(picture, json_file, events)
     with ending_on_sigterm():
-        is_well = _foretell(question, parameters, model, picture, json_file, events, suggest=not no_suggestions)
+        is_well = _foretell(question, compute, picture, json_file, events, suggest=not no_suggestions)
     raise typer.Exit(0 if is_well else 1)
 
 
 def _foretell(
-    question: "Question", parameters: str, model: Path | None, picture: Path | None, json_file: Path | None,
-    events: Path | None, *, suggest: bool,
+    question: "Question", compute: "Compute", picture: Path | None, json_file: Path | None, events: Path | None, *,
+    suggest: bool,
 ) -> bool:  # fmt: skip
     """Simulate, print and write the results; return whether the run makes progress and all output was written."""
+    from psyche.forecast.chain_costs import find_cautions
+    from psyche.forecast.report import format_defects, format_forecast, format_question
+
     say = Speaker()
-    forecast, with_server, suggestions = _answer(
-        say, question, parameters, model, keep=events is not None, suggest=suggest
-    )
+    cautions = [f"warning: {text}" for text in find_cautions(question)]
+    say("\n".join([format_question(question), *describe_length(question), *cautions]) + "\n")
+    say.check()
+    forecast = _play(question, "playing", keep=events is not None)
+    say(format_forecast(forecast))
+    with_server = _compare_with_server(say, forecast)
+    for told in (*find_remarks(forecast), format_defects(forecast)):
+        if told:
+            say(f"\n{told}")
+    suggestions = _suggest(say, forecast, compute) if suggest and not forecast.stood_still else []
     is_written = _write(say, forecast, with_server, suggestions, picture, json_file, events)
     say.check()
     return is_written and not forecast.stood_still and not forecast.came_to_nothing
 
 
-def _refuse_unused(ctx: typer.Context, names: tuple[str, ...], where: str) -> None:
-    """Refuse options that would have no effect."""
-    from psyche.errors import ConfigError
-
-    def is_given(name: str) -> bool:
-        source = ctx.get_parameter_source(name)
-        return source is not None and source.name == "COMMANDLINE"
-
-    given = [one.opts[0] for one in ctx.command.params if one.name in names and is_given(one.name)]
-    if given:
-        raise ConfigError(f"{', '.join(given)}: no effect {where}")
-
-
 def _read_question(
     state: Path, clients: int, profile: Path, backend: HomeKind, faults: Path | None, rounds: int, seed: int,
-    parameters: str, model: Path | None,
+    compute: "Compute",
 ) -> "Question":  # fmt: skip
     from psyche.config.load import load_run
     from psyche.config.profile import get_counts, load_profile
     from psyche.forecast.inputs import load_faults
     from psyche.forecast.question import Question, check_question
-    from psyche.forecast.workload import compute_workload
 
     run, machines = load_run(state), load_profile(profile)
     classes, chain = machines.classes, machines.chain if backend is HomeKind.solana else None
     question = Question(
         run=run,
-        workload=compute_workload(run, parameters=parse_parameters(parameters), model_config=model),
+        workload=compute(run),
         classes=tuple(classes),
         counts=tuple(get_counts(classes, clients, profile)),
         rounds=rounds,
@@ -209,37 +153,7 @@ def parse_parameters(text: str) -> int:
     return int(value)
 
 
-def _check_outputs(picture: Path | None, json_file: Path | None, events: Path | None) -> None:
-    from psyche.analysis.timeline import check_picture
-
-    if picture is not None:
-        check_picture(picture)
-    for name, path in (("--picture", picture), ("--json", json_file), ("--events", events)):
-        check_target(name, path)
-
-
-def _answer(
-    say: Speaker, question: "Question", parameters: str, model: Path | None, *, keep: bool, suggest: bool
-) -> "tuple[Forecast, Forecast | None, list[Suggestion]]":
-    from psyche.forecast.chain_costs import find_cautions
-    from psyche.forecast.report import format_defects, format_forecast, format_question
-
-    cautions = [f"warning: {text}" for text in find_cautions(question)]
-    say("\n".join([format_question(question), *describe_length(question), *cautions]) + "\n")
-    say.check()
-    forecast = _play(question, "playing", keep=keep)
-    say(format_forecast(forecast))
-    with_server = _compare_homes(say, forecast)
-    for told in find_remarks(forecast):
-        say(f"\n{told}")
-    if defects := format_defects(forecast):
-        say(f"\n{defects}")
-    if not suggest or forecast.stood_still:
-        return forecast, with_server, []
-    return forecast, with_server, _suggest(say, forecast, parameters, model)
-
-
-def _compare_homes(say: Speaker, forecast: "Forecast") -> "Forecast | None":
+def _compare_with_server(say: Speaker, forecast: "Forecast") -> "Forecast | None":
     """Play a run on a chain with a server too, and say what the chain costs; None with a server."""
     from psyche.forecast.chain_costs import build_server_question, compute_costs, format_costs
 
@@ -297,18 +211,16 @@ def format_played(at: "Played") -> str:
     return f"{format_seconds(at.simulated_s)} simulated{lost}"
 
 
-def _suggest(say: Speaker, forecast: "Forecast", parameters: str, model: Path | None) -> "list[Suggestion]":
+def _suggest(say: Speaker, forecast: "Forecast", compute: "Compute") -> "list[Suggestion]":
     from dataclasses import replace
 
     from psyche.forecast.settled import describe_transient
     from psyche.forecast.suggestions import check_ideas, find_ideas, format_suggestions
-    from psyche.forecast.workload import Workload, compute_workload
 
-    def rebuild(topk: int) -> Workload:
+    def rebuild(topk: int) -> "Workload":
         run = forecast.question.run
         optimizer = replace(run.model.optimizer, compression_topk=topk)
-        changed = replace(run, model=replace(run.model, optimizer=optimizer))
-        return compute_workload(changed, parameters=parse_parameters(parameters), model_config=model)
+        return compute(replace(run, model=replace(run.model, optimizer=optimizer)))
 
     ideas = find_ideas(forecast, rebuild)
     titles = {id(idea.question): f"trying {number} of {len(ideas)}" for number, idea in enumerate(ideas, 1)}
@@ -346,117 +258,4 @@ def _write(
         "events", events, lambda path: path.write_bytes(build_log(forecast)),
         f"; look at them with: psyche trace {events}",
     )  # fmt: skip
-    return _write_figures(say, forecast.accounts, title, picture, found, json_file, log, describe_node=describe_node)
-
-
-def _write_figures(
-    say: Speaker, accounts: "Accounts", title: str, picture: Path | None, figures: dict[str, Any],
-    json_file: Path | None, *others: Output, describe_node: Callable[[str], str] = str,
-) -> bool:  # fmt: skip
-    def write_json(path: Path) -> None:
-        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-
-    def draw(path: Path) -> None:
-        from psyche.analysis.timeline import write_picture
-
-        try:
-            write_picture(accounts, title, path, describe_node)
-        finally:
-            path.with_suffix(".part.png").unlink(missing_ok=True)
-
-    return write_outputs((Output("figures", json_file, write_json), *others, Output("picture", picture, draw)), say)
-
-
-def _build_filter(
-    node: list[str] | None, kind: list[str] | None, from_s: float, to_s: float | None, height: int | None, *,
-    all_kinds: bool,
-) -> "Filter":  # fmt: skip
-    from psyche.analysis.viewer import Filter
-
-    return Filter(
-        nodes=tuple(node or ()), kinds=tuple(kind or ()), from_s=from_s, to_s=float("inf") if to_s is None else to_s,
-        height=height, all_kinds=all_kinds,
-    )  # fmt: skip
-
-
-def _replay(text: str, wanted: "Filter") -> None:
-    from psyche.analysis.viewer import decode_lines
-    from psyche.forecast.inputs import find_scenario
-    from psyche.sim.world import simulate as run
-
-    scenario = find_scenario(text)
-    sys.stderr.write(f"playing {text}: {scenario.clients} clients, {len(scenario.faults)} faults\n")
-    outcome = run(scenario)
-    _show(decode_lines(outcome.lines), wanted)
-    typer.echo(outcome.describe().splitlines()[0])
-    for violation in outcome.violations:
-        typer.echo(f"violated {violation}")
-    raise typer.Exit(1 if outcome.violations else 0)
-
-
-def _show(lines: "list[Line]", wanted: "Filter") -> None:
-    """Show the lines in a pager on a terminal; otherwise print them."""
-    import click
-
-    from psyche.analysis.viewer import format_trace
-
-    shown = format_trace(lines, wanted)
-    first = next(shown, None)
-    if first is None:
-        sys.stderr.write(f"none of {len(lines)} events matches\n")
-        return
-    texts = (f"{text}\n" for text in itertools.chain((first,), shown))
-    if sys.stdout.isatty():
-        click.echo_via_pager(texts)
-        return
-    for text in texts:
-        typer.echo(text, nl=False)
-
-
-def trace(
-    ctx: typer.Context,
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="LOG_OR_FOLDER...",
-            help="Event logs, and folders with some: of a run's server and clients, or of a simulation.",
-        ),
-    ],
-    *,
-    node: Nodes = None,
-    kind: Kinds = None,
-    from_s: From = 0.0,
-    to_s: To = None,
-    height: Height = None,
-    all_kinds: AllKinds = False,
-    summary: Annotated[
-        bool, typer.Option("--summary", help="Show where the time of the run's rounds went, instead of events.")
-    ] = False,
-    picture: Picture = None,
-    json_file: Json = None,
-) -> None:
-    """Look at what happened in a run, event by event.
-
-    Each is a line: second, node, kind, fields. Opens the event logs of real runs and those that
-    `psyche simulate --events` writes. On a terminal the lines come page by page. docs/events.md lists the kinds.
-    """
-    from psyche.analysis.accounts import read_accounts
-    from psyche.analysis.summary import build_accounts_json, format_accounts
-    from psyche.analysis.viewer import read_trace
-
-    is_summed = summary or picture is not None or json_file is not None
-    if is_summed:
-        _refuse_unused(ctx, FILTERS, "on figures of a whole run: --summary, --picture, --json")
-    _check_outputs(picture, json_file, None)
-    lines = read_trace(paths)
-    if is_summed:
-        accounts = read_accounts(lines)
-        say = Speaker()
-        say(format_accounts(accounts))
-        is_written = _write_figures(
-            say, accounts, ", ".join(map(str, paths)), picture, build_accounts_json(accounts), json_file
-        )
-        say.check()
-        raise typer.Exit(0 if is_written else 1)
-    wanted = _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds)
-    _show(lines, wanted)
+    return write_figures(say, forecast.accounts, title, picture, found, json_file, log, describe_node=describe_node)

@@ -38,7 +38,6 @@ Key = Annotated[
     'psyche run allow "$(psyche client show-identity --data-dir ada)" \\',
     '    --delegate "$(psyche client show-identity --data-dir ben)" \\',
     f"    {OWNED}",
-    former="allow",
 )
 def allow_key(
     *,
@@ -84,7 +83,6 @@ def allow_key(
     "disallow",
     'psyche run disallow "$(psyche client show-identity --data-dir ben)" \\',
     f"    {OWNED}",
-    former="disallow",
 )
 def disallow_key(*, key: Key, owner: Owner) -> None:
     """Stop a key and its delegates from joining.
@@ -159,7 +157,7 @@ def show_allowed(status: "RunStatus") -> None:
     typer.echo(f"run {status.run_id!r}: {everybody}{format_number(status.allowed or 0, 'key')} on the allow list")
 
 
-@owner_command("allowed", f"psyche run allowed {OWNED}", former="allowed")
+@owner_command("allowed", f"psyche run allowed {OWNED}")
 def allowed(*, owner: Owner) -> None:
     """List who may join the run.
 
@@ -181,7 +179,6 @@ def allowed(*, owner: Owner) -> None:
     f"psyche run collect --all {OWNED}",
     'psyche run collect "$(psyche client show-identity --data-dir ada)" \\',
     f"    {OWNED}",
-    former="collect",
 )
 def collect(
     *,

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from psyche.cli.commands.server import group as server_group
 from psyche.cli.helpers import chain
 from psyche.cli.helpers import options as opt
 from psyche.cli.helpers.common import format_examples, make_group
@@ -111,12 +110,9 @@ def make_owner(given: dict[str, Any]) -> Owner:
 
 
 def owner_command(
-    name: str, *examples: str, former: str = "", hidden: bool = False
+    name: str, *examples: str, hidden: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn a function into a command of `psyche run`: shared options fill its argument `owner`, the others are its own.
-
-    `former` is its name in `psyche server`, where it stays as a hidden alias.
-    """
+    """Turn a function into a command of `psyche run`: shared options fill its argument `owner`, the others are its own."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         def run(**given: Any) -> None:  # typer reads the signature that is set below
@@ -124,8 +120,6 @@ def owner_command(
 
         chain.set_signature(run, function, OPTIONS, instead_of="owner")
         group.command(name, hidden=hidden, epilog=format_examples(*examples))(run)
-        if former:
-            server_group.command(former, hidden=True, epilog=format_examples(*examples))(run)
         return function
 
     return register

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     f"psyche run info {OWNED} --watch",
     f"psyche run info {ADDRESS} --json",
     f"psyche run info {ON_CHAIN}",
-    former="status",
 )
 def info(
     *,

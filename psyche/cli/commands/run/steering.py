@@ -23,7 +23,7 @@ class Wish(StrEnum):
     resume = "resume"
 
 
-@owner_command("pause", f"psyche run pause {OWNED}", f"psyche run pause {ON_CHAIN}", former="pause")
+@owner_command("pause", f"psyche run pause {OWNED}", f"psyche run pause {ON_CHAIN}")
 def pause(*, owner: Owner) -> None:
     """Pause the run.
 
@@ -35,7 +35,7 @@ def pause(*, owner: Owner) -> None:
     show_status(owner, owner.command(Pause()))
 
 
-@owner_command("resume", f"psyche run resume {OWNED}", f"psyche run resume {ON_CHAIN}", former="resume")
+@owner_command("resume", f"psyche run resume {OWNED}", f"psyche run resume {ON_CHAIN}")
 def resume(*, owner: Owner) -> None:
     """Resume a paused run.
 
@@ -65,7 +65,6 @@ def set_paused(
     f"    {OWNED}",
     "psyche run set-future-epoch-rates --earning-rate-total-shared 12.5 \\",
     f"    {ON_CHAIN}",
-    former="set-future-epoch-rates",
 )
 def set_future_epoch_rates(
     *,

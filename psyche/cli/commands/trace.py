@@ -1,0 +1,198 @@
+"""`psyche trace`: a run step by step; `psyche replay`: a simulated one, played again."""
+
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from psyche.cli.helpers.common import ending_on_sigterm
+from psyche.cli.helpers.outputs import Output, Speaker, check_target, write_outputs
+
+if TYPE_CHECKING:
+    from psyche.analysis.accounts import Accounts
+    from psyche.analysis.viewer import Filter
+    from psyche.telemetry.events import Line
+
+TRACE_EXAMPLES: Final = (
+    "psyche trace run.jsonl                           # everybody, by time",
+    "psyche trace server ada ben --kind 'state_*' --kind joined",
+    "psyche trace run.jsonl --node client-3 --from 20 --all-kinds",
+    "psyche trace run.jsonl --summary --picture time.png",
+)
+REPLAY_EXAMPLES: Final = (
+    "psyche replay 4711 --kind decided        # a seed of the tests",
+    "psyche replay plan.toml --node client-0  # a scenario of your own",
+)
+
+Nodes = Annotated[
+    list[str] | None, typer.Option("--node", help="Only events of this node, for example client-*; may be repeated.")
+]
+Kinds = Annotated[
+    list[str] | None, typer.Option("--kind", help="Only this kind of event, for example state_*; may be repeated.")
+]
+From = Annotated[float, typer.Option("--from", min=0, help="Only from this second on; the first event is at 0.")]
+To = Annotated[float | None, typer.Option("--to", min=0, help="Only up to this second.")]
+Height = Annotated[int | None, typer.Option(min=0, help="Only events that name the round of this height.")]
+AllKinds = Annotated[
+    bool, typer.Option("--all-kinds", help="Also the kinds with very many events: waits, payloads, counters.")
+]
+Picture = Annotated[
+    Path | None,
+    typer.Option(help="Draw when each client trained, sent, waited or was away, as a PNG; needs matplotlib."),
+]
+Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
+FILTERS: Final = ("node", "kind", "from_s", "to_s", "height", "all_kinds")
+
+
+def trace(
+    ctx: typer.Context,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="LOG_OR_FOLDER...",
+            help="Event logs, and folders with some: of a run's server and clients, or of a simulation.",
+        ),
+    ],
+    *,
+    node: Nodes = None,
+    kind: Kinds = None,
+    from_s: From = 0.0,
+    to_s: To = None,
+    height: Height = None,
+    all_kinds: AllKinds = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Show where the time of the run's rounds went, instead of events.")
+    ] = False,
+    picture: Picture = None,
+    json_file: Json = None,
+) -> None:
+    """Look at what happened in a run, event by event.
+
+    Each is a line: second, node, kind, fields. Opens the event logs of real runs and those that
+    `psyche simulate --events` writes. On a terminal the lines come page by page. docs/events.md lists the kinds.
+    """
+    from psyche.analysis.accounts import read_accounts
+    from psyche.analysis.summary import build_accounts_json, format_accounts
+    from psyche.analysis.viewer import read_trace
+
+    is_summed = summary or picture is not None or json_file is not None
+    if is_summed:
+        _refuse_filters(ctx)
+    check_outputs(picture, json_file)
+    lines = read_trace(paths)
+    if is_summed:
+        accounts = read_accounts(lines)
+        say = Speaker()
+        say(format_accounts(accounts))
+        is_written = write_figures(
+            say, accounts, ", ".join(map(str, paths)), picture, build_accounts_json(accounts), json_file
+        )
+        say.check()
+        raise typer.Exit(0 if is_written else 1)
+    _show(lines, _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds))
+
+
+def replay(
+    text: Annotated[
+        str, typer.Argument(metavar="SEED_OR_FILE", help="A seed, or a scenario: a TOML file.", show_default=False)
+    ],
+    *,
+    node: Nodes = None,
+    kind: Kinds = None,
+    from_s: From = 0.0,
+    to_s: To = None,
+    height: Height = None,
+    all_kinds: AllKinds = False,
+) -> None:
+    """Play a simulated run again, event by event.
+
+    Plays the run that the project's tests draw from this seed, or the scenario of a TOML file, and shows its events as
+    `psyche trace` does. Exit code 1: it breaks a promise.
+    """
+    from psyche.analysis.viewer import decode_lines
+    from psyche.forecast.inputs import find_scenario
+    from psyche.sim.world import simulate
+
+    wanted = _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds)
+    with ending_on_sigterm():
+        scenario = find_scenario(text)
+        sys.stderr.write(f"playing {text}: {scenario.clients} clients, {len(scenario.faults)} faults\n")
+        outcome = simulate(scenario)
+        _show(decode_lines(outcome.lines), wanted)
+        typer.echo(outcome.describe().splitlines()[0])
+        for violation in outcome.violations:
+            typer.echo(f"violated {violation}")
+    raise typer.Exit(1 if outcome.violations else 0)
+
+
+def _refuse_filters(ctx: typer.Context) -> None:
+    from psyche.errors import ConfigError
+
+    def is_given(name: str) -> bool:
+        source = ctx.get_parameter_source(name)
+        return source is not None and source.name == "COMMANDLINE"
+
+    if given := [one.opts[0] for one in ctx.command.params if one.name in FILTERS and is_given(one.name)]:
+        raise ConfigError(f"{', '.join(given)}: no effect on figures of a whole run: --summary, --picture, --json")
+
+
+def check_outputs(picture: Path | None, json_file: Path | None, events: Path | None = None) -> None:
+    from psyche.analysis.timeline import check_picture
+
+    if picture is not None:
+        check_picture(picture)
+    for name, path in (("--picture", picture), ("--json", json_file), ("--events", events)):
+        check_target(name, path)
+
+
+def _build_filter(
+    node: list[str] | None, kind: list[str] | None, from_s: float, to_s: float | None, height: int | None, *,
+    all_kinds: bool,
+) -> "Filter":  # fmt: skip
+    from psyche.analysis.viewer import Filter
+
+    return Filter(
+        nodes=tuple(node or ()), kinds=tuple(kind or ()), from_s=from_s, to_s=float("inf") if to_s is None else to_s,
+        height=height, all_kinds=all_kinds,
+    )  # fmt: skip
+
+
+def _show(lines: "list[Line]", wanted: "Filter") -> None:
+    """Show the lines in a pager on a terminal; otherwise print them."""
+    import click
+
+    from psyche.analysis.viewer import format_trace
+
+    shown = format_trace(lines, wanted)
+    first = next(shown, None)
+    if first is None:
+        sys.stderr.write(f"none of {len(lines)} events matches\n")
+        return
+    texts = (f"{text}\n" for text in itertools.chain((first,), shown))
+    if sys.stdout.isatty():
+        click.echo_via_pager(texts)
+        return
+    for text in texts:
+        typer.echo(text, nl=False)
+
+
+def write_figures(
+    say: Speaker, accounts: "Accounts", title: str, picture: Path | None, figures: dict[str, Any],
+    json_file: Path | None, *others: Output, describe_node: Callable[[str], str] = str,
+) -> bool:  # fmt: skip
+    def write_json(path: Path) -> None:
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+    def draw(path: Path) -> None:
+        from psyche.analysis.timeline import write_picture
+
+        try:
+            write_picture(accounts, title, path, describe_node)
+        finally:
+            path.with_suffix(".part.png").unlink(missing_ok=True)
+
+    return write_outputs((Output("figures", json_file, write_json), *others, Output("picture", picture, draw)), say)

@@ -7,7 +7,6 @@ from psyche import __version__
 
 
 def main() -> None:
-    """Run the command line in `sys.argv` and exit."""
     if sys.argv[1:] in (["--version"], ["-V"]):
         sys.stdout.write(f"psyche {__version__}\n")
         return

@@ -17,14 +17,11 @@ from psyche.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What the command line itself changes: fields of the metadata, and the step to train on from."""
-
     metadata: dict[str, Any]
     restart_from_step: int | None = None
 
     @property
     def is_any(self) -> bool:
-        """Whether there is any."""
         return bool(self.metadata) or self.restart_from_step is not None
 
 
@@ -50,11 +47,7 @@ def load_changes(file: LoadedRun | None, changes: Changes) -> Callable[[Coordina
 
 
 def load_settings(path: Path, *, on_chain: bool) -> LoadedRun:
-    """Load a file of settings, and print warnings.
-
-    Raises:
-        ConfigError: the file has problems, or settings that cannot run at the home.
-    """
+    """Load a file of settings, and print warnings."""
     if on_chain:
         from psyche.cli.chain.files import load_chain_run
 

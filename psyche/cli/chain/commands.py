@@ -32,19 +32,11 @@ CHANGING: Final = READING | _PAYING | {"yes": (opt.Yes, False)}
 
 @dataclass(frozen=True, slots=True)
 class ChainAccess:
-    """A command's access to a chain."""
-
     options: opt.ChainOptions
     yes: bool
     reads: bool  # needs no wallet
 
     def run(self, function: "Callable[[ChainSession], Awaitable[_Found]]") -> _Found:
-        """Call an async function with a session; return its result.
-
-        Raises:
-            ConfigError: no chain or wallet is named.
-            BackendError: no endpoint answers, or the chain refuses.
-        """
         from psyche.cli.chain.session import call_at_chain
 
         return call_at_chain(function, self.options, yes=self.yes, reads=self.reads)
@@ -57,10 +49,6 @@ def chain_command(
     reads: bool = False,
     aliases: tuple[tuple[typer.Typer, str], ...] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn a function into a command on a chain; it stays under its `aliases` too, which help does not show.
-
-    `reads`: it changes nothing, so it needs no wallet.
-    """
     shared = READING if reads else CHANGING
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -80,7 +68,6 @@ def chain_command(
 
 
 async def tell_return(session: "ChainSession", before: int) -> None:
-    """Say what has come back to the wallet, which had `before` lamports."""
     from psyche.backends.solana.amounts import format_sol
 
     after = await session.rpc.get_balance(session.key)
@@ -88,11 +75,7 @@ async def tell_return(session: "ChainSession", before: int) -> None:
 
 
 async def carry_out(session: "ChainSession", plan: "ChainPlan", done: str, nothing: str) -> None:
-    """Carry out a plan and say what happened and that it is done, or `nothing` if there was nothing to do.
-
-    Raises:
-        BackendError: the record refuses it; the message says why in plain words.
-    """
+    """Carry out a plan and say what happened and that it is done, or `nothing` if there was nothing to do."""
     from psyche.cli.helpers.refusals import put_in_words
     from psyche.core.state.errors import CoordinatorError
     from psyche.errors import BackendError

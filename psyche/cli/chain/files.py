@@ -16,11 +16,7 @@ from psyche.errors import ConfigError
 
 
 def load_chain_run(path: Path) -> LoadedRun:
-    """Load the settings of a run on a chain, and print warnings; its entropy is delayed.
-
-    Raises:
-        ConfigError: the file has problems, or settings that cannot run on a chain.
-    """
+    """Load the settings of a run on a chain, and print warnings; its entropy is delayed."""
     file = load_run(path)
     if problems := [*find_unsupported(file.model, file.config), *find_chain_problems(file.model)]:
         raise ConfigError("\n".join(f"{file.path}: {problem}" for problem in problems))

@@ -23,8 +23,6 @@ GREETING_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ServerPlace:
-    """A run on a server."""
-
     address: "ServerAddress"
 
     def check(self) -> None:
@@ -60,7 +58,6 @@ class ServerPlace:
         data_dir: Path,  # noqa: ARG002  # a server keeps everything itself
         sink: "EventSink",
     ) -> "AsyncIterator[Backend]":
-        """Look for the server until it answers; then connect to it again and again."""
         from psyche.backends.tcp.backend import open_backend
 
         async with open_backend(self.address, identity, sink=sink, follows_at_once=False) as backend:
@@ -70,17 +67,10 @@ class ServerPlace:
 
 @dataclass(slots=True)
 class ChainPlace:
-    """A run on Solana."""
-
     member: "ChainMember"
     _entry: "Entry | None" = field(default=None, init=False)
 
     def check(self) -> None:
-        """Ask the chain for the run, the wallet's balance, and whether the wallet may join; print a warning.
-
-        Raises:
-            ConfigError, BackendError: it cannot take part, or no endpoint answers.
-        """
         self._entry = run_async(self.member.check)
         assert self._entry is not None, "a check raises or finds the way in"
         if self._entry.programs:
@@ -89,7 +79,6 @@ class ChainPlace:
             typer.echo(f"warning: {note}", err=True)
 
     def open(self, identity: "Identity", data_dir: Path, sink: "EventSink") -> "AbstractAsyncContextManager[Backend]":
-        """Follow the chain."""
         assert self._entry is not None, "check first"
         return self.member.open(self._entry, identity, data_dir, sink)
 
@@ -97,11 +86,6 @@ class ChainPlace:
 def make_place(
     run_id: str, server_addr: str | None, server_key: str | None, chain: ChainOptions, authorizer: str | None
 ) -> ServerPlace | ChainPlace:
-    """Make the place that the options name.
-
-    Raises:
-        ConfigError: they name no home, or two, or no wallet for a chain.
-    """
     address, _ = choose_home(server_addr, chain.rpc)
     if address is not None:
         from psyche.backends.tcp.dial import parse_server

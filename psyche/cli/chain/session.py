@@ -23,12 +23,6 @@ _Found = TypeVar("_Found")
 def call_at_chain(
     function: Callable[[ChainSession], Awaitable[_Found]], options: ChainOptions, *, yes: bool, reads: bool
 ) -> _Found:
-    """Call an async function with a session at the chain; return its result. `reads`: no wallet is needed.
-
-    Raises:
-        ConfigError: no chain or wallet is named.
-        BackendError: no endpoint answers, or the chain refuses.
-    """
     endpoints, most = options.find_endpoints(), options.max_priority_lamports
     options.check_program_ids()
     wallet = None if reads else options.load_wallet()
@@ -58,12 +52,6 @@ def make_approval(foreign: str, *, yes: bool) -> Approve:
 
 
 async def get_home(session: ChainSession, run_id: str, treasurer_index: int | None = None) -> SolanaHome:
-    """Get the home of a run on the chain.
-
-    Raises:
-        ConfigError: no run is named, or it has another index at the treasurer.
-        NoRun: there is no such run.
-    """
     if not run_id:
         raise ConfigError("a chain has many runs: name this one with --run-id (or RUN_ID in the environment)")
     home = SolanaHome(session, run_id)

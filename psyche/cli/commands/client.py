@@ -118,7 +118,6 @@ def train(
 
 
 def open_events(settings: "ClientSettings", events_dir: Path | None, keep_files: int) -> "EventLog":
-    """Open the client's event log."""
     from psyche.telemetry.events import EventLog
 
     folder = settings.data_dir if events_dir is None else events_dir / settings.node_name
@@ -126,11 +125,7 @@ def open_events(settings: "ClientSettings", events_dir: Path | None, keep_files:
 
 
 def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
-    """Check device and folders, before anything is made and anybody is asked; print a warning of old snapshots.
-
-    Raises:
-        ConfigError: there is no such device, or a folder cannot be read or written.
-    """
+    """Check device and folders, before anything is made and anybody is asked."""
     from psyche.modeling.device_name import check_device_name
 
     check_device_name(settings.device)
@@ -142,11 +137,7 @@ def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
 
 
 def find_node_name(settings: "ClientSettings") -> str:
-    """Find the name of a client that was given none; makes its key if there is none yet.
-
-    Raises:
-        ConfigError: the key cannot be read.
-    """
+    """Find the name of a client that was given none; makes its key if there is none yet."""
     from psyche.client.runtime.app import get_client_name, load_identity
 
     return get_client_name(load_identity(settings))
@@ -159,7 +150,6 @@ def run(
     console: "Console",
     logs: opt.Logs,
 ) -> int:
-    """Run the client with its live view; return the exit code."""
     from psyche.cli.helpers.common import run_async
     from psyche.client.runtime.app import run_client
     from psyche.telemetry.live import open_live_view
@@ -234,11 +224,7 @@ def show_wallet(
 
 
 def get_data_dir(data_dir: Path | None, run_id: str) -> Path:
-    """Return the given folder, or psyche-data/RUN_ID in the current folder.
-
-    Raises:
-        ConfigError: the run id cannot be the name of a folder.
-    """
+    """Return the given folder, or psyche-data/RUN_ID in the current folder."""
     from psyche.errors import ConfigError
 
     if data_dir is not None:

@@ -126,11 +126,7 @@ def run_validator(
 
 
 def prepare_ledger(ledger: Path, validator: Validator, *, reset: bool) -> None:
-    """Remove our chain in a folder if told to.
-
-    Raises:
-        ConfigError: the folder holds a chain of the other validator.
-    """
+    """Remove our chain in a folder if told to."""
     from psyche.errors import ConfigError
     from psyche.localchain.ledger import FILE, open_ledger
 
@@ -143,7 +139,6 @@ def prepare_ledger(ledger: Path, validator: Validator, *, reset: bool) -> None:
 
 
 def get_or_make_wallet(path: Path) -> "Keypair":
-    """Read a wallet, or make it if there is none."""
     from solders.keypair import Keypair
 
     from psyche.backends.solana.wallet import read_wallet, write_wallet
@@ -156,14 +151,12 @@ def get_or_make_wallet(path: Path) -> "Keypair":
 
 
 def fund(chain: "LocalChain", wallet: "Keypair") -> None:
-    """Fill a wallet up."""
     missing = WALLET_SOL * SOL - chain.bank.get_lamports(wallet.pubkey())
     if missing > 0:
         chain.bank.airdrop(wallet.pubkey(), missing)
 
 
 def show(http: str, ws: str, genesis: str, wallets: dict[Path, "Keypair"]) -> None:
-    """Print what to know of a chain: addresses, programs and wallets."""
     from psyche.backends.solana.interface.files import NAMES
 
     typer.echo(f"  calls          {http}")

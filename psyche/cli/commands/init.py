@@ -83,7 +83,6 @@ def init(
 
 
 def show_draft(draft: "Draft", built: "Built") -> None:
-    """Print what was made, how long it takes to train, and the commands that come next."""
     from psyche.drafting.plan import estimate_whole_run
     from psyche.forecast.whole_run import format_whole_run
 
@@ -108,20 +107,17 @@ def show_draft(draft: "Draft", built: "Built") -> None:
 
 
 def show_commands(title: str, lines: list[str]) -> None:
-    """Print commands under a title; nothing if there are none."""
     if lines:
         typer.echo("\n".join([title, *(f"  {line}" for line in lines)]))
 
 
 def format_passes(trained: int, tokens: int) -> str:
-    """How often the data is gone through; nothing where it is not counted yet."""
     if not tokens:
         return ""
     return f", {trained / tokens:.2g} times the {format_count(tokens)} of the data"
 
 
 def list_preparations(draft: "Draft") -> list[str]:
-    """The commands that make what was left out."""
     from psyche.data.records import DEFAULT_FIELD
     from psyche.drafting.build import TOKENS_NAME
     from psyche.drafting.files import DATA_FOLDER, MODEL_FILE, MODEL_FOLDER
@@ -143,7 +139,6 @@ def list_preparations(draft: "Draft") -> list[str]:
 
 
 def list_next(draft: "Draft") -> list[str]:
-    """The commands that begin the run: on this machine alone, and for others."""
     folder, answers = quote(draft.folder), draft.answers
     if answers.is_on_chain:
         return list_next_on_chain(draft)
@@ -160,7 +155,6 @@ def list_next(draft: "Draft") -> list[str]:
 
 
 def list_next_on_chain(draft: "Draft") -> list[str]:
-    """The commands that begin a run on a chain."""
     folder, answers, rpc = quote(draft.folder), draft.answers, f"--rpc {shlex.quote(draft.home)}"
     trial = f"psyche local-testnet start --backend solana --num-clients {answers.members} --config-path {folder}"
     return [
@@ -172,5 +166,4 @@ def list_next_on_chain(draft: "Draft") -> list[str]:
 
 
 def quote(path: Path) -> str:
-    """A path as the shell reads it."""
     return shlex.quote(str(path))

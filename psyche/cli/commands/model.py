@@ -59,11 +59,7 @@ def init(
 
 
 def make_first_weights(config: Path, output: Path, seed: int, tokenizer: Path | None) -> int:
-    """Write random first weights, and a tokenizer's files beside them; return the number of parameters.
-
-    Raises:
-        ConfigError: the config is invalid, `output` is not empty, or there is no such tokenizer.
-    """
+    """Write random first weights, and a tokenizer's files beside them; return the number of parameters."""
     from psyche.data.bytes_tokenizer import get_tokenizer_files
     from psyche.telemetry.loading import loading
 
@@ -121,5 +117,4 @@ def sample(
 
 
 def format_sample(found: "Sample") -> str:
-    """Format the prompt and the model's continuation, each under a line of its own."""
     return f"--- prompt\n{found.prompt}\n--- the model goes on\n{found.written}"

@@ -129,7 +129,6 @@ def run(
 def serve(
     settings: "ServerSettings", events: "EventLog", console: "Console", logs: opt.Logs, on_start: "Callable[[], None]"
 ) -> None:
-    """Serve until a signal; `on_start` is called once the server can be reached."""
     from psyche.cli.helpers.common import run_async
     from psyche.cli.helpers.serving import ServerLine, serve_until_signal
     from psyche.telemetry.live import open_live_view
@@ -170,11 +169,7 @@ def validate_config(*, state: State, data_config: DataConfig = None) -> None:
 
 
 def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, LoadedData | None]":
-    """Load a run that can start, and its data.toml; print warnings about unusual settings.
-
-    Raises:
-        ConfigError: a setting breaks a rule, is not supported yet, or is missing, or no client could train the model.
-    """
+    """Load a run that can start, and its data.toml; print warnings about unusual settings."""
     from psyche.config.problems import ConfigProblems
     from psyche.errors import ConfigError
     from psyche.server.preflight import validate_run
@@ -190,11 +185,7 @@ def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, Lo
 
 
 def add_allowed(access: "Access", keys: list[str]) -> "Access":
-    """Combine the access settings of run.toml with the keys of --allow.
-
-    Raises:
-        ConfigError: there are more keys than a list has room for, or one is the key of zeros.
-    """
+    """Combine the access settings of run.toml with the keys of --allow."""
     from psyche.errors import ConfigError
     from psyche.wire.access import MAX_KEYS, NOBODY
 

@@ -91,7 +91,6 @@ def _foretell(
     question: "Question", compute: "Compute", picture: Path | None, json_file: Path | None, events: Path | None, *,
     suggest: bool,
 ) -> bool:  # fmt: skip
-    """Simulate, print and write the results; return whether the run makes progress and all output was written."""
     from psyche.forecast.chain_costs import find_cautions
     from psyche.forecast.report import format_defects, format_forecast, format_question
 
@@ -137,11 +136,6 @@ def _read_question(
 
 
 def parse_parameters(text: str) -> int:
-    """Parse a number of parameters: `1e9`, `8000000000`, or 0 if the text is empty.
-
-    Raises:
-        ConfigError: the text is not such a number.
-    """
     from psyche.errors import ConfigError
 
     try:
@@ -154,7 +148,6 @@ def parse_parameters(text: str) -> int:
 
 
 def _compare_with_server(say: Speaker, forecast: "Forecast") -> "Forecast | None":
-    """Play a run on a chain with a server too, and say what the chain costs; None with a server."""
     from psyche.forecast.chain_costs import build_server_question, compute_costs, format_costs
 
     if forecast.question.chain is None or forecast.stood_still:
@@ -166,7 +159,6 @@ def _compare_with_server(say: Speaker, forecast: "Forecast") -> "Forecast | None
 
 
 def describe_length(question: "Question") -> list[str]:
-    """Describe that the run would end before the simulated rounds; empty if it would not."""
     total = question.config.total_steps
     if total > question.rounds:
         return []
@@ -174,7 +166,6 @@ def describe_length(question: "Question") -> list[str]:
 
 
 def find_remarks(forecast: "Forecast") -> list[str]:
-    """Return remarks on the figures."""
     from psyche.forecast.settled import describe_transient
     from psyche.telemetry.text import format_seconds
 
@@ -204,7 +195,6 @@ def _play(question: "Question", title: str, *, keep: bool = False) -> "Forecast"
 
 
 def format_played(at: "Played") -> str:
-    """Format the progress of a simulation, also while no round closes."""
     from psyche.telemetry.text import format_number, format_seconds
 
     lost = f", {format_number(at.given_up, 'round')} given up" if at.given_up else ""

@@ -124,11 +124,6 @@ def start(
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
-    """Parse numbers such as `1,3`.
-
-    Raises:
-        ConfigError: the text has another form.
-    """
     from psyche.errors import ConfigError
 
     try:

@@ -162,7 +162,6 @@ def _build_filter(
 
 
 def _show(lines: "list[Line]", wanted: "Filter") -> None:
-    """Show the lines in a pager on a terminal; otherwise print them."""
     import click
 
     from psyche.analysis.viewer import format_trace

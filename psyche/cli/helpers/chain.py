@@ -72,8 +72,6 @@ ARGUMENTS: Final = frozenset({"key", "wish"})  # parameters that are not options
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
-    """The options of a command that name a chain and a wallet."""
-
     rpc: str | None = None
     ws_rpc: str | None = None
     rpc_2: str | None = None
@@ -86,15 +84,10 @@ class ChainOptions:
 
     @property
     def max_priority_lamports(self) -> int:
-        """The most that a transaction pays to be early."""
         return MAX_PRIORITY_LAMPORTS if self.max_priority_fee is None else self.max_priority_fee
 
     def find_endpoints(self) -> "tuple[Endpoint, ...]":
-        """Find the endpoints: the options, their variables, ANCHOR_PROVIDER_URL, or the Solana CLI's configuration.
-
-        Raises:
-            ConfigError: no endpoint is named, or one is malformed.
-        """
+        """Find the endpoints: the options, their variables, ANCHOR_PROVIDER_URL, or the Solana CLI's configuration."""
         from psyche.backends.solana.cluster import find_endpoints, parse_endpoint, read_cli_config
         from psyche.errors import ConfigError
 
@@ -111,11 +104,6 @@ class ChainOptions:
         )
 
     def check_program_ids(self) -> None:
-        """Read the file of program ids before anything is asked of a chain.
-
-        Raises:
-            ConfigError, OSError: it cannot be used.
-        """
         if self.program_ids is not None:
             from psyche.backends.solana.programs.vouching import read_program_ids
 
@@ -123,7 +111,6 @@ class ChainOptions:
 
     @property
     def spelling(self) -> "Spelling":
-        """The options that a further command needs; what the environment says needs none."""
         from psyche.backends.solana.session import Spelling
 
         words = spell_options({name: getattr(self, name) for name in NAMES})
@@ -131,12 +118,7 @@ class ChainOptions:
         return Spelling(" ".join(words.values()), wallet)
 
     def load_wallet(self) -> "Wallet":
-        """Load the wallet: RAW_WALLET_PRIVATE_KEY, the option, ANCHOR_WALLET, or that of the Solana CLI.
-
-        Raises:
-            ConfigError: no wallet is named, or what is named is none.
-            ModuleNotFoundError: the extra `solana` is not installed; `explain_missing` says how to install it.
-        """
+        """Load the wallet: RAW_WALLET_PRIVATE_KEY, the option, ANCHOR_WALLET, or that of the Solana CLI."""
         from psyche.backends.solana.cluster import read_cli_config
         from psyche.backends.solana.wallet import RAW_VARIABLE, find_wallet
 
@@ -163,7 +145,6 @@ def spell_options(given: Mapping[str, object]) -> dict[str, str]:
 
 
 def take_options(given: Mapping[str, Any]) -> ChainOptions:
-    """Take what names a chain and a wallet out of the options of a command."""
     return ChainOptions(**{name: given[name] for name in NAMES})
 
 
@@ -190,11 +171,7 @@ def set_signature(
 def choose_home(server_addr: str | None, rpc: str | None) -> tuple[str | None, str | None]:
     """Return the server's address or the chain's endpoint, whichever the person wants; the other is None.
 
-    What the command line names wins over what only the environment names.
-
-    Raises:
-        ConfigError: neither is named, or both in the same place.
-    """
+    What the command line names wins over what only the environment names."""
     from psyche.errors import ConfigError
 
     if server_addr and rpc:

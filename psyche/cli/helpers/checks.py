@@ -53,8 +53,6 @@ print(json.dumps({"version": metadata.version("libp2p")}))
 
 
 class CheckVerdict(StrEnum):
-    """The verdict of a check."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -71,7 +69,6 @@ class Check:
 
 
 def to_dict(check: Check) -> dict[str, str]:
-    """Return the check as a JSON object."""
     return {"name": check.name, "verdict": str(check.verdict), "found": check.found, "advice": check.advice}
 
 
@@ -82,7 +79,6 @@ def format_check(check: Check) -> str:
 
 
 def get_checks(data_dir: Path, port: int, *, is_server: bool = False) -> list[Callable[[], Check]]:
-    """Return the checks in the order of the report: of a client's machine, or of a server's."""
     return [
         check_python,
         check_packages,
@@ -97,7 +93,6 @@ def get_checks(data_dir: Path, port: int, *, is_server: bool = False) -> list[Ca
 
 
 def check_python() -> Check:
-    """3.11 to 3.13."""
     found = f"{platform.python_version()} ({sys.executable})"
     if (3, 11) <= sys.version_info[:2] <= (3, 13):
         return Check("python", CheckVerdict.OK, found)
@@ -113,7 +108,6 @@ def check_packages() -> Check:
 
 
 def check_machine() -> Check:
-    """System, cores and memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores = len(os.sched_getaffinity(0))
     found = f"{platform.system()} {platform.machine()}, {format_number(cores, 'core')}, {_gigabytes(memory)} of memory"
@@ -143,7 +137,6 @@ def check_torch() -> Check:
 
 
 def check_libp2p() -> Check:
-    """libp2p loads and its keys work."""
     facts, problem = _probe(LIBP2P_PROBE)
     if facts is None:
         return Check("libp2p", CheckVerdict.FAIL, problem, get_install_command())
@@ -165,7 +158,6 @@ def check_clock(now: Callable[[], float]) -> Check:
 
 
 def check_disk(folder: Path) -> Check:
-    """Room for snapshots, the replay store and checkpoints."""
     folder = folder.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -207,7 +199,6 @@ def check_port(port: int) -> Check:
 
 
 def check_addresses() -> Check:
-    """An address that others can reach."""
     addresses = get_outward_addresses()
     if not addresses:
         advice = "clients on this machine reach each other; others cannot reach this one"
@@ -237,7 +228,6 @@ def _is_installed(name: str) -> bool:
 
 
 def _probe(program: str) -> tuple[dict[str, Any] | None, str]:
-    """Run a small program; the JSON it prints last, or what went wrong."""
     try:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", program],

@@ -24,8 +24,6 @@ KEY_BYTES: Final = 32
 
 
 class Debug:
-    """Whether errors are shown with a traceback (`psyche --debug`, PSYCHE_DEBUG=1)."""
-
     on = bool(os.environ.get("PSYCHE_DEBUG"))
 
 
@@ -33,7 +31,6 @@ class PsycheGroup(TyperGroup):
     """A command group that shows errors as one clear message, and exits with 130 on Ctrl-C."""
 
     def invoke(self, ctx: Any) -> Any:  # click.Context, which some versions of typer bring along under another name
-        """Run the chosen command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -74,7 +71,6 @@ def show_errors(error: BaseException) -> None:
 
 
 def get_leaves(error: BaseException) -> Iterator[BaseException]:
-    """Return the leaf errors of nested exception groups."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from get_leaves(inner)
@@ -139,11 +135,6 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 def parse_hex(name: str, text: str) -> bytes:
-    """Parse 64 hex digits as 32 bytes.
-
-    Raises:
-        ConfigError: the text has another form; the message names `name`.
-    """
     try:
         key = bytes.fromhex(text.strip())
     except ValueError:

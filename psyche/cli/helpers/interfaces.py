@@ -14,11 +14,7 @@ ALL: Final = "0.0.0.0"  # noqa: S104 - a participant wants to be reached
 
 
 def get_bind_ip(interface: str | None) -> str:
-    """The IPv4 address of `interface`: an address, a name (`eth0`), a prefix (`eth*`), or None for all.
-
-    Raises:
-        ConfigError: there is no such interface, or it has no IPv4 address.
-    """
+    """The IPv4 address of `interface`: an address, a name (`eth0`), a prefix (`eth*`), or None for all."""
     if interface is None or interface in ("", "all"):
         return ALL
     try:
@@ -37,7 +33,6 @@ def get_bind_ip(interface: str | None) -> str:
 
 
 def get_address(name: str) -> str | None:
-    """The IPv4 address of an interface, None where it has none."""
     request = struct.pack(f"{IFREQ_BYTES}s", name.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -32,11 +32,6 @@ YES: Final = {"y": True, "yes": True, "true": True, "n": False, "no": False, "fa
 
 
 def ask_draft(questions: Interviewer, flags: Flags) -> Draft:
-    """Decide everything about a new run.
-
-    Raises:
-        ConfigError, DataError: an answer is not possible, or what it names cannot be used.
-    """
     ask = questions.ask
     folder = ask("FOLDER", flags.folder, "Folder of the run", FOLDER, partial(read_folder, flags.force))
     sizes = ", ".join(SIZES)
@@ -65,7 +60,6 @@ def ask_draft(questions: Interviewer, flags: Flags) -> Draft:
 
 
 def _ask_home(questions: Interviewer, flags: Flags) -> tuple[str, str]:
-    """How members reach the coordinator, and the data server, which a chain does not have."""
     if flags.rpc is not None:
         if flags.server_addr is not None:
             raise ConfigError("--server-addr and --rpc: a run has one home; name the one that it is to have")
@@ -80,7 +74,6 @@ def _ask_home(questions: Interviewer, flags: Flags) -> tuple[str, str]:
 def _ask_tokenizer(
     questions: Interviewer, flags: Flags, named: str
 ) -> tuple[ModelChoice, TextTokenizer, Path | None]:  # fmt: skip
-    """The model, and what makes tokens for it: the tokenizer of its folder, or the one that a new model gets."""
     if named in SIZES:
         question = "Tokenizer: bytes, or a tokenizer.json or its folder"
         tokenizer, path = questions.ask("--tokenizer", flags.tokenizer, question, BYTES, read_tokenizer)
@@ -116,11 +109,6 @@ def make_run_id(folder: Path) -> str:
 
 
 def read_folder(may_replace: bool, text: str) -> Path:
-    """The run's folder.
-
-    Raises:
-        ConfigError: there is a run already: a person learns it before all other questions.
-    """
     folder = expand_user(text)
     if (folder / RUN_FILE).exists() and not may_replace:
         raise ConfigError(f"{folder / RUN_FILE}: is there already; name another folder, or replace it with --force")
@@ -128,22 +116,12 @@ def read_folder(may_replace: bool, text: str) -> Path:
 
 
 def read_model(text: str) -> str:
-    """A named size, or the folder of a model.
-
-    Raises:
-        ConfigError: neither.
-    """
     if text not in SIZES:
         check_model_folder(expand_user(text))
     return text if text in SIZES else str(expand_user(text))
 
 
 def read_tokenizer(text: str) -> tuple[TextTokenizer, Path | None]:
-    """A tokenizer, and the path of its files; None: the byte tokenizer.
-
-    Raises:
-        DataError: it cannot be loaded, or names no end token.
-    """
     if text == BYTES:
         return ByteTokenizer(), None
     path = expand_user(text)
@@ -151,11 +129,6 @@ def read_tokenizer(text: str) -> tuple[TextTokenizer, Path | None]:
 
 
 def read_number(flag: str, most: int, text: str) -> int:
-    """A whole number from 1 to `most`.
-
-    Raises:
-        ConfigError: it is none, or out of range.
-    """
     try:
         number = int(text.replace(",", ""))
     except ValueError:
@@ -166,11 +139,6 @@ def read_number(flag: str, most: int, text: str) -> int:
 
 
 def read_address(text: str) -> str:
-    """A server's address.
-
-    Raises:
-        ConfigError: it is not "host:port", or the data server's port, one above, is not possible.
-    """
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= MAX_PORT:
         raise ConfigError(f"--server-addr {text!r}: must be host:port with a port from 1 to {MAX_PORT}")
@@ -178,11 +146,6 @@ def read_address(text: str) -> str:
 
 
 def read_yes(text: str) -> bool:
-    """Yes or no.
-
-    Raises:
-        ConfigError: neither.
-    """
     if text.lower() not in YES:
         raise ConfigError(f"{text!r}: must be yes or no")
     return YES[text.lower()]

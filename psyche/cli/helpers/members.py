@@ -20,7 +20,6 @@ NameKey: TypeAlias = Callable[[bytes], str]  # `Home.name_key`
 
 
 def format_members_table(members: Members, name_key: NameKey) -> str:
-    """Lay out the clients as a table, then what they wait for and their errors; at most 80 columns wide."""
     if not members.members:
         return "no client is here"
     rows = [_make_row(one, name_key) for one in members.members]
@@ -29,12 +28,10 @@ def format_members_table(members: Members, name_key: NameKey) -> str:
 
 
 def get_plain_members(members: Members, name_key: NameKey) -> list[dict[str, Any]]:
-    """Return the clients as JSON can hold them: keys as text, states by name, reports as objects."""
     return [_get_plain_member(one, name_key) for one in members.members]
 
 
 def _get_name(member: MemberInfo, name_key: NameKey) -> str:
-    """Return a client's own name, or the beginning of its key."""
     name = member.report.name if member.report is not None else ""
     return name or name_key(member.key)[:KEY_CHARS]
 
@@ -65,7 +62,6 @@ def _name_state(state: int) -> str:
 
 
 def _list_waits(members: Members, name_key: NameKey) -> Iterator[str]:
-    """List what is waited for, each thing once, with those that wait for it."""
     waits: dict[str, list[str]] = {}
     for one in members.members:
         if one.report is not None and one.report.wait and one.is_connected is not False:

@@ -15,27 +15,18 @@ USUAL_LEVEL: Final = "info"
 
 
 class Logs(StrEnum):
-    """Where log lines go."""
-
     console = "console"
     json = "json"
     none = "none"
 
 
 class Dtype(StrEnum):
-    """Types of numbers in a written model."""
-
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
 
 
 def check_server_addr(text: str) -> str:
-    """Refuse an address that no server can have, before anything else is done.
-
-    Raises:
-        BackendError: it is not HOST:PORT.
-    """
     from psyche.backends.tcp.dial import parse_server
 
     parse_server(text)
@@ -169,11 +160,6 @@ NodeName = Annotated[
 
 
 def parse_bootstrap(texts: list[str]) -> "tuple[PeerAddress, ...]":
-    """What --bootstrap names.
-
-    Raises:
-        ConfigError: too many, or one that cannot be dialed; naming the option, the value and the rule.
-    """
     from psyche.errors import ConfigError, WireError
     from psyche.wire.peer_address import parse_peer_address
 

@@ -27,11 +27,9 @@ UNNAMED: Final = "the system refused an operation"
 
 
 def describe_os_error(error: OSError) -> str:
-    """Describe an error of the system: `PATH: reason; way out`."""
     names = [str(name) for name in (error.filename, error.filename2) if name not in (None, "")]
     return f"{' and '.join(names) or UNNAMED}: {describe_reason(error)}"
 
 
 def describe_reason(error: OSError) -> str:
-    """Describe what is wrong, and the way out, for a message that names the path itself."""
     return SENTENCES.get(error.errno or 0) or error.strerror or str(error) or type(error).__name__

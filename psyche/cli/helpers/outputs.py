@@ -32,11 +32,7 @@ class Output:
 
 
 def check_target(option: str, path: Path | None) -> None:
-    """Minutes later would be too late to learn that a file cannot be written.
-
-    Raises:
-        ConfigError: a folder, in no folder, or not writable.
-    """
+    """Minutes later would be too late to learn that a file cannot be written."""
     if path is None:
         return
     parent = path.absolute().parent
@@ -64,11 +60,7 @@ def _try_to_write(path: Path, parent: Path) -> None:
 
 
 def check_target_folder(option: str, path: Path | None) -> None:
-    """Check that files can be written in a folder, which need not be there yet; nothing is made.
-
-    Raises:
-        ConfigError: naming the option, the folder and the reason.
-    """
+    """Check that files can be written in a folder, which need not be there yet; nothing is made."""
     if path is None:
         return
     try:
@@ -83,11 +75,6 @@ def check_target_folder(option: str, path: Path | None) -> None:
 
 
 def check_source_folder(option: str, path: Path) -> None:
-    """Check that a folder that is read from is there.
-
-    Raises:
-        ConfigError: naming the option, the folder and the reason.
-    """
     try:
         with os.scandir(path):
             return
@@ -121,7 +108,6 @@ class Speaker:
         self.problem = ""
 
     def __call__(self, text: str) -> None:
-        """Write a text and a line feed. A reader that went away ends the command, as everywhere."""
         if self.problem:
             return
         try:
@@ -133,11 +119,6 @@ class Speaker:
             drop_stdout()
 
     def check(self) -> None:
-        """Raise what went wrong.
-
-        Raises:
-            ConfigError: standard output cannot be written.
-        """
         if self.problem:
             raise ConfigError(self.problem)
 

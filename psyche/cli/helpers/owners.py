@@ -25,7 +25,6 @@ _Found = TypeVar("_Found")
 
 
 def say(text: str) -> None:
-    """Print a progress message on stderr."""
     typer.echo(text, err=True)
 
 
@@ -48,16 +47,10 @@ class Owner:
 
     @property
     def is_on_chain(self) -> bool:
-        """Whether the run is on a chain.
-
-        Raises:
-            ConfigError: no home is named, or two.
-        """
         return choose_home(self.server_addr, self.chain.rpc)[0] is None
 
     @property
     def has_key(self) -> bool:
-        """Whether the members may be asked for: on a chain anybody sees them, at a server an owner."""
         return self.is_on_chain or self._has_file
 
     @property
@@ -65,12 +58,6 @@ class Owner:
         return self.state_dir is not None or self.identity_secret_key_path is not None
 
     def _open_server(self, *, as_anybody: bool) -> "TcpHome":
-        """Open the home on a server; `as_anybody` asks with a fresh key where no other is named.
-
-        Raises:
-            ConfigError: no key is named, its file is missing, or two options name different servers.
-            BackendError: the address is malformed.
-        """
         from psyche.backends.tcp.dial import parse_server
         from psyche.backends.tcp.owner import TcpHome
         from psyche.wire.key_file import make_identity
@@ -90,11 +77,6 @@ class Owner:
         return TcpHome(parse_server(self.server_addr or "", self.run_id, key), identity, self.timeout_s, say)
 
     def run(self, function: "Callable[[Home], Awaitable[_Found]]", *, as_anybody: bool = False) -> _Found:
-        """Call an async function with the run's home; return its result. `as_anybody` needs no key where none is named.
-
-        Raises:
-            BackendError: the home refuses, or could not be reached in time; the message says what to do.
-        """
         from psyche.cli.helpers.refusals import call_in_words
 
         if not self.is_on_chain:
@@ -108,12 +90,6 @@ class Owner:
         return call_at_chain(ask, self.chain, yes=self.yes, reads=as_anybody)
 
     def run_at_server(self, function: "Callable[[TcpHome], Awaitable[_Found]]", instead: str) -> _Found:
-        """Call an async function with the run's home, which must be a server; `instead` is what to do on a chain.
-
-        Raises:
-            ConfigError: the run is on a chain.
-            BackendError: the server refuses, or could not be reached in time.
-        """
         from psyche.cli.helpers.refusals import call_in_words
         from psyche.errors import ConfigError
 
@@ -122,7 +98,6 @@ class Owner:
         return run_async(call_in_words, function, self._open_server(as_anybody=False), self.spell)
 
     def spell(self, command: str, *, signed: bool = True) -> str:
-        """Write a further command for this run, in quotes, as it can be run (`wire.home.Spell`)."""
         if self.is_on_chain:
             return f"`{self.chain.spelling.spell(command, self.run_id, signed=signed)}`"
         keys = (*OF_SERVER, *OF_KEY) if signed else OF_SERVER
@@ -130,16 +105,11 @@ class Owner:
         return f"`{' '.join((f'psyche {command}', *words.values()))}`"
 
     def command(self, message: "AnyMessage") -> "RunStatus":
-        """Send a command to the run; return the status after it."""
         return self.run(lambda home: home.command(message))
 
 
 def find_server_key(server_key: str | None, state_dir: Path | None) -> bytes | None:
-    """Return the server's public key from --server-key or the state folder; None if neither has it.
-
-    Raises:
-        ConfigError: the two name different servers, or one cannot be read.
-    """
+    """Return the server's public key from --server-key or the state folder; None if neither has it."""
     from psyche.errors import ConfigError
     from psyche.wire.key_file import read_key_file
 
@@ -154,11 +124,7 @@ def find_server_key(server_key: str | None, state_dir: Path | None) -> bytes | N
 
 
 def load_server_identity(folder: Path | None, path: Path | None, *, create: bool) -> "Identity":
-    """Load the named key, or that of a server's state folder.
-
-    Raises:
-        ConfigError: neither is named, or the key file is missing.
-    """
+    """Load the named key, or that of a server's state folder."""
     from psyche.errors import ConfigError
     from psyche.wire.key_file import make_identity, read_key_file, write_key_file
 

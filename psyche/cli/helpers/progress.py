@@ -38,10 +38,6 @@ class ProgressBar:
         self._console.clear_status()
 
     def set(self, done: int, total: int, note: str = "") -> None:
-        """Show that `done` of `total` bytes (or what `show` writes) are done, and `note` after them.
-
-        May be called as often as you like.
-        """
         now = self._now()
         if now - self._shown_at < (EVERY_S if self._console.live else PLAIN_EVERY_S):
             return

@@ -15,8 +15,6 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the flags of `psyche init` say; None: nothing."""
-
     folder: Path | None
     model: str | None
     tokenizer: str | None
@@ -32,17 +30,11 @@ class Flags:
 
 
 def is_terminal() -> bool:
-    """Whether a person can be asked."""
     return sys.stdin.isatty()
 
 
 def confirm(question: str, change: str, *, yes: bool) -> None:
-    """Ask a person before a change, unless --yes answers already; `change` is what it does, as an infinitive.
-
-    Raises:
-        ConfigError: nobody can be asked.
-        typer.Exit: the person said no.
-    """
+    """Ask a person before a change, unless --yes answers already; `change` is what it does, as an infinitive."""
     if yes:
         return
     if not is_terminal():
@@ -65,11 +57,6 @@ class Interviewer:
         self._missing: list[str] = []
 
     def ask(self, flag: str, given: object, question: str, default: object, read: Callable[[str], _Answer]) -> _Answer:
-        """The answer to one question, read by `read`; a person who answers wrongly is asked again.
-
-        Raises:
-            PsycheError: `read` refuses the flag's value or the default.
-        """
         if given is not None:
             return read(str(given))
         if not self._is_asking:
@@ -83,11 +70,6 @@ class Interviewer:
                 typer.echo(f"  {error}")
 
     def check(self) -> None:
-        """End here if something was not answered.
-
-        Raises:
-            ConfigError: naming all flags that are missing.
-        """
         if self._missing:
             raise ConfigError(
                 f"this is no terminal, so nobody can be asked: name {', '.join(self._missing)}, or take the defaults "

@@ -34,11 +34,7 @@ LOCK_NAME = "lock"  # what a server holds in its state folder (`server.journal.d
 async def serve_until_signal(
     settings: ServerSettings, console: Console | None, on_start: Callable[[], None] = lambda: None
 ) -> None:
-    """Serve until SIGINT or SIGTERM; the journal is on disk when this returns. `on_start`: it can be reached now.
-
-    Raises:
-        PsycheError: the server cannot start, or its disk failed.
-    """
+    """Serve until SIGINT or SIGTERM; the journal is on disk when this returns. `on_start`: it can be reached now."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             bound: BoundServer = await nursery.start(run_server, settings)  # pyright: ignore[reportArgumentType]
@@ -54,7 +50,6 @@ async def serve_until_signal(
 
 
 def describe(settings: ServerSettings, bound: BoundServer) -> str:
-    """Describe how to take part, for the owner to pass on."""
     run_id, key = settings.run.run_id, bound.key.hex()
     where = f"--server-addr HOST:{bound.port} --server-key {key}"
     return (
@@ -64,7 +59,6 @@ def describe(settings: ServerSettings, bound: BoundServer) -> str:
 
 
 def describe_access(settings: ServerSettings, bound: BoundServer) -> str:
-    """Describe who may join, and how to change that."""
     if bound.is_open:
         return "warning: the run is open: anybody may join, even to slow it down"
     way = (
@@ -88,11 +82,9 @@ class ServerLine:
         self._pace = Pace()
 
     def attach(self, settings: ServerSettings) -> ServerSettings:
-        """The settings of a server that shows its state here."""
         return dataclasses.replace(settings, on_state=self.take, on_reports=self.take_reports)
 
     def take(self, state: Coordinator) -> None:
-        """The run's state, as it is pushed to the clients."""
         self._status = make_status(state, state.state_start_unix, "", 0)
         self.refresh()
 
@@ -101,7 +93,6 @@ class ServerLine:
         self._said, self._failing = said, tuple(failing)
 
     def refresh(self) -> None:
-        """Draw the newest state."""
         if self._status is None:
             return
         status, now = msgspec.structs.replace(self._status, **self._said._asdict()), self._now()
@@ -113,7 +104,6 @@ class ServerLine:
             self._console.print(format_run_status(status, now))
 
     def close(self) -> None:
-        """Close the status line."""
         self._console.clear_status()
 
 
@@ -143,7 +133,6 @@ def leaving_nothing_unless_started(state_dir: Path, *others: Path) -> Iterator[C
 
 
 def is_held(state_dir: Path) -> bool:
-    """Whether a server holds this state folder."""
     try:
         with open_file(state_dir / LOCK_NAME) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -104,12 +104,7 @@ async def _ask(home: Home, *, with_members: bool) -> tuple[RunStatus, Members | 
 
 
 async def watch_until_signal(home: Home, with_members: bool, as_json: bool, spell: Spell = spell_briefly) -> None:
-    """Show the state of a run again and again until it is finished, or until SIGINT or SIGTERM.
-
-    Raises:
-        BackendError: the home refuses, or could not be reached the first time.
-        BrokenPipeError: nobody reads what is printed any longer.
-    """
+    """Show the state of a run again and again until it is finished, or until SIGINT or SIGTERM."""
     from psyche.backends.tcp.owner import TcpHome
 
     quiet = dataclasses.replace(home, say=lambda _text: None) if isinstance(home, TcpHome) else home
@@ -141,11 +136,7 @@ class WatchView:
         self._page: list[str] = []
 
     def show(self, status: RunStatus, members: Members | None) -> None:
-        """Show a state of the run.
-
-        Raises:
-            BrokenPipeError: nobody reads it any longer.
-        """
+        """Show a state of the run."""
         if self._as_json:
             self._console.print(json.dumps(get_plain_run(status, members, self._name_key)))
         else:
@@ -155,7 +146,6 @@ class WatchView:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def show_problem(self, problem: str) -> None:
-        """Show why there is no newer state; the last one stays."""
         if self._as_json:
             say(problem)
         else:
@@ -171,19 +161,13 @@ class WatchView:
         self._console.set_status("\n".join([*page, last]))
 
     def close(self) -> None:
-        """Leave the last state on the terminal."""
         self._console.clear_status()
         if self._console.live and self._page:
             self._console.print("\n".join(self._page))
 
 
 async def watch_run(home: Home, view: WatchView, *, with_members: bool) -> None:
-    """Show the state of a run every two seconds until it is finished.
-
-    Raises:
-        BackendError: the home refuses, or could not be reached the first time.
-        BrokenPipeError: nobody reads what is printed any longer.
-    """
+    """Show the state of a run every two seconds until it is finished."""
     from psyche.wire.line.handshake import HandshakeError
 
     has_answered = False

@@ -111,11 +111,7 @@ async def find_known(home: "TcpHome") -> "tuple[AllowedKeys, set[bytes]]":
 
 
 def complete_key(text: str, known: "Collection[bytes]") -> bytes:
-    """Parse a public key, of which the first digits are enough if one known key begins so.
-
-    Raises:
-        ConfigError: it has another form, or none or several begin so.
-    """
+    """Parse a public key, of which the first digits are enough if one known key begins so."""
     from psyche.errors import ConfigError
     from psyche.telemetry.text import format_number
 
@@ -130,7 +126,6 @@ def complete_key(text: str, known: "Collection[bytes]") -> bytes:
 
 
 def show_waiting(owner: Owner) -> None:
-    """Print who asks to join and is not allowed, and how to let one in."""
     lists = owner.run_at_server(lambda home: home.get_allowed(), ON_A_CHAIN)
     list_waiting(lists)
     if not lists.waiting:
@@ -141,7 +136,6 @@ def show_waiting(owner: Owner) -> None:
 
 
 def list_waiting(lists: "AllowedKeys") -> None:
-    """Print each key that waits, and when it has asked last."""
     from psyche.telemetry.text import format_seconds
 
     for key, age_s in lists.waiting:
@@ -150,7 +144,6 @@ def list_waiting(lists: "AllowedKeys") -> None:
 
 
 def show_allowed(status: "RunStatus") -> None:
-    """Print who may join after a command on the allow list."""
     from psyche.telemetry.text import format_number
 
     everybody = "everybody who was not disallowed may join; " if status.is_open else ""

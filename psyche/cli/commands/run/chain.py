@@ -75,11 +75,6 @@ def checkpoint(
 
 
 def parse_place(repo: str | None, revision: str | None, bucket: str | None, prefix: str | None) -> "Checkpoint":
-    """Read the place of weights that the options name.
-
-    Raises:
-        ConfigError: they name none, or two, or half of one.
-    """
     from psyche.core.state.state import Checkpoint, CheckpointKind
     from psyche.errors import ConfigError
 

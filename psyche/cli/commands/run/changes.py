@@ -126,13 +126,7 @@ def extend(
 
 
 def change_run(owner: Owner, build: Build, *, dry_run: bool) -> bool:
-    """Show what an update changes, check it, ask, and send it; return whether it was sent.
-
-    Raises:
-        BackendError: the result would break a rule.
-        ConfigError: it cannot be made now, nobody can be asked, or the record has changed while the owner was asked.
-        typer.Exit: the owner said no.
-    """
+    """Show what an update changes, check it, ask, and send it; return whether it was sent."""
     from psyche.config.update import lay_out_changes
     from psyche.core.state.messages import Update
 
@@ -152,12 +146,7 @@ def change_run(owner: Owner, build: Build, *, dry_run: bool) -> bool:
 async def prepare_update(home: "Home", build: Build, spell: "Spell") -> tuple["Coordinator", "Update"]:
     """Return the record of a run, and the update of it that is wanted, which its rules allow now.
 
-    `spell` writes the commands that a refusal names.
-
-    Raises:
-        ConfigError: the update cannot be made now; the message says what to do.
-        CoordinatorError: the result would break a rule.
-    """
+    `spell` writes the commands that a refusal names."""
     from psyche.config.update import check_update
     from psyche.core.state.messages import Update
 

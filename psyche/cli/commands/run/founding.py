@@ -95,11 +95,7 @@ def create(
 
 
 def load_settings(state: Path) -> "tuple[LoadedRun, bytes]":
-    """Load a file of settings, and the digest of the model that it names, zero if that is not here (S11).
-
-    Raises:
-        ConfigError: the file has problems, or settings that cannot run on a chain.
-    """
+    """Load a file of settings, and the digest of the model that it names, zero if that is not here (S11)."""
     from psyche.cli.chain.files import load_chain_run
     from psyche.cli.chain.first_weights import read_first_weights
 
@@ -108,7 +104,6 @@ def load_settings(state: Path) -> "tuple[LoadedRun, bytes]":
 
 
 def list_next(session: "ChainSession", new: "Founding") -> list[str]:
-    """The commands that begin a run, as they can be run: who may join, the start, and a client of each member."""
     spell, run_id = session.spelling.spell, new.run_id
     grantor = new.join_authority or session.key
     is_own = grantor == session.key

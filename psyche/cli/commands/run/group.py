@@ -13,11 +13,6 @@ from psyche.cli.helpers.owners import Owner
 
 
 def check_address(text: str | None) -> str | None:
-    """Refuse an address that no server can have; none at all is none.
-
-    Raises:
-        BackendError: it is not HOST:PORT.
-    """
     return opt.check_server_addr(text) if text else None
 
 
@@ -101,7 +96,6 @@ OPTIONS: Final[dict[str, tuple[object, object]]] = {  # their types and defaults
 
 
 def make_owner(given: dict[str, Any]) -> Owner:
-    """Take the shared options out of those that a command was given."""
     own = {name: given.pop(name) for name in OPTIONS}
     return Owner(
         own["server_addr"], own["server_key"], own["identity_secret_key_path"], own["state_dir"], own["timeout"],
@@ -112,8 +106,6 @@ def make_owner(given: dict[str, Any]) -> Owner:
 def owner_command(
     name: str, *examples: str, hidden: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn a function into a command of `psyche run`: shared options fill its argument `owner`, the others are its own."""
-
     def register(function: Callable[..., None]) -> Callable[..., None]:
         def run(**given: Any) -> None:  # typer reads the signature that is set below
             function(owner=make_owner(given), **given)

@@ -54,11 +54,6 @@ def info(
 
 
 def show_what_is_known(owner: Owner, address: str) -> None:
-    """Print what a run on a chain knows of one wallet.
-
-    Raises:
-        ConfigError: the run is on a server, or `address` is no key.
-    """
     from psyche.errors import ConfigError
 
     if not owner.is_on_chain:
@@ -89,7 +84,6 @@ def dump_wallet(
 
 
 def show_status(owner: Owner, status: "RunStatus") -> None:
-    """Print a run's status after a command."""
     from psyche.cli.helpers.watching import format_run
 
     typer.echo(format_run(status, spell=owner.spell))

@@ -17,8 +17,6 @@ MAX_RATE: Final = (1 << 63) - 1
 
 
 class Wish(StrEnum):
-    """What `set-paused` does."""
-
     pause = "pause"
     resume = "resume"
 

@@ -30,7 +30,7 @@ async def test_nobody_waits_for_a_client_that_never_can_take_part(make_run: Make
             assert reason in event["reason"]
             assert f"error: {event['reason']}" in "\n".join(cluster.child(name).get_last_lines(5))
             assert not cluster.find(name, "joined")
-        status = await cluster.run_command("server", "status", "--server-addr", cluster.server_address, "--json")
+        status = await cluster.run_command("run", "info", "--server-addr", cluster.server_address, "--json")
         found = json.loads(status[status.index("{") :])
         assert (found["run_state"], found["epoch"], found["waiting"]) == ("waiting_for_members", 0, 0)
         assert not cluster.find("server", "state_changed")

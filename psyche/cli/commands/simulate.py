@@ -88,7 +88,7 @@ def simulate(
 
 
 def _foretell(
-    question: "Question", compute: "Compute", picture: Path | None, json_file: Path | None, events: Path | None, *,
+    question: "Question", compute: Compute, picture: Path | None, json_file: Path | None, events: Path | None, *,
     suggest: bool,
 ) -> bool:  # fmt: skip
     from psyche.forecast.chain_costs import find_cautions
@@ -112,7 +112,7 @@ def _foretell(
 
 def _read_question(
     state: Path, clients: int, profile: Path, backend: HomeKind, faults: Path | None, rounds: int, seed: int,
-    compute: "Compute",
+    compute: Compute,
 ) -> "Question":  # fmt: skip
     from psyche.config.load import load_run
     from psyche.config.profile import get_counts, load_profile
@@ -201,7 +201,7 @@ def format_played(at: "Played") -> str:
     return f"{format_seconds(at.simulated_s)} simulated{lost}"
 
 
-def _suggest(say: Speaker, forecast: "Forecast", compute: "Compute") -> "list[Suggestion]":
+def _suggest(say: Speaker, forecast: "Forecast", compute: Compute) -> "list[Suggestion]":
     from dataclasses import replace
 
     from psyche.forecast.settled import describe_transient

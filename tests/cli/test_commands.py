@@ -171,9 +171,7 @@ def test_a_client_refuses_what_it_cannot_use(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "command", [("client", "train", "--run-id", "demo"), ("run", "info"), ("run", "pause")]
-)
+@pytest.mark.parametrize("command", [("client", "train", "--run-id", "demo"), ("run", "info"), ("run", "pause")])
 def test_what_is_no_server_s_address_is_refused_at_once(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,17 +36,17 @@ mutants *arguments:
 faults *arguments:
     .venv/bin/python scripts/faults.py {{arguments}}
 
-# Random events in core and in the compiled rules, of fresh seeds: `just twins --events 1000000`
-twins *arguments:
-    PYTHONPATH=tests .venv/bin/python -m twins {{arguments}}
+# Random events in core and in the compiled rules, of fresh seeds: `just differential --events 1000000`
+differential *arguments:
+    PYTHONPATH=tests .venv/bin/python -m differential {{arguments}}
 
 # Pictures and tables of the documentation that follow from the code
 docs:
-    .venv/bin/python scripts/draw_architecture.py
-    .venv/bin/python scripts/draw_events.py
-    .venv/bin/python scripts/draw_layout.py
-    .venv/bin/python scripts/draw_peer_protocol.py
-    .venv/bin/python scripts/draw_settings.py
+    .venv/bin/python scripts/generate_architecture.py
+    .venv/bin/python scripts/generate_events.py
+    .venv/bin/python scripts/generate_layout.py
+    .venv/bin/python scripts/generate_peer_protocol.py
+    .venv/bin/python scripts/generate_settings.py
 
 # The documentation as a site in build/site, with its links checked
 site:

@@ -12,8 +12,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from _table import build_parser, finish, print_table
-from twins.dear_events import list_dear_events, measure_units
-from twins.homes import ProgramHome, get_replay_path
+from differential.backends import ProgramBackend, get_replay_path
+from differential.dear_events import list_dear_events, measure_units
 
 SIZES = (2, 32, 256)
 
@@ -29,13 +29,13 @@ def read_args() -> Namespace:
 
 def main() -> None:
     args = read_args()
-    home = ProgramHome(args.program or get_replay_path())
+    backend = ProgramBackend(args.program or get_replay_path())
     sizes = SIZES[:-1] if args.quick else SIZES
     units: dict[str, dict[int, int]] = {}
     limits: dict[str, int] = {}
     for members in sizes:
         for event in list_dear_events(members):
-            units.setdefault(event.name, {})[members] = measure_units(home, event)
+            units.setdefault(event.name, {})[members] = measure_units(backend, event)
             limits[event.name] = event.limit
     rows = [(name, *(found.get(size, "") for size in sizes), limits[name]) for name, found in units.items()]
     print_table("Compute units by the number of members", ["event", *map(str, sizes), "limit"], rows)

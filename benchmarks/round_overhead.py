@@ -24,7 +24,7 @@ from _process_swarm import run_processes
 from _table import build_parser, finish, print_table
 
 from psyche.core.state.state import Config
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import Line, read_event, read_lines
 from psyche.testing.builders import build_config
 from psyche.testing.dummy_trainer import DummyTrainer
@@ -35,7 +35,7 @@ LIMIT_S = 300.0
 SKIPPED = 3  # the first rounds fill the pipeline
 
 
-Told = list[tuple[float, kinds.Event]]  # when, what
+Told = list[tuple[float, types.Event]]  # when, what
 
 
 def read_all(lines: Iterable[Line]) -> Told:
@@ -47,7 +47,7 @@ def get_round_times(told: Told) -> list[float]:
     """Seconds from round to round within each epoch, drains left out."""
     starts: dict[int, list[float]] = {}
     for t, event in told:
-        if isinstance(event, kinds.RoundStarted) and not event.drain:
+        if isinstance(event, types.RoundStarted) and not event.drain:
             starts.setdefault(event.epoch, []).append(t)
     pairs = (zip(times[SKIPPED:], times[SKIPPED + 1 :], strict=False) for times in starts.values())
     return [b - a for epoch in pairs for a, b in epoch]
@@ -106,10 +106,10 @@ def read_run(folder: Path) -> dict[str, float]:
     for path in sorted(folder.rglob("events.jsonl")):
         told = read_all(read_lines(path))
         times = get_round_times(told)
-        computing += sum(e.compute_seconds for _, e in told if isinstance(e, kinds.Trained)) / max(1, len(times))
+        computing += sum(e.compute_seconds for _, e in told if isinstance(e, types.Trained)) / max(1, len(times))
         rounds += sum(times) / max(1, len(times))
-        starts = [t for t, e in told if isinstance(e, kinds.ClientStarted)]
-        joins = [t for t, e in told if isinstance(e, kinds.Joined)]
+        starts = [t for t, e in told if isinstance(e, types.ClientStarted)]
+        joins = [t for t, e in told if isinstance(e, types.Joined)]
         joined += [min((j for j in joins if j >= s), default=s) - s for s in starts[:1] if joins]
     return {"compute_share": computing / rounds if rounds else 0.0, "start_to_joined_s": statistics.median(joined)}
 

@@ -33,7 +33,7 @@ from _table import build_parser, finish, print_table
 
 from psyche.backends.tcp.backend import TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress, dial
-from psyche.backends.tcp.owner import TcpHome
+from psyche.backends.tcp.owner import TcpAdministration
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.config.load import LoadedData
 from psyche.core.state.errors import CoordinatorError
@@ -159,15 +159,15 @@ def open_run(folder: Path, access: Access) -> Iterator[tuple[Place, Callable[[],
 
 async def count_steps(place: Place, window_s: float) -> int:
     """Steps that the run takes within the window."""
-    first = (await TcpHome(place.server, SERVER).get_status()).step
+    first = (await TcpAdministration(place.server, SERVER).get_status()).step
     await trio.sleep(window_s)
-    return (await TcpHome(place.server, SERVER).get_status()).step - first
+    return (await TcpAdministration(place.server, SERVER).get_status()).step - first
 
 
 async def until_training(place: Place) -> None:
     """Until the first rounds are done."""
     with trio.fail_after(START_S):
-        while (await TcpHome(place.server, SERVER).get_status()).step < 3:  # noqa: ASYNC110 - the server is asked
+        while (await TcpAdministration(place.server, SERVER).get_status()).step < 3:  # noqa: ASYNC110 - the server is asked
             await trio.sleep(0.2)
 
 

@@ -42,7 +42,7 @@ class UnusableModelError(TrainerError):
 
 
 class BackendError(PsycheError):
-    """The coordinator's home could not be reached or refused a request."""
+    """The coordinator's backend could not be reached or refused a request."""
 
 
 class RunClosed(BackendError):

@@ -72,7 +72,7 @@ def get_environment(version: str) -> dict[str, str]:
 
 
 def simulate(python: Path, version: str) -> str:
-    """The SHA-256 of the event logs of a run that is simulated with both homes."""
+    """The SHA-256 of the event logs of a run that is simulated with both backends."""
     return hashlib.sha256(b"".join(play(python, version, home) for home in HOMES)).hexdigest()
 
 

@@ -33,9 +33,9 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "conformance")]
 
 from conformance_traces import FOUND, TRACES, read_event, read_trace  # noqa: E402
-from twins.homes import ACCEPTED, PANICKED, LibraryHome, encode_event  # noqa: E402
-from twins.players import play_events  # noqa: E402
-from twins.updates import build_accounts, draw_case, judge_by_core, judge_by_home  # noqa: E402
+from differential.backends import ACCEPTED, PANICKED, LibraryBackend, encode_event  # noqa: E402
+from differential.players import play_events  # noqa: E402
+from differential.updates import build_accounts, draw_case, judge_by_backend, judge_by_core  # noqa: E402
 
 EQUIVALENT: Final = Path(__file__).with_name("equivalent_faults.toml")
 LIBRARY: Final = Path("target/host/libpsyche_replay.so")
@@ -56,7 +56,7 @@ class Step(NamedTuple):
     digest: bytes
 
 
-class RecordingHome(LibraryHome):
+class RecordingBackend(LibraryBackend):
     """The right rules; it keeps what it is asked and what it answers."""
 
     def __init__(self, path: Path) -> None:
@@ -76,40 +76,40 @@ class RecordingHome(LibraryHome):
 
 
 def record_traces(path: Path) -> list[Step]:
-    home = RecordingHome(path)
+    backend = RecordingBackend(path)
     for file in sorted([*TRACES.glob("*.json"), *FOUND.glob("*.json")]):
         trace = read_trace(file)
-        home.load(trace.start)
+        backend.load(trace.start)
         for event in trace.events:
-            home.send(encode_event(*read_event(event)))
-        assert home.read() == trace.end, f"{file.name}: the rules are at fault without any change"
-    return home.steps
+            backend.send(encode_event(*read_event(event)))
+        assert backend.read() == trace.end, f"{file.name}: the rules are at fault without any change"
+    return backend.steps
 
 
 def record_events(path: Path, seed: int, events: int) -> list[Step]:
-    home = RecordingHome(path)
-    play_events(seed, events, home)
-    return home.steps
+    backend = RecordingBackend(path)
+    play_events(seed, events, backend)
+    return backend.steps
 
 
 def record_updates(path: Path, seed: int) -> list[Step]:
-    home, draw, accounts = RecordingHome(path), random.Random(seed), build_accounts()
+    backend, draw, accounts = RecordingBackend(path), random.Random(seed), build_accounts()
     for _ in range(UPDATES):
         case = draw_case(draw, accounts)
-        assert judge_by_home(home, case) == judge_by_core(case), case.body.hex()
+        assert judge_by_backend(backend, case) == judge_by_core(case), case.body.hex()
     # how a bad update is refused is free: by its form, or by a rule
-    return [step if step.answer == ACCEPTED else step._replace(answer=REFUSED_SOMEHOW) for step in home.steps]
+    return [step if step.answer == ACCEPTED else step._replace(answer=REFUSED_SOMEHOW) for step in backend.steps]
 
 
 def is_noticed(path: Path, steps: list[Step]) -> bool:
     """Whether another answer or other bytes come out."""
-    home = LibraryHome(path)
+    backend = LibraryBackend(path)
     for account, data, answer, digest in steps:
         if account is not None:
-            home.load(account)
-        said = home.send(data)
+            backend.load(account)
+        said = backend.send(data)
         is_right = said not in (ACCEPTED, PANICKED) if answer == REFUSED_SOMEHOW else said == answer
-        if not is_right or blake3(home.read()).digest(16) != digest:
+        if not is_right or blake3(backend.read()).digest(16) != digest:
             return True
     return False
 

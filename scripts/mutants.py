@@ -36,7 +36,7 @@ from mutations import Mutant, find_mutants
 
 ROOT = Path(__file__).resolve().parent.parent
 SEARCHES = "tests/core/properties/test_small_worlds.py"  # strong, and slow
-TESTS_COPIED = ("conftest.py", "core", "conformance", "kits", "twins", "model_checker", "vectors")
+TESTS_COPIED = ("conftest.py", "core", "conformance", "kits", "differential", "model_checker", "vectors")
 COPIED = ["psyche", *(f"tests/{name}" for name in TESTS_COPIED), "pyproject.toml", "shared"]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 GRACE_S = 60.0

@@ -78,7 +78,16 @@ def get_programs() -> list[Stage]:
 
 def get_simulations(seed: int) -> Stage:
     """Simulations of fresh seeds; a failing one prints how to replay it."""
-    soak = [sys.executable, "scripts/soak.py", "--home", "both", "--from", str(seed), "--rounds", str(SIMULATED_ROUNDS)]
+    soak = [
+        sys.executable,
+        "scripts/soak.py",
+        "--backend",
+        "both",
+        "--from",
+        str(seed),
+        "--rounds",
+        str(SIMULATED_ROUNDS),
+    ]
     return Stage("simulated rounds", soak)
 
 

@@ -2,7 +2,7 @@
 
 python scripts/soak.py --minutes 60                  two processes, fresh seeds
 python scripts/soak.py --from 0 --rounds 10000       seeds 0, 1, 2 ... until that many rounds are done
-python scripts/soak.py --home chain --minutes 10     on a chain instead of a server
+python scripts/soak.py --backend solana --minutes 10     on a chain instead of a server
 python scripts/soak.py --seed 7                      one seed again, with its last events
 python scripts/soak.py --seed 7 --shrink             and the smallest plan that still fails
 python scripts/soak.py --plan tests/sim/corpus/name.toml
@@ -25,7 +25,7 @@ from psyche.errors import ConfigError
 from psyche.forecast.inputs import load_scenario
 from psyche.sim.scenarios.plan import write_scenario
 from psyche.sim.scenarios.report import get_report
-from psyche.sim.scenarios.scenario import CHAIN, HOMES, TCP, Scenario
+from psyche.sim.scenarios.scenario import BACKENDS, CHAIN, TCP, Scenario
 from psyche.sim.scenarios.swarm import draw_chain_scenario, draw_scenario
 from psyche.sim.shrink import fails_alike, shrink
 from psyche.sim.world import Outcome, simulate
@@ -64,17 +64,17 @@ def bounded(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-def draw(seed: int, home: str) -> Scenario:
-    """The scenario of a seed. With both homes, few seeds play on a chain: a round takes several times as long there."""
-    is_on_chain = home == CHAIN or (home == BOTH and seed % CHAIN_EVERY_SEEDS == 0)
+def draw(seed: int, backend: str) -> Scenario:
+    """The scenario of a seed. With both backends, few seeds play on a chain: a round takes longer there."""
+    is_on_chain = backend == CHAIN or (backend == BOTH and seed % CHAIN_EVERY_SEEDS == 0)
     return draw_chain_scenario(seed) if is_on_chain else draw_scenario(seed)
 
 
-def play_seed(seed: int, home: str = TCP) -> Played:
+def play_seed(seed: int, backend: str = TCP) -> Played:
     try:
-        outcome = simulate(draw(seed, home), keep_lines=False)
+        outcome = simulate(draw(seed, backend), keep_lines=False)
     except Exception as error:  # noqa: BLE001 - any exception of a simulation is a finding
-        again = f"python scripts/soak.py --home {home} --seed {seed}"
+        again = f"python scripts/soak.py --backend {backend} --seed {seed}"
         drawn = Scenario(seed=seed).with_origin(again)  # if it could not be drawn
         return Played(seed, 0, 0.0, get_report(error, drawn))
     return Played(seed, outcome.rounds, outcome.wall_s, outcome.describe() if outcome.violations else "")
@@ -106,10 +106,10 @@ class Counter:
         return f"{self.rounds} rounds of {self.seeds} seeds in {wall_s:.0f} s, {self.failures} seeds with violations"
 
 
-def play_all(seeds: Iterator[int], home: str, minutes: float, rounds: int, processes: int) -> int:
+def play_all(seeds: Iterator[int], backend: str, minutes: float, rounds: int, processes: int) -> int:
     counter = Counter(time.monotonic())
     with ProcessPoolExecutor(processes, initializer=logging.disable) as pool:
-        running = [pool.submit(play_seed, next(seeds), home) for _ in range(processes * AHEAD)]
+        running = [pool.submit(play_seed, next(seeds), backend) for _ in range(processes * AHEAD)]
         while running:
             try:
                 counter.add(running.pop(0).result())
@@ -119,7 +119,7 @@ def play_all(seeds: Iterator[int], home: str, minutes: float, rounds: int, proce
                 raise
             over = counter.rounds >= rounds if rounds else time.monotonic() - counter.started > 60 * minutes
             if not over:
-                running.append(pool.submit(play_seed, next(seeds), home))
+                running.append(pool.submit(play_seed, next(seeds), backend))
     print(counter.describe(time.monotonic()), flush=True)
     return counter.failures
 
@@ -165,7 +165,10 @@ def main() -> int:
     )
     parser.add_argument("--processes", type=bounded(1, MOST_PROCESSES), default=os.cpu_count() or 1)
     parser.add_argument(
-        "--home", choices=(*HOMES, BOTH), default=TCP, help="what keeps the record; both: few of the seeds on a chain"
+        "--backend",
+        choices=(*BACKENDS, BOTH),
+        default=TCP,
+        help="what keeps the record; both: few of the seeds on a chain",
     )
     parser.add_argument("--seed", type=bounded(0, LARGEST_SEED), help="play this seed alone")
     parser.add_argument("--plan", type=Path, help="play this plan alone")
@@ -182,10 +185,10 @@ def play(given: argparse.Namespace) -> int:
     if given.plan is not None:
         return play_one(load_scenario(given.plan), is_shrunk=given.shrink, events=given.events)
     if given.seed is not None:
-        return play_one(draw(given.seed, given.home), is_shrunk=given.shrink, events=given.events)
+        return play_one(draw(given.seed, given.backend), is_shrunk=given.shrink, events=given.events)
     first = secrets.randbelow(LARGEST_SEED) if given.first is None else given.first
     print(f"seeds from {first} on", flush=True)
-    return min(1, play_all(itertools.count(first), given.home, given.minutes, given.rounds, given.processes))
+    return min(1, play_all(itertools.count(first), given.backend, given.minutes, given.rounds, given.processes))
 
 
 def run_for_reader(main: Callable[[], int]) -> int:

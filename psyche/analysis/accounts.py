@@ -18,10 +18,10 @@ from typing import Any, Final
 from psyche.analysis.spans import Span
 from psyche.analysis.tally import DIED, Bound, NodeAccount, Notice, Place, RoundAccount, What, compute_times
 from psyche.analysis.transfers import Pending, Transfers
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import Line, read_event
 
-Trouble = kinds.LeftEpoch | kinds.ClientEnded | kinds.NotSent | kinds.TrainerLost
+Trouble = types.LeftEpoch | types.ClientEnded | types.NotSent | types.TrainerLost
 WORLD: Final = "world"
 SERVER: Final = "server"
 ROUND_STATES: Final = frozenset({"round_train", "round_witness"})
@@ -62,37 +62,37 @@ class Accounts:
         self._keys: dict[bytes, str] = {}  # identity: node
         self._is_told = False  # the log itself names the members of each round
         self._transfers = Transfers()
-        self._handlers: dict[type[kinds.Event], Callable[[NodeAccount, float, Any], None]] = {
-            kinds.StateChanged: self._on_state, kinds.Member: self._on_member, kinds.RoundStarted: self._on_round,
-            kinds.Applied: self._on_applied, kinds.Trained: self._on_trained, kinds.ResultSent: self._on_sent,
-            kinds.PayloadReceived: self._on_payload, kinds.Decided: self._on_decided,
-            kinds.Network: self._on_network, kinds.ClientStarted: self._on_process, kinds.Dropped: self._on_dropped,
-            kinds.LeftEpoch: self._on_trouble, kinds.ClientEnded: self._on_trouble, kinds.TrainerLost: self._on_trouble,
-            kinds.Withdrew: self._on_withdrew, kinds.NotSent: self._on_not_sent,
+        self._handlers: dict[type[types.Event], Callable[[NodeAccount, float, Any], None]] = {
+            types.StateChanged: self._on_state, types.Member: self._on_member, types.RoundStarted: self._on_round,
+            types.Applied: self._on_applied, types.Trained: self._on_trained, types.ResultSent: self._on_sent,
+            types.PayloadReceived: self._on_payload, types.Decided: self._on_decided,
+            types.Network: self._on_network, types.ClientStarted: self._on_process, types.Dropped: self._on_dropped,
+            types.LeftEpoch: self._on_trouble, types.ClientEnded: self._on_trouble, types.TrainerLost: self._on_trouble,
+            types.Withdrew: self._on_withdrew, types.NotSent: self._on_not_sent,
         }  # fmt: skip
         self._last_trained: tuple[float, Bound] = (0.0, Bound("none"))
         self._last_arrived: tuple[float, Bound] = (0.0, Bound("none"))
 
-    def take(self, t: float, node: str, event: kinds.Event) -> None:
+    def take(self, t: float, node: str, event: types.Event) -> None:
         """Fold in one event of a node; `t` on the log's clock, in seconds."""
         self.started = t if not self.seen else self.started
         self.ended = max(self.ended, t)
         self.seen += 1
-        if isinstance(event, kinds.StateChanged) and node == self._reference:
+        if isinstance(event, types.StateChanged) and node == self._reference:
             self._take_state(t, event)
         if node == WORLD:
             self._take_world(t, event)
-        elif isinstance(event, kinds.ProcessKilled):  # of a testnet
+        elif isinstance(event, types.ProcessKilled):  # of a testnet
             self._take_death(event.name, t, is_killed=True)
-        elif isinstance(event, kinds.ProcessEnded):
+        elif isinstance(event, types.ProcessEnded):
             self._take_death(event.name, t)
         elif node == SERVER:
-            if isinstance(event, kinds.ClientWithdrawn):
+            if isinstance(event, types.ClientWithdrawn):
                 self._take_withdrawal(event.key)
         elif handler := self._handlers.get(type(event)):
             handler(self._get(node), t, event)
 
-    def wants(self, node: str, event: kinds.Event) -> bool:
+    def wants(self, node: str, event: types.Event) -> bool:
         """Whether `take` uses such an event."""
         return type(event) in self._handlers or node == WORLD
 
@@ -104,7 +104,7 @@ class Accounts:
 
     # --- rounds --------------------------------------------------------------------------------------
 
-    def _take_state(self, t: float, event: kinds.StateChanged) -> None:
+    def _take_state(self, t: float, event: types.StateChanged) -> None:
         state = event.run_state.name.lower()
         self.phases[self._state[0] or "starting"] += t - (self._state[1] or self.started)
         if self._state[0] in EPOCH_STATES:
@@ -181,7 +181,7 @@ class Accounts:
         if not self._is_told and node.member_of == place[0]:
             node.present.add(place)
 
-    def _take_members(self, event: kinds.RoundMembers) -> None:
+    def _take_members(self, event: types.RoundMembers) -> None:
         """Take a round's members from the log itself; from now on they are not guessed."""
         self._is_told = True
         place = (event.epoch, event.height)
@@ -198,32 +198,32 @@ class Accounts:
             node.present.add(self._open.place)
         node.leave()
 
-    def _on_withdrew(self, node: NodeAccount, _t: float, _event: kinds.Withdrew) -> None:
+    def _on_withdrew(self, node: NodeAccount, _t: float, _event: types.Withdrew) -> None:
         node.leave()
 
     # --- processes -----------------------------------------------------------------------------------
 
-    def _take_world(self, t: float, event: kinds.Event) -> None:
+    def _take_world(self, t: float, event: types.Event) -> None:
         """Fold in an event of the simulated world about a machine."""
         match event:
-            case kinds.RoundMembers():
+            case types.RoundMembers():
                 self._take_members(event)
-            case kinds.Killed():
+            case types.Killed():
                 self._take_death(event.who, t, is_killed=True)
-            case kinds.Ended() | kinds.Stopped():
+            case types.Ended() | types.Stopped():
                 self._take_death(event.who, t)
-            case kinds.Started() | kinds.Resumed() | kinds.Carried() if event.who != SERVER:
+            case types.Started() | types.Resumed() | types.Carried() if event.who != SERVER:
                 self._take_life(self._get(event.who), t, event)
             case _:
                 pass
 
-    def _take_life(self, node: NodeAccount, t: float, event: kinds.Started | kinds.Resumed | kinds.Carried) -> None:
-        if isinstance(event, kinds.Carried):
+    def _take_life(self, node: NodeAccount, t: float, event: types.Started | types.Resumed | types.Carried) -> None:
+        if isinstance(event, types.Carried):
             node.bytes_sent, node.bytes_received = event.bytes_sent, event.bytes_received
             node.weights_received = event.weights_received
             return
         self._return(node, t)
-        if isinstance(event, kinds.Started):
+        if isinstance(event, types.Started):
             node.start_process()
 
     def _take_death(self, who: str, t: float, *, is_killed: bool = False) -> None:
@@ -241,33 +241,33 @@ class Accounts:
 
     # --- events of clients ---------------------------------------------------------------------------
 
-    def _on_process(self, node: NodeAccount, t: float, event: kinds.ClientStarted) -> None:
+    def _on_process(self, node: NodeAccount, t: float, event: types.ClientStarted) -> None:
         self._return(node, t)
         self._keys[event.identity] = node.name
         node.start_process()
 
-    def _on_state(self, node: NodeAccount, t: float, event: kinds.StateChanged) -> None:
+    def _on_state(self, node: NodeAccount, t: float, event: types.StateChanged) -> None:
         node.epoch = event.epoch
         node.round_since = t
 
-    def _on_member(self, node: NodeAccount, _t: float, event: kinds.Member) -> None:
+    def _on_member(self, node: NodeAccount, _t: float, event: types.Member) -> None:
         node.member_of, node.out_of = node.epoch, None
         self._names[node.epoch, event.index] = node.name
 
-    def _on_round(self, node: NodeAccount, t: float, event: kinds.RoundStarted) -> None:
+    def _on_round(self, node: NodeAccount, t: float, event: types.RoundStarted) -> None:
         place = (event.epoch, event.height)
         node.epoch, node.round_since, node.is_applying = place[0], t, True
         self._admit_self(node, place)
         if place in self._by_place and event.drain:
             self._by_place[place].is_drain = True
 
-    def _on_applied(self, node: NodeAccount, t: float, _event: kinds.Applied) -> None:
+    def _on_applied(self, node: NodeAccount, t: float, _event: types.Applied) -> None:
         if node.is_applying and t > node.round_since:
             node.add(What.APPLY, node.round_since, t)
         node.is_applying = False
         node.training_since = t
 
-    def _on_trained(self, node: NodeAccount, t: float, event: kinds.Trained) -> None:
+    def _on_trained(self, node: NodeAccount, t: float, event: types.Trained) -> None:
         node.add(What.TRAIN, t - event.seconds, t)
         node.training_since = None
         place = (event.epoch, event.height)
@@ -278,10 +278,10 @@ class Accounts:
             self._admit_self(node, place)
         self._last_trained = (t, Bound("training", node.name))
 
-    def _on_sent(self, node: NodeAccount, t: float, event: kinds.ResultSent) -> None:
+    def _on_sent(self, node: NodeAccount, t: float, event: types.ResultSent) -> None:
         self._transfers.send((event.epoch, event.height), node.name, t)
 
-    def _on_payload(self, node: NodeAccount, t: float, event: kinds.PayloadReceived) -> None:
+    def _on_payload(self, node: NodeAccount, t: float, event: types.PayloadReceived) -> None:
         name = self._names.get((node.epoch, event.from_member), "")
         self._transfers.arrive((node.epoch, event.height), name, node.name)
         sent = self._transfers.get_sent((node.epoch, event.height), name)
@@ -294,23 +294,23 @@ class Accounts:
         node.add(What.TRANSFER, start, t)
         self._last_arrived = (t, Bound("transfer", name or "somebody", node.name))
 
-    def _on_decided(self, node: NodeAccount, _t: float, event: kinds.Decided) -> None:
+    def _on_decided(self, node: NodeAccount, _t: float, event: types.Decided) -> None:
         found = self._by_place.get((node.epoch, event.height))
         if found is not None and not found.is_decided:
             found.is_decided, found.is_void = True, event.void
             found.members = tuple(self._names.get((node.epoch, m), f"member {m}") for m in event.members)
 
-    def _on_network(self, node: NodeAccount, _t: float, event: kinds.Network) -> None:
+    def _on_network(self, node: NodeAccount, _t: float, event: types.Network) -> None:
         node.count_bytes(event.bytes_sent, event.bytes_received)
 
-    def _on_dropped(self, node: NodeAccount, t: float, event: kinds.Dropped) -> None:
-        node.notices.append(Notice(t, kinds.get_kind_name(event), event.reason or event.state.name.lower()))
+    def _on_dropped(self, node: NodeAccount, t: float, event: types.Dropped) -> None:
+        node.notices.append(Notice(t, types.get_kind_name(event), event.reason or event.state.name.lower()))
         node.leave()
 
     def _on_trouble(self, node: NodeAccount, t: float, event: Trouble) -> None:
-        node.notices.append(Notice(t, kinds.get_kind_name(event), event.reason))
+        node.notices.append(Notice(t, types.get_kind_name(event), event.reason))
 
-    def _on_not_sent(self, node: NodeAccount, t: float, event: kinds.NotSent) -> None:
+    def _on_not_sent(self, node: NodeAccount, t: float, event: types.NotSent) -> None:
         self._on_trouble(node, t, event)
         if node.training_since is not None:
             node.add(What.VAIN, node.training_since, t)
@@ -409,16 +409,16 @@ class Accounts:
         return [(one.place, tuple(sorted(one.members))) for one in self.rounds if one.is_decided]
 
 
-Told = tuple[float, str, kinds.Event]  # time, node, event
+Told = tuple[float, str, types.Event]  # time, node, event
 
 
 def find_reference(told: Iterable[Told]) -> str:
     """The node whose view of the record to use: the server, or a simulated chain; else the client with the most
     state changes.
     """
-    counts = Counter(node for _, node, event in told if isinstance(event, kinds.StateChanged))
-    homes = (node for node in (SERVER, WORLD) if node in counts or not counts)
-    return next(homes, "") or counts.most_common(1)[0][0]
+    counts = Counter(node for _, node, event in told if isinstance(event, types.StateChanged))
+    backends = (node for node in (SERVER, WORLD) if node in counts or not counts)
+    return next(backends, "") or counts.most_common(1)[0][0]
 
 
 def is_overlapped(told: Iterable[Told]) -> bool:
@@ -426,9 +426,9 @@ def is_overlapped(told: Iterable[Told]) -> bool:
     heights: dict[str, int] = {}
     delays: list[int] = []
     for _, node, event in told:
-        if isinstance(event, kinds.StateChanged):
+        if isinstance(event, types.StateChanged):
             heights[node] = event.height
-        elif isinstance(event, kinds.Decided) and node in heights:
+        elif isinstance(event, types.Decided) and node in heights:
             delays.append(heights[node] - event.height)
     return not delays or min(delays) > 1
 
@@ -437,7 +437,7 @@ def read_accounts(lines: Iterable[Line]) -> Accounts:
     """Make the accounts of a complete log; a log of `psyche simulate` itself says what its tokens stand for."""
     told: list[Told] = [(float(line["t"]), line["node"], read_event(line)) for line in lines]
     reference = find_reference(told)
-    stands_for = next((event for _, _, event in told if isinstance(event, kinds.Simulated)), None)
+    stands_for = next((event for _, _, event in told if isinstance(event, types.Simulated)), None)
     if stands_for is None:
         accounts = Accounts(reference=reference, overlap=is_overlapped(told))
         accounts.is_stand_in = any(node == WORLD for _, node, _ in told)

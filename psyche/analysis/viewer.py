@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Final
 
 from psyche.errors import ConfigError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import Line, find_logs, read_lines
 
 MAX_FIELD: Final = 60  # characters of one field in `describe_line`
-QUIET_KINDS: Final = (kinds.Network, kinds.WaitStarted, kinds.WaitEnded, kinds.PayloadReceived, kinds.ModelFetch)
-QUIET: Final = frozenset(map(kinds.get_kind_name, QUIET_KINDS))
+QUIET_KINDS: Final = (
+    types.Network,
+    types.WaitStarted,
+    types.WaitEnded,
+    types.PayloadReceived,
+    types.ModelFetch,
+)
+QUIET: Final = frozenset(map(types.get_kind_name, QUIET_KINDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from psyche.core.state.state import (
 )
 from psyche.errors import ConfigError
 from psyche.telemetry.text import TEXT_COLUMNS, format_table
-from psyche.wire.home import Spell, spell_briefly
+from psyche.wire.commands import WriteCommand, write_briefly
 
 PAGE: Final = "docs/owner.md"
 FIGURES: Final = 6  # of a number; all of them if two numbers would look alike
@@ -244,8 +244,8 @@ def _format(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def check_update(state: Coordinator, update: Update, spell: Spell = spell_briefly) -> None:
-    """Check an update by the rules of the record, as the run's home does when it arrives.
+def check_update(state: Coordinator, update: Update, spell: WriteCommand = write_briefly) -> None:
+    """Check an update by the rules of the record, as the run's backend does when it arrives.
 
     `spell` writes the commands that a message names.
 
@@ -259,7 +259,7 @@ def check_update(state: Coordinator, update: Update, spell: Spell = spell_briefl
         raise ConfigError(_explain_moment(state, spell)) from error
 
 
-def _explain_moment(state: Coordinator, spell: Spell) -> str:
+def _explain_moment(state: Coordinator, spell: WriteCommand) -> str:
     """Explain why the settings cannot change now (P9), and what to do."""
     if state.run_state is RunState.FINISHED:
         progress = state.progress

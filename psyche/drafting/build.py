@@ -48,7 +48,7 @@ class Draft:
     data: DataChoice
     tokenizer: TextTokenizer  # for texts that are to be tokenized
     tokenizer_path: Path | None  # its files, which the model's folder gets; None: the byte tokenizer's
-    home: str  # how members reach the coordinator: host:port of a server, or an RPC endpoint of a chain
+    backend: str  # how members reach the coordinator: host:port of a server, or an RPC endpoint of a chain
     is_prepared: bool  # tokens and first weights are made at once
     is_tokenizer_named: bool
 

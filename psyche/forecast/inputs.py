@@ -10,7 +10,7 @@ from psyche.durable import read_file
 from psyche.errors import ConfigError
 from psyche.sim.chain_faults import ALL_KINDS
 from psyche.sim.faults import Fault, read_faults
-from psyche.sim.scenarios.checks import check_fault, check_home_of_fault, check_within
+from psyche.sim.scenarios.checks import check_backend_of_fault, check_fault, check_within
 from psyche.sim.scenarios.plan import read_scenario
 from psyche.sim.scenarios.scenario import CHAIN, TCP, Scenario
 from psyche.sim.scenarios.swarm import draw_scenario
@@ -37,8 +37,8 @@ def load_faults(path: Path, clients: int, chain: ChainTable | None = None) -> tu
         found = read_faults(tables, ALL_KINDS)
         for number, fault in enumerate(found):
             check_within(f"fault[{number}]", check_fault, fault, clients)
-            home, endpoints = (CHAIN, chain.endpoints) if chain is not None else (TCP, 0)
-            check_within(f"fault[{number}]", check_home_of_fault, fault, home, endpoints)
+            backend, endpoints = (CHAIN, chain.endpoints) if chain is not None else (TCP, 0)
+            check_within(f"fault[{number}]", check_backend_of_fault, fault, backend, endpoints)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return found

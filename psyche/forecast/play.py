@@ -16,7 +16,7 @@ from psyche.sim.invariants.checker import Violation
 from psyche.sim.scenarios.scenario import build_small_model
 from psyche.sim.stall_detection import StallDetector
 from psyche.sim.world import Outcome, World, simulate
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import Line
 
 
@@ -98,22 +98,22 @@ def build_log(forecast: Forecast) -> bytes:
     gives the forecast's own figures.
     """
     question, end_s = forecast.question, forecast.outcome.simulated_s
-    played = kinds.Simulated(
+    played = types.Simulated(
         limit_s=question.config.max_round_train_time, overlap=bool(question.config.overlap),
         sequence_tokens=question.workload.sequence_tokens, played_tokens=build_small_model().max_seq_len,
         payload_bytes=question.workload.payload_bytes,
     )  # fmt: skip
     carried = [
-        kinds.Carried(
+        types.Carried(
             who=name, bytes_sent=round(one.sent), bytes_received=round(one.received),
             weights_sent=round(one.weights_sent), weights_received=round(one.weights_received),
         )
         for name, one in forecast.carried.items()
     ]  # fmt: skip
 
-    def write(t: float, event: kinds.Event) -> bytes:
+    def write(t: float, event: types.Event) -> bytes:
         line: Line = {"t": t, "node": WORLD}
-        kinds.fill_line(line, event)
+        types.fill_line(line, event)
         return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
     return b"".join((write(0.0, played), *forecast.outcome.lines, *(write(end_s, one) for one in carried)))

@@ -114,7 +114,7 @@ def build_scenario(question: Question) -> Scenario:
         seed=question.seed, classes=tuple(build_class(one, count, workload) for one, count in population),
         config=values, blob_bytes=build_sizes(workload), weight_parts=PARTS, shares_lines=True,
         limits=build_limits(workload, min(one.up_mbit_s for one, _ in population) * BYTES_PER_MBIT),
-        home=TCP if question.chain is None else CHAIN, chain=build_conditions(question.chain),
+        backend=TCP if question.chain is None else CHAIN, chain=build_conditions(question.chain),
     )  # fmt: skip
     limit_s = compute_end_s(question, scenario)
     return replace(scenario, limit_s=limit_s, faults=(*question.faults, *draw_failures(question, limit_s)))
@@ -201,7 +201,7 @@ def draw_failures(question: Question, limit_s: float) -> list[Fault]:
 def compute_patience_s_of(question: Question) -> float:
     """Seconds without progress after which a forecast ends; long enough for a failed machine to come back."""
     back_s = [60 * (one.back_after_min or 0.0) for one in question.classes if one.fails_every_h is not None]
-    home = TCP if question.chain is None else CHAIN
-    transition_s = compute_transition_s(Scenario(home=home, chain=build_conditions(question.chain)))
+    backend = TCP if question.chain is None else CHAIN
+    transition_s = compute_transition_s(Scenario(backend=backend, chain=build_conditions(question.chain)))
     patience_s = compute_patience_s(question.config, transition_s=transition_s)
     return PATIENCES * (patience_s + max(back_s, default=0.0))

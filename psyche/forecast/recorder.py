@@ -19,7 +19,7 @@ from psyche.server.journal.changes import Change
 from psyche.sim.scenarios.scenario import build_small_model
 from psyche.sim.trainer import WEIGHTS
 from psyche.sim.world import World
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 BODY_BYTES: Final = 8  # size of a simulated payload
 PAYLOAD_REPLY: Final = REPLY_HEAD_BYTES + BODY_BYTES
@@ -104,10 +104,10 @@ class Recorder:
         world.trace.listeners.append(self._listen)
         world.record_listeners.append(self._look)
 
-    def _listen(self, node: str, event: kinds.Event) -> None:
+    def _listen(self, node: str, event: types.Event) -> None:
         if self._on_progress is not None:
             self._on_progress(Played(self._furthest, self._given_up, trio.current_time()))
-        if isinstance(event, kinds.ClientWithdrawn):
+        if isinstance(event, types.ClientWithdrawn):
             self._lost[event.key] = event.after_s
         if self.accounts.wants(node, event):
             self.accounts.take(trio.current_time(), node, event)
@@ -135,7 +135,7 @@ class Recorder:
             return
         self._run_state = state.run_state
         self.world.note(
-            kinds.StateChanged(
+            types.StateChanged(
                 epoch=state.progress.epoch, height=state.current.height, run_state=state.run_state,
                 step=state.progress.step, members=get_healthy(state).bit_count(),
             )
@@ -147,7 +147,7 @@ class Recorder:
         names = tuple(self._names[state.clients[member].p2p] for member in get_members(one.members))
         tokens = 0 if one.flags & RoundFlag.DRAIN else one.batch_size * self._tokens
         epoch = state.progress.epoch
-        self.world.note(kinds.RoundMembers(epoch=epoch, height=one.height, members=names, tokens=tokens))
+        self.world.note(types.RoundMembers(epoch=epoch, height=one.height, members=names, tokens=tokens))
 
     def _look_at(self, client: Client, now: float, *, is_paused: bool) -> None:
         """Note a member that left; who leaves with all others because the owner pauses the run has not."""

@@ -1,6 +1,6 @@
-"""The allow list of a TCP home: the settings of run.toml plus the changes by its owner's commands.
+"""The allow list of a TCP backend: the settings of run.toml plus the changes by its owner's commands.
 
-It belongs to the home and is not part of the run's state; the journal and its snapshots keep the changes.
+It belongs to the backend and is not part of the run's state; the journal and its snapshots keep the changes.
 """
 
 from collections import OrderedDict

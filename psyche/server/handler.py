@@ -28,7 +28,7 @@ from psyche.server.journal.changes import Change
 from psyche.server.journal.journal import KEPT_OP_IDS, Journal
 from psyche.server.reports import ReportBoard, ReportSummary
 from psyche.server.status import get_earnings, make_status
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
 from psyche.wire.access import AccessMessage, Allow, Disallow
@@ -142,7 +142,7 @@ class CoordinatorHandler:
         for slot in self.state.registry.slots:
             if slot.state is SlotState.JOINED:
                 self._presence.disconnected(slot.p2p, self.now, is_known=True)
-        self._sink.emit(kinds.ServerRecovered(gap_s=gap_s, seq=self.journal.last_seq, run_state=self.state.run_state))
+        self._sink.emit(types.ServerRecovered(gap_s=gap_s, seq=self.journal.last_seq, run_state=self.state.run_state))
 
     def get_status(self) -> wire.RunStatus:
         """Return the run's status, for people."""
@@ -178,7 +178,7 @@ class CoordinatorHandler:
             raise
         except Exception as error:
             self.state = decode_state(self.version.raw)  # no partial change may remain
-            self._sink.emit(kinds.ServerDefect(change=change.name, error=traceback.format_exc()))
+            self._sink.emit(types.ServerDefect(change=change.name, error=traceback.format_exc()))
             raise BackendError(f"internal error while handling {change.name}: {error!r}") from error
         version = make_version(self.journal.last_seq + 1, self.now, self.state, raw)
         self.journal.append(self.now, change, version.hash)
@@ -194,10 +194,10 @@ class CoordinatorHandler:
         run_state, step = was
         if progress.step < step:  # P3, P5: the only cases in which progress goes back
             back = progress.epoch_start_data_index
-            self._sink.emit(kinds.Rollback(step=progress.step, was=step, epoch=progress.epoch, data_index=back))
+            self._sink.emit(types.Rollback(step=progress.step, was=step, epoch=progress.epoch, data_index=back))
         if state.run_state is not run_state:
             self._sink.emit(
-                kinds.StateChanged(
+                types.StateChanged(
                     epoch=progress.epoch, height=state.current.height, run_state=state.run_state, step=progress.step,
                     members=get_healthy(state).bit_count(), was=run_state,
                 )
@@ -240,10 +240,10 @@ class CoordinatorHandler:
         departure = find_departure(self.state, number)
         if departure is not None:
             self._apply(Change(msg.Withdraw(*departure), key))
-            self._sink.emit(kinds.ClientWithdrawn(key=key, reason=reason, after_s=after_s))
+            self._sink.emit(types.ClientWithdrawn(key=key, reason=reason, after_s=after_s))
         if can_be_given_up(self.state, number):
             self._apply(Change(msg.LeaveRun(), self.state.registry.slots[number].signer))
-            self._sink.emit(kinds.SlotGivenUp(key=key, reason=reason, after_s=after_s))
+            self._sink.emit(types.SlotGivenUp(key=key, reason=reason, after_s=after_s))
 
     def _answer(self, sender: bytes, body: wire.RequestBody) -> wire.ReplyBody:
         """Carry out a request; return the body of its reply.
@@ -288,12 +288,12 @@ class CoordinatorHandler:
                 return None
 
     def _submit(self, sender: bytes, body: wire.SubmitRequest, message: AnyMessage) -> None:
-        """Submit a message to the state machine, after the checks that only the home can make."""
+        """Submit a message to the state machine, after the checks that only the backend can make."""
         if isinstance(message, Allow | Disallow):
             self._change_access(sender, body, message)
             return
         kind = BY_TYPE[type(message)]
-        if kind.sender is Sender.HOME:
+        if kind.sender is Sender.BACKEND:
             raise wire.BadRequest(f"{kind.name}: no message to a TCP server")
         if kind.sender is Sender.OWNER:
             self._command(sender, body, message)
@@ -308,7 +308,7 @@ class CoordinatorHandler:
                 self._apply(Change(message, sender))
 
     def _note_repeat(self, sender: bytes, request: wire.Request, answered_from: str) -> None:
-        self._sink.emit(kinds.RequestRepeated(key=sender, request=wire.get_name(request.body), answered=answered_from))
+        self._sink.emit(types.RequestRepeated(key=sender, request=wire.get_name(request.body), answered=answered_from))
 
     def _refuse(self, sender: bytes, request: wire.Request, error: PsycheError) -> wire.Reply:
         on_record = is_on_record(self.state, sender, request.body)
@@ -363,7 +363,7 @@ class CoordinatorHandler:
         self._apply(Change(message, sender, op_id))
         if isinstance(message, msg.Collect):
             for signer, amount in message.claims:
-                self._sink.emit(kinds.EarningsCollected(key=signer, amount=amount, op_id=op_id))
+                self._sink.emit(types.EarningsCollected(key=signer, amount=amount, op_id=op_id))
 
     def may_follow(self, key: bytes) -> bool:
         """Whether the key may see the state and address book: it may join or command, or is still a member (M12)."""
@@ -403,7 +403,7 @@ class CoordinatorHandler:
         self.access.refresh()
         self.journal.append(self.now, change, self.version.hash)
         self._op_ids.append(op_id)
-        self._sink.emit(kinds.AccessChanged(change=change.name, allowed=len(self.access.keys)))
+        self._sink.emit(types.AccessChanged(change=change.name, allowed=len(self.access.keys)))
 
     def _list_allowed(self, sender: bytes) -> wire.AllowedKeys:
         self._check_authority(sender)

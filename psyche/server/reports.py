@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from psyche.core.state.roster import is_in_epoch
 from psyche.core.state.state import Client, ClientState, Coordinator, SlotState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
 from psyche.wire.backend import MemberInfo
 from psyche.wire.report import SelfReport, clean_report
@@ -66,10 +66,10 @@ class ReportBoard:
         if report.error == kept.told:
             return
         if not report.error:
-            self._sink.emit(kinds.ErrorOver(key=key, name=report.name))
+            self._sink.emit(types.ErrorOver(key=key, name=report.name))
             kept.told = ""
         elif not kept.told_at or now - kept.told_at >= TOLD_AGAIN_S:  # otherwise one of its next reports tells
-            self._sink.emit(kinds.ErrorReported(key=key, name=report.name, phase=report.phase, error=report.error))
+            self._sink.emit(types.ErrorReported(key=key, name=report.name, phase=report.phase, error=report.error))
             kept.told, kept.told_at = report.error, now
 
     def summarise(self, state: Coordinator, now: int, connected: frozenset[bytes]) -> ReportSummary:

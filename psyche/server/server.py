@@ -34,7 +34,7 @@ from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.journal import JournalDisk
 from psyche.server.reports import ReportSummary
 from psyche.server.run import OpenRun, RunDefinition, hash_settings, open_run, remember_change
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire.access import Access
 from psyche.wire.crypto import Identity
@@ -218,7 +218,7 @@ class _Server:
         for task in (self._write_journal, self._push, self._tick):
             nursery.start_soon(task)
         self._has_served = True
-        self._sink.emit(kinds.ServerListening(host=self._settings.host, port=bound.port, data_port=data_port))
+        self._sink.emit(types.ServerListening(host=self._settings.host, port=bound.port, data_port=data_port))
         task_status.started(self._get_address(bound.port, data_port))
         await trio.serve_listeners(self._hub.serve, [bound.listener])
 
@@ -238,9 +238,9 @@ class _Server:
 
     def _report_recovery(self) -> None:
         access = self._handler.access
-        self._sink.emit(kinds.Access(is_open=access.is_open, allowed=len(access.keys)))
+        self._sink.emit(types.Access(is_open=access.is_open, allowed=len(access.keys)))
         for note in self._opened.notes:
-            self._sink.emit(kinds.JournalNote(note=note))
+            self._sink.emit(types.JournalNote(note=note))
         if not self._opened.is_new:
             self._handler.recover(self._clock.now())
             self._note_work()
@@ -347,6 +347,6 @@ class _Server:
         try:
             await self._flush()
         except BackendError as error:  # the disk failed: an earlier error already gives that as the reason for the stop
-            self._sink.emit(kinds.JournalFailed(error=str(error)))
+            self._sink.emit(types.JournalFailed(error=str(error)))
         if self._has_served:  # otherwise it failed to start, which its own error reports
-            self._sink.emit(kinds.ServerStopped(seq=self._handler.journal.durable_seq))
+            self._sink.emit(types.ServerStopped(seq=self._handler.journal.durable_seq))

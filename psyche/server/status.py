@@ -2,11 +2,11 @@
 
 from msgspec.structs import replace
 
+from psyche.backends.summary import summarize_run
 from psyche.core.state.state import Coordinator
 from psyche.server.access import AllowList
 from psyche.server.reports import ReportSummary
 from psyche.wire.backend import Earnings, RunStatus
-from psyche.wire.home import summarize_run
 
 
 def get_earnings(state: Coordinator) -> Earnings:

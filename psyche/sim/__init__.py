@@ -18,9 +18,9 @@ There is no gossip mesh. Five things are replaced, each where production has a s
 | disks | the server's is in memory and can tear a write or fill up; the clients' are temporary folders | `disk` |
 | the model | a small one with exact arithmetic, with the timings and sizes of a described machine | `trainer` |
 
-`world` builds the machines and starts, kills and restarts them; `homes` has what keeps the run's record. `faults` are
-data, carried out by the world; `byzantine` are clients whose ports lie. `invariants.shadow` reads the record as its
-home writes it, so it knows the record independently of the home; `invariants.checker` checks every event against that
-record. `scenarios.swarm` draws scenarios from seeds, `shrink` reduces failing ones. No package below this one
+`world` builds the machines and starts, kills and restarts them; `backends` has what keeps the run's record. `faults`
+are data, carried out by the world; `byzantine` are clients whose ports lie. `invariants.shadow` reads the record as its
+backend writes it, so it knows the record independently of it; `invariants.checker` checks every event against
+that record. `scenarios.swarm` draws scenarios from seeds, `shrink` reduces failing ones. No package below this one
 imports it. `forecast` turns a world into the output of `psyche simulate`; `analysis` reads event logs.
 """

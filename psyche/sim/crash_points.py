@@ -14,7 +14,7 @@ from psyche.sim.hosts import ClientHost
 from psyche.sim.runtime import Task, find_root
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.world import Outcome, World, simulate
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 VICTIM: Final = "client-1"
 HEIGHT: Final = 2  # everything that a round may involve is under way: training, applying, fetching, attesting
@@ -48,8 +48,8 @@ class Watch(trio.abc.Instrument):
         self._is_on = False
         world.trace.listeners.append(self._listen)
 
-    def _listen(self, node: str, event: kinds.Event) -> None:
-        if node != VICTIM or not isinstance(event, kinds.RoundStarted):
+    def _listen(self, node: str, event: types.Event) -> None:
+        if node != VICTIM or not isinstance(event, types.RoundStarted):
             return
         begins = (event.epoch, event.height) == (0, HEIGHT)
         if begins and not self._is_on:

@@ -23,7 +23,7 @@ from psyche.network.memory.line import LinkConditions
 from psyche.server.journal.changes import Change
 from psyche.sim.chain.endpoints import SimulatedEndpoint
 from psyche.sim.disk import DiskConditions, ServerFiles
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 ANSWERED: Final[dict[str, type[Message]]] = {
     "join": Join,
@@ -112,7 +112,7 @@ class Stage(Protocol):
         """Reset a machine's connections to the server."""
         ...
 
-    def note(self, event: kinds.Event) -> None:
+    def note(self, event: types.Event) -> None:
         """Log an event of the world itself."""
         ...
 
@@ -378,10 +378,10 @@ class LostAnswer(Fault):
         def see(change: Change) -> None:
             key = change.sender
             if change in cut:
-                world.note(kinds.RecordedTwice(who=wanted[key], what=self.what))
+                world.note(types.RecordedTwice(who=wanted[key], what=self.what))
             elif not cut and type(change.message) is ANSWERED[self.what] and key in wanted:
                 cut.append(change)
-                world.note(kinds.AnswerLost(who=wanted[key], what=self.what))
+                world.note(types.AnswerLost(who=wanted[key], what=self.what))
                 world.reset_requests(key)
 
         world.record_listeners.append(see)

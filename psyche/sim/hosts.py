@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import trio
 
+from psyche.backends.port import Backend
 from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.settings import ClientSettings
@@ -43,14 +44,14 @@ from psyche.sim.scenarios.scenario import (
     START_UNIX,
     MachineClass,
 )
-from psyche.sim.surroundings import Caller, SimulatedBackend, Surroundings
+from psyche.sim.surroundings import Caller, MeasuredBackend, Surroundings
 from psyche.sim.trace import NodeLog
 from psyche.sim.trainer import VOCAB, PayloadCodec, SimTrainer, TrainerFaults
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.line.tls import TlsConnection
 from psyche.wire.peer_address import PeerAddress
-from psyche.wire.ports import Backend, Proof
+from psyche.wire.ports import Proof
 
 FIXED_ADDRESSES = 1_000_000
 BOOTSTRAP_PEERS = 4  # clients whose addresses all know beforehand
@@ -100,14 +101,14 @@ class Host:
             self.lives += 1
             self.code, self.is_gone = None, False
             self.life = Life(NodeLog(self.world.trace, self.name), self.lives)
-            self.world.note(kinds.Started(who=self.name, life=self.lives))
+            self.world.note(types.Started(who=self.name, life=self.lives))
             self.world.spawn(self._live, self.life)
 
     def kill(self, *, erase: bool = False) -> None:
         """Kill its process, as SIGKILL does."""
         life, self.life = self.life, None
         if life is not None:
-            self.world.note(kinds.Killed(who=self.name, life=life.number))
+            self.world.note(types.Killed(who=self.name, life=life.number))
             life.log.is_alive = False
             for notify in life.on_death:
                 notify()
@@ -129,7 +130,7 @@ class Host:
             return None
         life.stops += 1
         if life.stops == 1:
-            self.world.note(kinds.Stopped(who=self.name))
+            self.world.note(types.Stopped(who=self.name))
             self.world.queue.stop(life.root)
         return life
 
@@ -147,7 +148,7 @@ class Host:
 
     def _go_on(self, life: Life) -> None:
         if not life.stops and life.root is not None:
-            self.world.note(kinds.Resumed(who=self.name))
+            self.world.note(types.Resumed(who=self.name))
             self.world.queue.resume(life.root)
 
     def degrade(self, fault: Degrade) -> None:
@@ -179,7 +180,7 @@ class Host:
         if self.life is life:
             self.life = None
             self.world.drop(self.key)
-            self.world.note(kinds.Ended(who=self.name, life=life.number, code=self.code))
+            self.world.note(types.Ended(who=self.name, life=life.number, code=self.code))
             self.world.on_end(self)
 
     async def _guard(self, life: Life) -> None:
@@ -190,9 +191,9 @@ class Host:
             self.code = 1
             expected, others = _split(error)
             for one in expected:
-                life.log.emit(kinds.ProcessFailed(error=str(one)))
+                life.log.emit(types.ProcessFailed(error=str(one)))
             if others:
-                life.log.emit(kinds.Crashed(error="".join(traceback.format_exception(error))))
+                life.log.emit(types.Crashed(error="".join(traceback.format_exception(error))))
 
     async def _main(self, life: Life) -> int:
         raise NotImplementedError
@@ -209,7 +210,7 @@ def _split(error: BaseException) -> tuple[list[BaseException], list[BaseExceptio
 class _WatchedBackend:
     """Forwards everything to a backend, and reports the server's answers to witness messages."""
 
-    def __init__(self, inner: SimulatedBackend, on_answer: Callable[[WitnessMessage], None]) -> None:
+    def __init__(self, inner: MeasuredBackend, on_answer: Callable[[WitnessMessage], None]) -> None:
         self._inner = inner
         self._on_answer = on_answer
 
@@ -240,7 +241,7 @@ class ClientHost(Host):
         self.engine: RoundEngine | None = None
         self.network: MemoryNode | None = None
         self.trainer: SimTrainer | None = None
-        self.backend: SimulatedBackend | None = None
+        self.backend: MeasuredBackend | None = None
         self._prepare_disk()
 
     @property
@@ -345,7 +346,7 @@ class ClientHost(Host):
     def ask_to_end(self, reason: str) -> None:
         """End the client as Ctrl-C does: it withdraws and ends."""
         if self.shell is not None and self.life is not None and self.life.root is not None:
-            self.world.note(kinds.AskedToEnd(who=self.name))
+            self.world.note(types.AskedToEnd(who=self.name))
             self.shell.stop(reason)
 
     async def _main(self, life: Life) -> int:
@@ -367,7 +368,7 @@ class ClientHost(Host):
                     limits=self.world.scenario.limits,
                     run_io=run_in_thread,
                     get_unix=lambda: int(self.unix()),
-                    address=get_fixed_address(self.number) if self.world.scenario.home == CHAIN else None,
+                    address=get_fixed_address(self.number) if self.world.scenario.backend == CHAIN else None,
                 )
             )
             self.backend = await stack.enter_async_context(self._open_backend(life))
@@ -380,14 +381,14 @@ class ClientHost(Host):
         return code
 
     async def connect(self, host: str, port: int) -> TlsConnection:
-        """Connect to the home by hand."""
-        return await self.world.home.connect(self.key, host, port)
+        """Connect to the backend by hand."""
+        return await self.world.backend.connect(self.key, host, port)
 
-    def _open_backend(self, life: Life) -> AbstractAsyncContextManager[SimulatedBackend]:
+    def _open_backend(self, life: Life) -> AbstractAsyncContextManager[MeasuredBackend]:
         caller = Caller(self.name, self.number, life.number, self.identity, self.folder, life.log, self.unix)
-        return self.world.home.open_backend(caller, self.world.decode)
+        return self.world.backend.open_backend(caller, self.world.decode)
 
-    def _watch_backend(self, backend: SimulatedBackend) -> Backend:
+    def _watch_backend(self, backend: MeasuredBackend) -> Backend:
         """Its backend; what the server answers to an honest client is checked."""
         if self.programs:
             return wrap_backend(backend, self, self.programs)
@@ -396,7 +397,7 @@ class ClientHost(Host):
     def _note_answer(self, message: WitnessMessage) -> None:
         self.world.invariants.check_answered(self.name, message)
 
-    def _build_shell(self, life: Life, network: MemoryNode, backend: SimulatedBackend, trainer: SimTrainer) -> Shell:
+    def _build_shell(self, life: Life, network: MemoryNode, backend: MeasuredBackend, trainer: SimTrainer) -> Shell:
         shares = self.world.scenario.shares_checkpoints
         self.engine = RoundEngine(self.identity, share=shares)
         check = PayloadCheck(self.world.codec.check)
@@ -420,7 +421,7 @@ class ClientHost(Host):
 
     def _get_bootstrap(self) -> tuple[PeerAddress, ...]:
         """The addresses that its user gives it: a chain lists none (N3)."""
-        if self.world.scenario.home != CHAIN:
+        if self.world.scenario.backend != CHAIN:
             return ()
         seed, names = self.world.scenario.seed, self.world.scenario.names[:BOOTSTRAP_PEERS]
         keys = [build_machine_identity(seed, name).public for name in names]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from psyche.backends.port import Backend
 from psyche.core.state.state import Config, Coordinator, Model
 from psyche.network.memory.links import Links
 from psyche.network.memory.node import MemoryHub
@@ -16,12 +17,11 @@ from psyche.sim.runtime import RunQueue, Task
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.trace import NodeLog, Trace
 from psyche.sim.trainer import PayloadCodec
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.line.tls import TlsConnection
-from psyche.wire.ports import Backend
 
 
-class SimulatedBackend(Backend, Protocol):
+class MeasuredBackend(Backend, Protocol):
     """A backend whose queues the checks measure."""
 
     def statistics(self) -> BackendSizes:
@@ -52,17 +52,17 @@ class Caller:
     unix: Callable[[], float]
 
 
-class SimulatedHome(Protocol):
-    """What a machine needs of the run's home."""
+class SimulatedBackend(Protocol):
+    """What a machine needs of the run's backend."""
 
     def drop(self, key: bytes) -> None:
-        """Reset a machine's connections to the home."""
+        """Reset a machine's connections to the backend."""
         ...
 
     def open_backend(
         self, caller: Caller, decode: Callable[[bytes], Coordinator]
-    ) -> AbstractAsyncContextManager[SimulatedBackend]:
-        """A client's way to the home; `decode` decodes the states that it shows."""
+    ) -> AbstractAsyncContextManager[MeasuredBackend]:
+        """A client's way to the backend; `decode` decodes the states that it shows."""
         ...
 
     async def connect(self, key: bytes, host: str, port: int) -> TlsConnection:
@@ -109,8 +109,8 @@ class Surroundings(Protocol):
         ...
 
     @property
-    def home(self) -> SimulatedHome:
-        """The home of the run."""
+    def backend(self) -> SimulatedBackend:
+        """The backend of the run."""
         ...
 
     @property
@@ -151,7 +151,7 @@ class Surroundings(Protocol):
         """Decode a state."""
         ...
 
-    def note(self, event: kinds.Event) -> None:
+    def note(self, event: types.Event) -> None:
         """Log an event of the world itself."""
         ...
 

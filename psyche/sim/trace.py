@@ -9,13 +9,13 @@ import trio
 from blake3 import blake3
 
 from psyche.analysis.viewer import decode_lines, describe_line
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import Line
 
 EVENT_DIGITS: Final = 6  # decimals of an event's time in seconds
 LAST_EVENTS: Final = 50
 WORLD: Final = "world"
-Listener = Callable[[str, kinds.Event], None]  # (node, event)
+Listener = Callable[[str, types.Event], None]  # (node, event)
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -36,10 +36,10 @@ class Trace:
         self._keep = keep_lines
         self._hasher = blake3()
 
-    def emit(self, node: str, event: kinds.Event) -> None:
+    def emit(self, node: str, event: types.Event) -> None:
         """Log an event of `node`."""
         line: Line = {"t": round(trio.current_time(), EVENT_DIGITS), "node": node}
-        kinds.fill_line(line, event)
+        types.fill_line(line, event)
         raw = _encode(line).encode().replace(self._root, b"") + b"\n"
         self._hasher.update(raw)
         self.count += 1
@@ -49,7 +49,7 @@ class Trace:
         for listener in self.listeners:
             listener(node, event)
 
-    def note(self, event: kinds.Event) -> None:
+    def note(self, event: types.Event) -> None:
         """Log an event of the world itself."""
         self.emit(WORLD, event)
 
@@ -71,7 +71,7 @@ class NodeLog:
         self._node = node
         self.is_alive = True
 
-    def emit(self, event: kinds.Event) -> None:
+    def emit(self, event: types.Event) -> None:
         """Log an event."""
         if self.is_alive:
             self._trace.emit(self._node, event)

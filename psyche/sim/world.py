@@ -24,12 +24,12 @@ from psyche.network.memory.links import Links
 from psyche.network.memory.node import MemoryHub
 from psyche.server.journal.changes import Change
 from psyche.sim import runtime
+from psyche.sim.backends.chain import ChainBackend
+from psyche.sim.backends.server import ServerBackend, ServerHost
 from psyche.sim.byzantine.programs import build_program
 from psyche.sim.chain.endpoints import SimulatedEndpoint
 from psyche.sim.disk import is_writer
 from psyche.sim.faults import Fault
-from psyche.sim.homes.chain import ChainHome
-from psyche.sim.homes.server import ServerHome, ServerHost
 from psyche.sim.hosts import ClientHost, Host
 from psyche.sim.identity import build_machine_identity
 from psyche.sim.invariants.checker import Invariants, Violation
@@ -48,7 +48,7 @@ from psyche.sim.scenarios.scenario import (
 )
 from psyche.sim.trace import Trace
 from psyche.sim.trainer import PayloadCodec
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 WATCH_S: Final = 5.0  # seconds between two checks for progress
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder for the clients' files that costs no disk
@@ -99,14 +99,16 @@ class World:
         self.hub = MemoryHub(build_rng(scenario.seed, "hub"), links=self.links, weigh_blobs=scenario.weigh_blob)
         self.lines = Lines(self.links, shares_lines=scenario.shares_lines)
         self.owner = build_machine_identity(scenario.seed, "owner")
-        self.home: ServerHome | ChainHome = (ChainHome if scenario.home == CHAIN else ServerHome)(self, self._on_record)
+        self.backend: ServerBackend | ChainBackend = (ChainBackend if scenario.backend == CHAIN else ServerBackend)(
+            self, self._on_record
+        )
         self.clients = [
             ClientHost(self, number, build_machine_identity(scenario.seed, name), scenario.get_class(number))
             for number, name in enumerate(scenario.names)
         ]
         self.roots: dict[runtime.Task, Host] = {}
         self.queue = runtime.RunQueue(self._end_stuck)
-        self.shadow = self.home.shadow
+        self.shadow = self.backend.shadow
         self.invariants = Invariants(self)
         self.is_over = False
         self.under_way: list[Fault] = []
@@ -125,7 +127,7 @@ class World:
 
     def _prepare(self) -> None:
         for host in self.clients:
-            self.home.add_machine(host.name, host.key)
+            self.backend.add_machine(host.name, host.key)
         for number, member in enumerate(self.scenario.byzantine):
             rng = build_rng(self.scenario.seed, "liar", number)  # seeds the generator: keep the name
             self.clients[member.who].programs.append(build_program(member, rng))
@@ -136,8 +138,8 @@ class World:
     @property
     def server(self) -> ServerHost:
         """The coordinator's machine, in a world that has one."""
-        assert isinstance(self.home, ServerHome), "a chain has none"
-        return self.home.host
+        assert isinstance(self.backend, ServerBackend), "a chain has none"
+        return self.backend.host
 
     def find_endpoints(self, name: str, number: int) -> list[SimulatedEndpoint]:
         """A client's endpoint of this number, from 1 on; 0: all of them."""
@@ -152,20 +154,20 @@ class World:
         await self._chain.command(message)
 
     @property
-    def _chain(self) -> ChainHome:
-        assert isinstance(self.home, ChainHome), "checked with the scenario"
-        return self.home
+    def _chain(self) -> ChainBackend:
+        assert isinstance(self.backend, ChainBackend), "checked with the scenario"
+        return self.backend
 
     @property
     def machines(self) -> tuple[Host, ...]:
         """All machines."""
-        return (*self.home.machines, *self.clients)
+        return (*self.backend.machines, *self.clients)
 
     def get_honest_keys(self) -> set[bytes]:
         """The keys of the clients that follow the protocol."""
         return {host.key for host in self.clients if host.is_honest}
 
-    def note(self, event: kinds.Event) -> None:
+    def note(self, event: types.Event) -> None:
         """Log an event of the world itself."""
         self.trace.note(event)
 
@@ -177,11 +179,11 @@ class World:
     def drop(self, key: bytes) -> None:
         """Reset all connections of a machine."""
         self.hub.drop(key)
-        self.home.drop(key)
+        self.backend.drop(key)
 
     def reset_requests(self, key: bytes) -> None:
         """Reset a machine's connections to the server."""
-        self.home.drop(key)
+        self.backend.drop(key)
 
     def set_links(self) -> None:
         """Give every link the conditions of its two ends."""
@@ -241,7 +243,7 @@ class World:
         if host is not None and is_writer(function):
             if host.disk.write_s:
                 await trio.sleep(host.disk.write_s)
-            if host not in self.home.machines:
+            if host not in self.backend.machines:
                 host.disk.check_room()
         await trio.lowlevel.checkpoint()
         return function(*args)
@@ -274,7 +276,7 @@ class World:
         limit_s = compute_limit_s(self.scenario, self.config)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            self.home.start()
+            self.backend.start()
             for number, host in enumerate(self.clients):
                 nursery.start_soon(self._join, host, number)
             for fault in self.scenario.faults:
@@ -336,7 +338,7 @@ class World:
             await self._wait_for_record()
         if fault.after_s:
             await trio.sleep(fault.after_s)
-        self.note(kinds.Fault(what=fault.kind, for_s=fault.for_s))
+        self.note(types.Fault(what=fault.kind, for_s=fault.for_s))
         self.happened.append(fault)
         self.under_way.append(fault)
         try:
@@ -344,7 +346,7 @@ class World:
         finally:
             self.under_way.remove(fault)
             self.quiet_since = trio.current_time()
-        self.note(kinds.FaultOver(what=fault.kind))
+        self.note(types.FaultOver(what=fault.kind))
 
     def _has_come(self, fault: Fault) -> bool:
         state = self.shadow.state
@@ -377,7 +379,7 @@ class World:
                 excuse = self.invariants.liveness.find_excuse()
                 if excuse:
                     self._is_lost = True
-                    self.note(kinds.RunLost(why=excuse))
+                    self.note(types.RunLost(why=excuse))
                     self._wake_waiting()
                 elif is_stuck:
                     self.give_up("a step", f"none for {patience_s:.0f} s")
@@ -396,7 +398,7 @@ class World:
         """Whether the server and enough honest members are alive."""
         living = sum(host.is_alive and host.is_honest for host in self.clients)
         needed = max(self.config.init_min_clients, self.config.min_clients)
-        return self.home.is_alive and living >= needed
+        return self.backend.is_alive and living >= needed
 
 
 def simulate(scenario: Scenario, *, keep_lines: bool = True, prepare: Callable[[World], None] | None = None) -> Outcome:
@@ -432,7 +434,7 @@ def simulate(scenario: Scenario, *, keep_lines: bool = True, prepare: Callable[[
         codes=tuple(host.code for host in world.clients),
         lines=world.trace.lines,
         last=world.trace.describe_last(),
-        facts=world.invariants.get_facts() | world.home.get_facts(),
+        facts=world.invariants.get_facts() | world.backend.get_facts(),
     )
 
 

@@ -1,6 +1,6 @@
 """The event log: one JSON line per event, the source for live views, replay and tests.
 
-A line is `{"t": unix seconds, "node": name, "kind": kind, ...fields}`; `psyche.telemetry.kinds` has a
+A line is `{"t": unix seconds, "node": name, "kind": kind, ...fields}`; `psyche.telemetry.types` has a
 class for every kind, `docs/events.md` lists them. Each line is one `write` to the operating system, so
 a killed process loses at most the line it was writing.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 MAX_LINE_BYTES: Final = 64 << 10  # a longer event loses its fields, to bound the log
 DEFAULT_MAX_BYTES: Final = 64 << 20  # per file; a demo of 240 rounds writes about 1 MB
@@ -81,10 +81,10 @@ class EventLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._open(path)
 
-    def emit(self, event: kinds.Event) -> None:
+    def emit(self, event: types.Event) -> None:
         """Record an event."""
         line: Line = {"t": round(self._now(), 6), "node": self.node}
-        kinds.fill_line(line, event)
+        types.fill_line(line, event)
         with self._lock:
             self._write(line)
             for subscription in self._subscriptions:
@@ -167,9 +167,9 @@ def decode_line(raw: bytes) -> Line | None:
     return line if known and isinstance(line.get("node"), str) else None
 
 
-def read_event(line: Line) -> kinds.Event:
-    """The event of a line; `kinds.Unknown` if its kind or its fields are of another version."""
-    return kinds.read_plain(line["kind"], line)
+def read_event(line: Line) -> types.Event:
+    """The event of a line; `types.Unknown` if its kind or its fields are of another version."""
+    return types.read_plain(line["kind"], line)
 
 
 def find_logs(path: Path) -> list[Path]:

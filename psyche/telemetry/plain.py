@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final
 
-from psyche.telemetry.kinds.base import MAX_TEXT
+from psyche.telemetry.types.base import MAX_TEXT
 
 _CONTAINERS: Final = (Mapping, list, tuple, deque, set, frozenset)
 

@@ -5,38 +5,38 @@ from typing import Any, Final
 
 import structlog
 
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import RESERVED, Subscription, read_event
 
 # Shown by default to a user who watches one node; `--log debug` shows the rest.
 NOTABLE: Final = frozenset({
-    kinds.ClientStarted, kinds.ModelLoaded, kinds.Joined, kinds.WarmupReady, kinds.SnapshotWritten, kinds.Exported,
-    kinds.Healing, kinds.Healed, kinds.Finished, kinds.Serving, kinds.LeftEpoch, kinds.ClientEnded,
-    kinds.ServerListening, kinds.ServerRecovered, kinds.HomeConnected, kinds.ServerStopped, kinds.ClientConnected,
-    kinds.ClientDisconnected, kinds.ErrorOver, kinds.ConnectionClosed, kinds.JournalNote, kinds.AccessChanged,
-    kinds.EarningsCollected,
+    types.ClientStarted, types.ModelLoaded, types.Joined, types.WarmupReady, types.SnapshotWritten, types.Exported,
+    types.Healing, types.Healed, types.Finished, types.Serving, types.LeftEpoch, types.ClientEnded,
+    types.ServerListening, types.ServerRecovered, types.BackendConnected, types.ServerStopped, types.ClientConnected,
+    types.ClientDisconnected, types.ErrorOver, types.ConnectionClosed, types.JournalNote, types.AccessChanged,
+    types.EarningsCollected,
 })  # fmt: skip
 WARNINGS: Final = frozenset({
-    kinds.Behind, kinds.Diverged, kinds.EpochFailed, kinds.RefusedByCoordinator, kinds.Refused, kinds.NotSent,
-    kinds.LoadFailed, kinds.Rollback, kinds.TrainerLost, kinds.Equivocation, kinds.Dropped, kinds.HomeLost,
-    kinds.ErrorReported, kinds.ClientWithdrawn, kinds.SlotGivenUp, kinds.StateMismatch, kinds.SourceRefused,
-    kinds.ModelFilesDiffer, kinds.NotAllowedYet, kinds.WalletLow, kinds.ClockWrong, kinds.WatchRefused,
+    types.Behind, types.Diverged, types.EpochFailed, types.RefusedByCoordinator, types.Refused, types.NotSent,
+    types.LoadFailed, types.Rollback, types.TrainerLost, types.Equivocation, types.Dropped, types.BackendLost,
+    types.ErrorReported, types.ClientWithdrawn, types.SlotGivenUp, types.StateMismatch, types.SourceRefused,
+    types.ModelFilesDiffer, types.NotAllowedYet, types.WalletLow, types.ClockWrong, types.WatchRefused,
 })  # fmt: skip
-ERRORS: Final = frozenset({kinds.Error, kinds.ServerDefect, kinds.JournalFailed})  # the command reports giving up
+ERRORS: Final = frozenset({types.Error, types.ServerDefect, types.JournalFailed})  # the command reports giving up
 # Kinds that repeat for one reason, and the kind that ends that: logged once, then at most every `AGAIN_S`.
-REPEATED: Final[dict[type[kinds.Event], type[kinds.Event]]] = {
-    kinds.HomeLost: kinds.HomeConnected, kinds.LoadFailed: kinds.ModelLoaded, kinds.Behind: kinds.Healed
+REPEATED: Final[dict[type[types.Event], type[types.Event]]] = {
+    types.BackendLost: types.BackendConnected, types.LoadFailed: types.ModelLoaded, types.Behind: types.Healed
 }  # fmt: skip
 AGAIN_S: Final = 30.0
-FOLLOWS_A_STOP: Final = frozenset({kinds.EpochFailed, kinds.Dropped})
+FOLLOWS_A_STOP: Final = frozenset({types.EpochFailed, types.Dropped})
 LONG_HEX: Final = 32  # characters from which a hash is shortened
 SHORT_HEX: Final = 12
 
 
-def get_level(event: kinds.Event) -> int:
+def get_level(event: types.Event) -> int:
     """The log level of an event."""
     kind = type(event)
-    if kind in ERRORS or (isinstance(event, kinds.ClientEnded) and event.code):
+    if kind in ERRORS or (isinstance(event, types.ClientEnded) and event.code):
         return logging.ERROR
     if kind in WARNINGS:
         return logging.WARNING
@@ -48,9 +48,9 @@ class Repeats:
 
     def __init__(self) -> None:
         # by kind: reason, when it was logged, how often since
-        self._told: dict[type[kinds.Event], tuple[object, float, int]] = {}
+        self._told: dict[type[types.Event], tuple[object, float, int]] = {}
 
-    def count(self, t: float, event: kinds.Event) -> int:
+    def count(self, t: float, event: types.Event) -> int:
         """The number of such events since the last one logged, this one included; 0: do not log it."""
         kind, reason = type(event), getattr(event, "reason", None)
         for repeated, end in REPEATED.items():
@@ -93,9 +93,9 @@ class EventPrinter:
                 text = f"{text}: {fields.pop('message')}"
             self._log.log(self._get_level(event), text, **fields)
 
-    def _get_level(self, event: kinds.Event) -> int:
+    def _get_level(self, event: types.Event) -> int:
         """The log level; consequences of the user's own stop are no warnings."""
-        if isinstance(event, kinds.LeftEpoch | kinds.ClientEnded) and event.cause is kinds.LeaveCause.STOPPED:
+        if isinstance(event, types.LeftEpoch | types.ClientEnded) and event.cause is types.LeaveCause.STOPPED:
             self._is_stopping = True
         return logging.DEBUG if self._is_stopping and type(event) in FOLLOWS_A_STOP else get_level(event)
 

@@ -4,7 +4,7 @@ from psyche.core.state.enums import RunState
 from psyche.telemetry.status import PHASES, ROUND_PHASES, get_stage
 from psyche.telemetry.text import format_count, format_number, format_seconds, lay_out
 from psyche.wire.backend import RunStatus
-from psyche.wire.home import Spell, spell_briefly
+from psyche.wire.commands import WriteCommand, write_briefly
 
 
 def get_phase(status: RunStatus) -> str:
@@ -40,7 +40,7 @@ def describe_progress(status: RunStatus) -> list[str]:
     return loss + ([f"{format_count(status.tokens_per_s)} tok/s"] if status.tokens_per_s >= 1 else [])
 
 
-def format_members(status: RunStatus, spell: Spell = spell_briefly) -> str:
+def format_members(status: RunStatus, spell: WriteCommand = write_briefly) -> str:
     """`2 of 3 members healthy`, and between epochs `1 client waits, 2 are needed to start`."""
     clients = format_number(status.waiting, "client waits", "clients wait")
     if status.members:

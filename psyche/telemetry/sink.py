@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from psyche.telemetry.kinds import Event
+from psyche.telemetry.types import Event
 
 
 class EventSink(Protocol):

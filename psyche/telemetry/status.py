@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from psyche.core.state.enums import RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import Subscription, read_event
 from psyche.telemetry.metrics import Rate
@@ -19,13 +19,13 @@ NOTE_S: Final = 60.0  # a notice is dropped after this time if no event ends its
 # Notices of these kinds stay until their cause ends.
 LASTING: Final = frozenset(
     {
-        kinds.Behind,
-        kinds.Diverged,
-        kinds.HomeLost,
-        kinds.LeftEpoch,
-        kinds.ClientEnded,
-        kinds.CannotTakePart,
-        kinds.Dropped,
+        types.Behind,
+        types.Diverged,
+        types.BackendLost,
+        types.LeftEpoch,
+        types.ClientEnded,
+        types.CannotTakePart,
+        types.Dropped,
     }
 )
 PHASES: Final = {
@@ -78,16 +78,16 @@ class NodeView:
     finished: bool = False
     exported: str = ""
     note: str = ""
-    note_kind: type[kinds.Event] | None = None
+    note_kind: type[types.Event] | None = None
     noted: float = 0.0
     updated: float = 0.0
     last_applied: tuple[int, int] = (-1, -1)
-    waits: dict[str, kinds.WaitStarted] = field(default_factory=dict)
+    waits: dict[str, types.WaitStarted] = field(default_factory=dict)
     _sent_before: int = 0
     _received_before: int = 0
     _rate: Rate | None = None
 
-    def update(self, t: float, event: kinds.Event) -> None:
+    def update(self, t: float, event: types.Event) -> None:
         """Fold in an event of this node; `t` in unix seconds."""
         self.updated = t
         handler = HANDLERS.get(type(event))
@@ -100,8 +100,8 @@ class NodeView:
         return self._rate.per_second() if self._rate is not None and self.phase in ROUND_PHASES else 0.0
 
     @property
-    def waiting(self) -> kinds.WaitStarted | None:
-        """The wait that ends first; of those without an end, first that for the run's home, which all others need."""
+    def waiting(self) -> types.WaitStarted | None:
+        """The wait that ends first; of those without an end, first that for the backend, which all others need."""
         return min(self.waits.values(), key=_get_urgency, default=None)
 
     def count_tokens(self, tokens: int) -> None:
@@ -118,11 +118,11 @@ class NodeView:
         self.waits.clear()
         self._sent_before, self._received_before = self.bytes_sent, self.bytes_received
 
-    def take_note(self, kind: type[kinds.Event], text: str) -> None:
+    def take_note(self, kind: type[types.Event], text: str) -> None:
         """Show a notice until its cause is gone, or for a minute if no event tells that."""
         self.note, self.note_kind, self.noted = text, kind, self.updated
 
-    def drop_note(self, *causes: type[kinds.Event]) -> None:
+    def drop_note(self, *causes: type[types.Event]) -> None:
         """Drop the notice if it is of one of these kinds: their cause is gone."""
         if self.note_kind in causes:
             self.note, self.note_kind = "", None
@@ -137,30 +137,30 @@ class NodeView:
         self.bytes_received = self._received_before + received
 
 
-def _on_started(view: NodeView, _event: kinds.ClientStarted) -> None:
+def _on_started(view: NodeView, _event: types.ClientStarted) -> None:
     view.start()
 
 
-def _on_trainer_started(view: NodeView, _event: kinds.TrainerStarted) -> None:
+def _on_trainer_started(view: NodeView, _event: types.TrainerStarted) -> None:
     if view.phase in (CONNECTING, STARTING):
         view.phase = "joining"
 
 
-def _on_round(view: NodeView, event: kinds.RoundStarted) -> None:
+def _on_round(view: NodeView, event: types.RoundStarted) -> None:
     view.epoch, view.height, view.step = event.epoch, event.height, event.step
 
 
-def _on_member(view: NodeView, event: kinds.Member) -> None:
-    view.drop_note(kinds.LeftEpoch, kinds.Dropped)
+def _on_member(view: NodeView, event: types.Member) -> None:
+    view.drop_note(types.LeftEpoch, types.Dropped)
     view.members, view.index = event.members, event.index
 
 
-def _on_state(view: NodeView, event: kinds.StateChanged) -> None:
+def _on_state(view: NodeView, event: types.StateChanged) -> None:
     view.epoch, view.height, view.step, view.members = event.epoch, event.height, event.step, event.members
     view.phase = PHASES[event.run_state]
 
 
-def _on_trained(view: NodeView, event: kinds.Trained) -> None:
+def _on_trained(view: NodeView, event: types.Trained) -> None:
     view.rounds_trained += 1
     view.loss = event.loss
     view.count_tokens(event.tokens)
@@ -168,153 +168,153 @@ def _on_trained(view: NodeView, event: kinds.Trained) -> None:
     view.compute_seconds += event.compute_seconds
 
 
-def _on_not_sent(view: NodeView, event: kinds.NotSent) -> None:
+def _on_not_sent(view: NodeView, event: types.NotSent) -> None:
     view.batches_failed += event.failed
 
 
-def _on_applied(view: NodeView, event: kinds.Applied) -> None:
+def _on_applied(view: NodeView, event: types.Applied) -> None:
     position = (event.epoch, event.height)
     if position > view.last_applied and event.count > 0:  # a replay is no new round
         view.rounds_applied += 1
         view.last_applied = position
-        view.drop_note(kinds.EpochFailed, kinds.Error, kinds.Behind)
+        view.drop_note(types.EpochFailed, types.Error, types.Behind)
     view.digest = event.digest.hex()
 
 
-def _on_digest(view: NodeView, event: kinds.Digest) -> None:
+def _on_digest(view: NodeView, event: types.Digest) -> None:
     view.digest, view.agreed = event.digest.hex(), event.agreed
     if view.agreed:
-        view.drop_note(kinds.Diverged, kinds.Behind)
+        view.drop_note(types.Diverged, types.Behind)
 
 
-def _on_wait_started(view: NodeView, event: kinds.WaitStarted) -> None:
+def _on_wait_started(view: NodeView, event: types.WaitStarted) -> None:
     view.waits[event.what] = event
 
 
-def _on_wait_ended(view: NodeView, event: kinds.WaitEnded) -> None:
+def _on_wait_ended(view: NodeView, event: types.WaitEnded) -> None:
     view.waits.pop(event.what, None)
 
 
-def _on_network(view: NodeView, event: kinds.Network) -> None:
+def _on_network(view: NodeView, event: types.Network) -> None:
     view.count_network(event.bytes_sent, event.bytes_received)
 
 
-def _on_epoch_failed(view: NodeView, event: kinds.EpochFailed) -> None:
+def _on_epoch_failed(view: NodeView, event: types.EpochFailed) -> None:
     view.epochs_failed += 1
     view.steps_lost += event.steps_lost
     if view.phase not in (LEFT, ENDED):  # a node that left has a notice that says why
-        view.take_note(kinds.EpochFailed, f"epoch given up: {event.reason}")
+        view.take_note(types.EpochFailed, f"epoch given up: {event.reason}")
 
 
-def _on_trouble(view: NodeView, event: kinds.Behind | kinds.Diverged | kinds.HomeLost) -> None:
+def _on_trouble(view: NodeView, event: types.Behind | types.Diverged | types.BackendLost) -> None:
     view.take_note(type(event), TROUBLES[type(event)])
 
 
-def _on_healed(view: NodeView, _event: kinds.Healed) -> None:
+def _on_healed(view: NodeView, _event: types.Healed) -> None:
     view.heals += 1
-    view.drop_note(kinds.Behind, kinds.Diverged)
+    view.drop_note(types.Behind, types.Diverged)
 
 
-def _on_weights(view: NodeView, _event: kinds.ModelLoaded) -> None:
-    view.drop_note(kinds.Behind, kinds.Diverged, kinds.Error)
+def _on_weights(view: NodeView, _event: types.ModelLoaded) -> None:
+    view.drop_note(types.Behind, types.Diverged, types.Error)
 
 
-def _on_connected(view: NodeView, _event: kinds.HomeConnected) -> None:
+def _on_connected(view: NodeView, _event: types.BackendConnected) -> None:
     view.phase = STARTING if view.phase == CONNECTING else view.phase
-    view.drop_note(kinds.HomeLost)
+    view.drop_note(types.BackendLost)
 
 
-def _on_error(view: NodeView, event: kinds.Error) -> None:
-    view.take_note(kinds.Error, event.message)
+def _on_error(view: NodeView, event: types.Error) -> None:
+    view.take_note(types.Error, event.message)
 
 
-def _on_exported(view: NodeView, event: kinds.Exported) -> None:
+def _on_exported(view: NodeView, event: types.Exported) -> None:
     view.exported = event.path
 
 
-def _on_dropped(view: NodeView, event: kinds.Dropped) -> None:
-    view.take_note(kinds.Dropped, format_drop(event))
+def _on_dropped(view: NodeView, event: types.Dropped) -> None:
+    view.take_note(types.Dropped, format_drop(event))
 
 
-def _on_left_epoch(view: NodeView, event: kinds.LeftEpoch) -> None:
+def _on_left_epoch(view: NodeView, event: types.LeftEpoch) -> None:
     view.phase = LEFT
-    view.take_note(kinds.LeftEpoch, event.reason)
+    view.take_note(types.LeftEpoch, event.reason)
     view.waits.clear()
 
 
-def _on_ended(view: NodeView, event: kinds.ClientEnded) -> None:
+def _on_ended(view: NodeView, event: types.ClientEnded) -> None:
     if view.finished and not event.code:
         return
     view.phase = ENDED
-    dropped = f"; {view.note}" if view.note_kind is kinds.Dropped else ""
-    view.take_note(kinds.ClientEnded, event.reason + dropped)
+    dropped = f"; {view.note}" if view.note_kind is types.Dropped else ""
+    view.take_note(types.ClientEnded, event.reason + dropped)
     view.waits.clear()
 
 
-def _on_cannot_take_part(view: NodeView, event: kinds.CannotTakePart) -> None:
+def _on_cannot_take_part(view: NodeView, event: types.CannotTakePart) -> None:
     view.phase = ENDED
-    view.take_note(kinds.CannotTakePart, event.reason)
+    view.take_note(types.CannotTakePart, event.reason)
     view.waits.clear()
 
 
-def _on_finished(view: NodeView, event: kinds.Finished) -> None:
+def _on_finished(view: NodeView, event: types.Finished) -> None:
     view.finished = True
     view.phase = "finished"
     view.step = event.step
     view.waits.clear()
-    if view.note_kind is not kinds.Dropped:  # the last line of a client that is no member any more still says why
+    if view.note_kind is not types.Dropped:  # the last line of a client that is no member any more still says why
         view.note, view.note_kind = "", None
     if event.held:  # otherwise the digest is the record's, not that of this node's weights
         view.digest = event.digest.hex()
 
 
-def _get_urgency(wait: kinds.WaitStarted) -> tuple[float, bool]:
-    return float("inf") if wait.until is None else wait.until, wait.wait is not kinds.Wait.HOME
+def _get_urgency(wait: types.WaitStarted) -> tuple[float, bool]:
+    return float("inf") if wait.until is None else wait.until, wait.wait is not types.Wait.BACKEND
 
 
-def format_drop(event: kinds.Dropped) -> str:
+def format_drop(event: types.Dropped) -> str:
     """`dropped from the epoch: not heard: ...`; why is not known of the logs of older versions."""
     return f"dropped from the epoch: {event.reason}" if event.reason else "dropped from the epoch"
 
 
 TROUBLES: Final = {
-    kinds.Behind: "behind, catches up",
-    kinds.Diverged: "holds different weights than the others, heals",
-    kinds.HomeLost: "cannot reach the run's record, tries again",
+    types.Behind: "behind, catches up",
+    types.Diverged: "holds different weights than the others, heals",
+    types.BackendLost: "cannot reach the run's record, tries again",
 }
-HANDLERS: Final[dict[type[kinds.Event], Callable[[NodeView, Any], None]]] = {
-    kinds.ClientStarted: _on_started,
-    kinds.TrainerStarted: _on_trainer_started,
-    kinds.StateChanged: _on_state,
-    kinds.RoundStarted: _on_round,
-    kinds.Member: _on_member,
-    kinds.Trained: _on_trained,
-    kinds.NotSent: _on_not_sent,
-    kinds.Applied: _on_applied,
-    kinds.Digest: _on_digest,
-    kinds.WaitStarted: _on_wait_started,
-    kinds.WaitEnded: _on_wait_ended,
-    kinds.Network: _on_network,
-    kinds.EpochFailed: _on_epoch_failed,
-    kinds.Behind: _on_trouble,
-    kinds.Diverged: _on_trouble,
-    kinds.HomeLost: _on_trouble,
-    kinds.HomeConnected: _on_connected,
-    kinds.ModelLoaded: _on_weights,
-    kinds.Healed: _on_healed,
-    kinds.Error: _on_error,
-    kinds.Exported: _on_exported,
-    kinds.Dropped: _on_dropped,
-    kinds.LeftEpoch: _on_left_epoch,
-    kinds.ClientEnded: _on_ended,
-    kinds.CannotTakePart: _on_cannot_take_part,
-    kinds.Finished: _on_finished,
+HANDLERS: Final[dict[type[types.Event], Callable[[NodeView, Any], None]]] = {
+    types.ClientStarted: _on_started,
+    types.TrainerStarted: _on_trainer_started,
+    types.StateChanged: _on_state,
+    types.RoundStarted: _on_round,
+    types.Member: _on_member,
+    types.Trained: _on_trained,
+    types.NotSent: _on_not_sent,
+    types.Applied: _on_applied,
+    types.Digest: _on_digest,
+    types.WaitStarted: _on_wait_started,
+    types.WaitEnded: _on_wait_ended,
+    types.Network: _on_network,
+    types.EpochFailed: _on_epoch_failed,
+    types.Behind: _on_trouble,
+    types.Diverged: _on_trouble,
+    types.BackendLost: _on_trouble,
+    types.BackendConnected: _on_connected,
+    types.ModelLoaded: _on_weights,
+    types.Healed: _on_healed,
+    types.Error: _on_error,
+    types.Exported: _on_exported,
+    types.Dropped: _on_dropped,
+    types.LeftEpoch: _on_left_epoch,
+    types.ClientEnded: _on_ended,
+    types.CannotTakePart: _on_cannot_take_part,
+    types.Finished: _on_finished,
 }
 
 
-def format_waiting(waiting: kinds.WaitStarted, now: float, names: Mapping[int, str] | None = None) -> str:
+def format_waiting(waiting: types.WaitStarted, now: float, names: Mapping[int, str] | None = None) -> str:
     """`waiting for 2 payloads until 14:03:07 (4 s), then go on without them`; `names` of members by their index."""
-    text = f"waiting for {kinds.describe_wait(waiting, names)}"
+    text = f"waiting for {types.describe_wait(waiting, names)}"
     if waiting.until is not None:
         text += f" until {format_clock(waiting.until)} ({format_seconds(max(0, round(waiting.until - now)))})"
     return text + (f", then {waiting.then}" if waiting.then else "")
@@ -335,7 +335,7 @@ def format_node_status(view: NodeView, now: float, columns: int = 0) -> str:
         parts.append(f"up {format_bytes(view.bytes_sent)} down {format_bytes(view.bytes_received)}")
     waiting = view.waiting
     waits = [] if waiting is None else [format_waiting(waiting, now)]
-    is_said = view.note_kind is kinds.HomeLost and waiting is not None and waiting.wait is kinds.Wait.HOME
+    is_said = view.note_kind is types.BackendLost and waiting is not None and waiting.wait is types.Wait.BACKEND
     if (note := view.get_note(now)) and not is_said:
         waits.append(f"! {note}")
     return lay_out(parts, waits, columns)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import trio
 
+from psyche.backends.port import Backend
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import Parts, Shell
@@ -28,7 +29,7 @@ from psyche.testing.builders import START_UNIX, build_config, build_identity, bu
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.local_coordinator import LocalBackend, LocalCoordinator
 from psyche.wire.crypto import Identity
-from psyche.wire.ports import Backend, Network
+from psyche.wire.ports import Network
 
 EVENTS_KEPT = 100_000
 RUN_ID = "swarm"

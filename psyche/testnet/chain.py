@@ -81,7 +81,7 @@ async def _create(session: "ChainSession", run: "LoadedRun", clients: "list[Wall
     """Create the run, let these clients join, or everybody where there are none, and start it."""
     from psyche.backends.solana.interface.addresses import EVERYBODY
     from psyche.backends.solana.joining import plan_grant
-    from psyche.backends.solana.owner.administration import SolanaHome
+    from psyche.backends.solana.owner.administration import SolanaAdministration
     from psyche.backends.solana.owner.creation import Founding, plan_create
     from psyche.core.state.messages import Resume
     from psyche.server.run import find_first_weights
@@ -90,7 +90,7 @@ async def _create(session: "ChainSession", run: "LoadedRun", clients: "list[Wall
     await session.carry_out(await plan_create(session, Founding(run.run_id, run, __version__, first_weights=digest)))
     for key in [wallet.pubkey() for wallet in clients] or [EVERYBODY]:
         await session.carry_out(await plan_grant(session, key))
-    await SolanaHome(session, run.run_id).command(Resume())
+    await SolanaAdministration(session, run.run_id).command(Resume())
 
 
 def get_chain_argv(layout: Layout, port: int, settings: TestnetSettings) -> list[str]:
@@ -107,7 +107,7 @@ def get_bootstrap_address(port: int, key: bytes) -> str:
 
 
 def find_client_options(layout: Layout, port: int, p2p_port: int, number: int) -> list[str]:
-    """What tells client `number` its home and wallet. Its p2p port is fixed, since the record may name it."""
+    """What tells client `number` its backend and wallet. Its p2p port is fixed, since the record may name it."""
     wallet: Path = layout.wallet(number)
     options = ["--rpc", get_rpc_url(port), "--wallet-private-key-path", str(wallet)]
     return [*options, "--bind-p2p-port", str(p2p_port)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from psyche.testnet.chain import HOST, find_client_options, get_chain_argv, get_rpc_url
 from psyche.testnet.prepare import Prepared
-from psyche.testnet.settings import HomeKind, TestnetSettings, get_node_name
+from psyche.testnet.settings import BackendKind, TestnetSettings, get_node_name
 
 
 def get_trainer_host_argv(socket: Path) -> list[str]:
@@ -15,9 +15,9 @@ def get_trainer_host_argv(socket: Path) -> list[str]:
     return [*argv, "--socket", str(socket), "--parent", str(os.getpid())]
 
 
-def get_home_argv(prepared: Prepared, settings: TestnetSettings) -> list[str]:
+def get_backend_argv(prepared: Prepared, settings: TestnetSettings) -> list[str]:
     """The command of the process that keeps the run."""
-    if settings.backend is HomeKind.tcp:
+    if settings.backend is BackendKind.tcp:
         return get_server_argv(prepared, settings)
     return get_chain_argv(prepared.layout, prepared.server_port, settings)
 
@@ -41,7 +41,7 @@ def get_client_argv(prepared: Prepared, settings: TestnetSettings, number: int) 
     """`psyche client train` for client `number`."""
     layout, name = prepared.layout, get_node_name(number)
     argv = [sys.executable, "-m", "psyche", "client", "train", "--run-id", prepared.run.run_id]
-    if settings.backend is HomeKind.tcp:
+    if settings.backend is BackendKind.tcp:
         argv += ["--server-addr", f"{HOST}:{prepared.server_port}"]
     else:
         argv += find_client_options(layout, prepared.server_port, prepared.p2p_ports[number - 1], number)
@@ -65,7 +65,7 @@ def get_threads(settings: TestnetSettings) -> int:
 def get_owner_argv(prepared: Prepared, settings: TestnetSettings, command: str) -> list[str]:
     """`psyche run pause` or `resume`, with the server's own key or the owner's wallet."""
     layout, argv = prepared.layout, [sys.executable, "-m", "psyche", "run", command]
-    if settings.backend is HomeKind.tcp:
+    if settings.backend is BackendKind.tcp:
         return [*argv, "--server-addr", f"{HOST}:{prepared.server_port}", "--state-dir", str(layout.server)]
     argv += ["--run-id", prepared.run.run_id, "--rpc", get_rpc_url(prepared.server_port)]
     return [*argv, "--wallet-private-key-path", str(layout.owner_wallet), "--yes"]

@@ -31,7 +31,7 @@ from psyche.testnet.chain import get_bootstrap_address, make_wallets
 from psyche.testnet.free_port import choose_port
 from psyche.testnet.in_use import hold_folder
 from psyche.testnet.process import Child
-from psyche.testnet.settings import HomeKind, Layout, TestnetSettings
+from psyche.testnet.settings import BackendKind, Layout, TestnetSettings
 from psyche.wire.key_file import make_identity, write_key_file
 
 DATA_FILE: Final = "data.toml"
@@ -97,7 +97,7 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
     settings.check()
     source = find_run_file(settings.config_path)
     run = load_run(source)
-    problems, is_on_chain = find_unsupported(run.model, run.config), settings.backend is HomeKind.solana
+    problems, is_on_chain = find_unsupported(run.model, run.config), settings.backend is BackendKind.solana
     if is_on_chain:
         problems += find_chain_problems(run.model)
         check_validator(settings)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from psyche.durable import replace_file
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import Line, read_event, read_lines
 from psyche.telemetry.loading import EXIT_INTERRUPTED
 from psyche.telemetry.status import NodeView
@@ -93,19 +93,19 @@ def build_client_report(name: str, lines: Iterable[Line], members: int) -> Clien
         view.update(t, event)
         waits.update(t, event)
         match event:
-            case kinds.ClientStarted() if started is None:
+            case types.ClientStarted() if started is None:
                 started = t
-            case kinds.WarmupReady() if report.seconds_to_join is None and started is not None:
+            case types.WarmupReady() if report.seconds_to_join is None and started is not None:
                 report.seconds_to_join = round(t - started, 2)
-            case kinds.RoundStarted():
+            case types.RoundStarted():
                 first_training = t if first_training is None else first_training
                 last_training = t
-            case kinds.Trained():
+            case types.Trained():
                 report.losses.append((event.step, event.loss))
                 del report.losses[:-MAX_POINTS]
-            case kinds.ModelLoaded():
+            case types.ModelLoaded():
                 report.parameters = event.parameters
-            case kinds.Finished(held=True):
+            case types.Finished(held=True):
                 final = event.digest.hex()
             case _:
                 pass
@@ -126,16 +126,16 @@ class WaitWatch:
         self.overrun_s = 0.0
         self._deadlines: dict[str, float] = {}
 
-    def update(self, t: float, event: kinds.Event) -> None:
+    def update(self, t: float, event: types.Event) -> None:
         """Take one event; waits of a killed process have no end event."""
         match event:
-            case kinds.ClientStarted():
+            case types.ClientStarted():
                 self._deadlines.clear()
-            case kinds.WaitStarted():
+            case types.WaitStarted():
                 self.count += 1
                 if event.until is not None:
                     self._deadlines[event.what] = event.until
-            case kinds.WaitEnded():
+            case types.WaitEnded():
                 deadline = self._deadlines.pop(event.what, None)
                 if deadline is not None:
                     self.overrun_s = max(self.overrun_s, t - deadline)

@@ -13,7 +13,7 @@ MAX_CLIENTS = 64  # each takes two processes of several hundred megabytes
 SLOT_MS: Final = 100  # of a local chain: a fourth of what a public one takes
 
 
-class HomeKind(StrEnum):
+class BackendKind(StrEnum):
     """What keeps a testnet's run: a server, or a local chain with Solana's programs."""
 
     tcp = "tcp"
@@ -34,7 +34,7 @@ class TestnetSettings:
     config_path: Path
     run_dir: Path | None = None
     cache_dir: Path = field(default_factory=lambda: Path("runs") / "cache")
-    backend: HomeKind = HomeKind.tcp
+    backend: BackendKind = BackendKind.tcp
     slot_ms: int = SLOT_MS  # of the local chain
     validator: Validator = Validator.embedded  # which local chain
     open_joins: bool = False  # let everybody join, not only the clients: sets the run's access.open
@@ -65,7 +65,7 @@ class TestnetSettings:
             raise ConfigError(f"--num-clients {self.num_clients}: must be 1 to {MAX_CLIENTS}")
         if self.minutes is not None and self.minutes <= 0:
             raise ConfigError(f"--minutes {self.minutes}: must be above 0")
-        if self.validator is Validator.real and self.backend is not HomeKind.solana:
+        if self.validator is Validator.real and self.backend is not BackendKind.solana:
             raise ConfigError("--validator real: needs --backend solana; a server needs no chain")
         check_device_name(self.device)
 

@@ -15,7 +15,7 @@ import trio
 from psyche.core.state.state import RunState
 from psyche.errors import PsycheError
 from psyche.modeling.trainer.process import HOST_VARIABLE
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
 from psyche.telemetry.loading import EXIT_INTERRUPTED
@@ -23,12 +23,12 @@ from psyche.telemetry.status import ENDED, PHASES
 from psyche.telemetry.text import format_number
 from psyche.testnet import ending
 from psyche.testnet.chain import HOST, found_run
-from psyche.testnet.commands import get_client_argv, get_home_argv, get_owner_argv, get_trainer_host_argv
+from psyche.testnet.commands import get_backend_argv, get_client_argv, get_owner_argv, get_trainer_host_argv
 from psyche.testnet.kills import KillPlan, choose_victims, is_time_to_kill, make_kill_plan
 from psyche.testnet.prepare import Prepared, prepare
 from psyche.testnet.process import KILL_WAIT_S, Child, describe_exit_status, stop_all
 from psyche.testnet.scratch import Scratch
-from psyche.testnet.settings import HomeKind, TestnetSettings, get_node_name
+from psyche.testnet.settings import BackendKind, TestnetSettings, get_node_name
 from psyche.testnet.view import LiveView
 
 SERVER_START_S: Final = 180.0  # for imports on a loaded machine; usually 2 s
@@ -65,16 +65,16 @@ class Testnet:
         self._at_rest = trio.Event()  # set when no client is in an epoch any longer
 
     def start_server(self) -> Child:
-        """Start the process of the run's home, server or chain; call it in trio's main thread."""
-        output = self.prepared.layout.logs / f"{self.home}.log"
-        self.server = Child(self.home, get_home_argv(self.prepared, self.settings), output=output)
-        self.events.emit(kinds.ProcessStarted(name=self.home, pid=self.server.pid))
+        """Start the process of the run's backend, server or chain; call it in trio's main thread."""
+        output = self.prepared.layout.logs / f"{self.backend}.log"
+        self.server = Child(self.backend, get_backend_argv(self.prepared, self.settings), output=output)
+        self.events.emit(types.ProcessStarted(name=self.backend, pid=self.server.pid))
         return self.server
 
     @property
-    def home(self) -> str:
+    def backend(self) -> str:
         """What keeps the run: server or chain."""
-        return "server" if self.settings.backend is HomeKind.tcp else "chain"
+        return "server" if self.settings.backend is BackendKind.tcp else "chain"
 
     async def found_run(self) -> None:
         """Create the run on the chain and let the clients in; a server has done that by itself.
@@ -82,7 +82,7 @@ class Testnet:
         Raises:
             PsycheError: the chain refuses.
         """
-        if self.settings.backend is HomeKind.solana:
+        if self.settings.backend is BackendKind.solana:
             prepared = self.prepared
             await found_run(prepared.run, prepared.layout, self.settings, prepared.server_port, self.view.say)
 
@@ -118,7 +118,7 @@ class Testnet:
                     await stream.aclose()
                     return
                 await trio.sleep(POLL_S)
-        late = f"the {self.home} did not answer within {SERVER_START_S:.0f} s"
+        late = f"the {self.backend} did not answer within {SERVER_START_S:.0f} s"
         raise PsycheError(describe_process_failure(self.server, late))
 
     def start_client(self, number: int) -> Child:
@@ -129,7 +129,7 @@ class Testnet:
         argv = get_client_argv(self.prepared, self.settings, number)
         child = Child(name, argv, output=output, env=environment)
         self.clients[number] = child
-        self.events.emit(kinds.ProcessStarted(name=name, pid=child.pid))
+        self.events.emit(types.ProcessStarted(name=name, pid=child.pid))
         return child
 
     def kill_client(self, number: int, *, restart: bool = True) -> None:
@@ -140,7 +140,7 @@ class Testnet:
         if restart:
             self._to_restart.add(number)
         self.kills[number] = self.kills.get(number, 0) + 1
-        self.events.emit(kinds.ProcessKilled(name=child.name, pid=child.pid, restart=restart))
+        self.events.emit(types.ProcessKilled(name=child.name, pid=child.pid, restart=restart))
         self.view.say(f"{child.name} is killed (SIGKILL)" + (" and started again" if restart else ""))
         child.kill()
 
@@ -149,7 +149,7 @@ class Testnet:
         while True:
             child = self.start_client(number)
             code = await child.wait()
-            self.events.emit(kinds.ProcessEnded(name=child.name, pid=child.pid, code=code))
+            self.events.emit(types.ProcessEnded(name=child.name, pid=child.pid, code=code))
             if number not in self._to_restart:
                 break
             self._to_restart.discard(number)
@@ -165,7 +165,9 @@ class Testnet:
         """
         assert self.server is not None, "call start_server first"
         code = await self.server.wait()
-        raise PsycheError(describe_process_failure(self.server, f"the {self.home} ended: {describe_exit_status(code)}"))
+        raise PsycheError(
+            describe_process_failure(self.server, f"the {self.backend} ended: {describe_exit_status(code)}")
+        )
 
     async def run_clients(self) -> None:
         """Run all clients until each has ended."""
@@ -182,7 +184,7 @@ class Testnet:
             await trio.sleep(plan.interval_s)
             if not is_time_to_kill(self.view.step, config.total_steps, config.rounds_per_epoch):
                 self.view.note = "no more kills: all clients take part in the last epochs"
-                self.events.emit(kinds.KillsEnded(step=self.view.step))
+                self.events.emit(types.KillsEnded(step=self.view.step))
                 return
             for victim in choose_victims(plan, random):
                 self.kill_client(victim)
@@ -300,11 +302,11 @@ async def run_testnet(settings: TestnetSettings, console: Console) -> int:
 async def _run(settings: TestnetSettings, plan: KillPlan | None, console: Console) -> int:
     started = time.monotonic()
     prepared = await prepare(settings, console.print)
-    what = "the server" if settings.backend is HomeKind.tcp else "a local chain"
+    what = "the server" if settings.backend is BackendKind.tcp else "a local chain"
     console.print(f"starting {what}, and loading torch once for all clients (about 10 s)")
     try:
         async with open_testnet(prepared, settings, console) as testnet:
-            console.print(f"{testnet.home} on {HOST}:{prepared.server_port}, files in {prepared.layout.root}")
+            console.print(f"{testnet.backend} on {HOST}:{prepared.server_port}, files in {prepared.layout.root}")
             await _train(testnet, plan)
     except BaseException:
         console.print(f"logs and events of this run: {prepared.layout.root}")

@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventTail, read_event
 from psyche.telemetry.status import NodeView, format_drop, format_waiting
@@ -33,31 +33,31 @@ SPARE: Final = (
 )  # left out of the table where the terminal is too narrow, in this order
 
 
-def describe_notable(event: kinds.Event) -> str:
+def describe_notable(event: types.Event) -> str:
     """What to say of an event that deserves a line of its own when it happens; empty of any other."""
     text = ""
     match event:
-        case kinds.EpochFailed():
+        case types.EpochFailed():
             text = f"epoch given up: {event.reason}, steps lost: {event.steps_lost}"
-        case kinds.Diverged():
+        case types.Diverged():
             text = "holds different weights than the others, heals"
-        case kinds.Behind():
+        case types.Behind():
             text = "is behind, catches up"
-        case kinds.Healed():
+        case types.Healed():
             text = "holds the agreed weights again"
-        case kinds.TrainerLost():
+        case types.TrainerLost():
             text = f"lost its trainer: {event.reason}"
-        case kinds.Dropped():
+        case types.Dropped():
             text = f"was {format_drop(event)}"
-        case kinds.SourceRefused():
+        case types.SourceRefused():
             text = f"refuses peer {event.peer.hex()}, which {event.reason}"
-        case kinds.ModelFilesDiffer():
+        case types.ModelFilesDiffer():
             text = f"{event.path} is not the run's model: {event.files}; {event.hint}"
-        case kinds.Rollback():
+        case types.Rollback():
             text = f"the run went back to step {event.step}"
-        case kinds.ServerRecovered():
+        case types.ServerRecovered():
             text = f"continues from its journal after {format_seconds(event.gap_s)}"
-        case kinds.Error():
+        case types.Error():
             text = f"error: {event.message}"
         case _:
             pass
@@ -119,7 +119,7 @@ class LiveView:
             self._shown_at, self._shown = now, line
             self.say(line)
 
-    def _take(self, name: str, t: float, event: kinds.Event) -> None:
+    def _take(self, name: str, t: float, event: types.Event) -> None:
         view = self._views.get(name)
         if view is not None:
             view.update(t, event)

@@ -11,7 +11,7 @@ from psyche.core.state.messages import Key, Sized
 KEY_BYTES: Final = 32
 MAX_DELEGATES: Final = 64  # of one command, which must fit into one journal entry
 MAX_KEYS: Final = 4_096  # limit for each: grantees and delegates in run.toml, those of commands, and disallowed keys
-MAX_WAITING: Final = 64  # keys that were refused last, of which a home tells its owners
+MAX_WAITING: Final = 64  # keys that were refused last, of which a backend tells its owners
 NOBODY: Final = bytes(KEY_BYTES)  # the authorizer's grantee that means everybody
 
 
@@ -57,14 +57,14 @@ class Disallow:
     """The owner or the join authority revokes an authorization (M12)."""
 
     key: Key
-    forgotten: Key | None = None  # the key that is dropped from a full list of disallowed keys; chosen by the home
+    forgotten: Key | None = None  # the key that is dropped from a full list of disallowed keys; chosen by the backend
 
 
 AccessMessage: TypeAlias = Allow | Disallow
 
 
 class AccessKind(NamedTuple):
-    """One kind of message to a TCP home's allow list; the numbers lie above those of `core.rules.apply.KINDS`."""
+    """One kind of message to a TCP backend's allow list; the numbers lie above those of `core.rules.apply.KINDS`."""
 
     number: int
     name: str

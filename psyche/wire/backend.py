@@ -67,9 +67,9 @@ class PingRequest(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """Submits a message to the run or its home: the number of its kind, and its body (`core.encoding.bodies`).
+    """Submits a message to the run or its backend: the number of its kind, and its body (`core.encoding.bodies`).
 
-    `op_id` identifies an owner's command across resends (K3). The home checks the proof before it accepts the message:
+    `op_id` identifies an owner's command across resends (K3). The backend checks the proof before it takes the message:
     `record` is the address record of a member that joins (M2), `evidence` the two signed results behind a report of
     equivocation, encoded as gossip (R7).
     """
@@ -165,13 +165,15 @@ class RunStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     waiting: int  # joined, but not in the running epoch
     min_clients: int
     init_min_clients: int
-    connections: int | None = None  # None: the home does not know, because a chain has none
+    connections: int | None = None  # None: the backend does not know, because a chain has none
     earning_rate: int = 0  # this and the next, in base units, apply to epochs that form from now on (M7)
     slashing_rate: int = 0
     checkpoint_step: int = 0  # the step of the weights at `checkpoint_sources` (S10)
     checkpoint_sources: tuple[str, ...] = ()  # named by members; empty: joiners load from the run's initial source
     is_open: bool = False  # whether anybody may join (M12)
-    allowed: int | None = 0  # the number of keys that may join if the run is not open; None: the home has no such list
+    allowed: int | None = (
+        0  # the number of keys that may join if the run is not open; None: the backend has no such list
+    )
     loss: float | None = None  # the median of what the healthy members say of themselves (K8)
     tokens_per_s: float = 0.0  # of all healthy members together, as they say
     reporting: int = 0  # connected clients that say what they do
@@ -205,7 +207,7 @@ class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
         key: its key on the connection.
         index: its number in the running epoch; None if it is not a member.
         state: its `ClientState` in the running epoch; None if it is not a member.
-        is_connected: whether it follows the run now; None if the home does not know, as on a chain.
+        is_connected: whether it follows the run now; None if the backend does not know, as on a chain.
         report: what it said last; None if nothing. The error in it is empty unless an owner or the join authority asks.
         report_age_s: seconds since then.
         has_error: whether it reports an error.
@@ -398,7 +400,7 @@ def decode_server_message(raw: bytes) -> ServerMessage:
 
 
 def build_submit(message: AnyMessage, proof: Proof = None, op_id: bytes | None = None) -> SubmitRequest:
-    """Build the request that carries a message, with the proof that the home checks before accepting it.
+    """Build the request that carries a message, with the proof that the backend checks before accepting it.
 
     Raises:
         WireError: a field of the message cannot be written.

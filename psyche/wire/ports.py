@@ -1,11 +1,10 @@
-"""The ports of a client: the interfaces to a coordinator's home, a network and a trainer.
+"""The ports of a client to a network and a trainer; the one to the run's record is in `backends.port`.
 
-Implementations: `backends.tcp.backend` (TCP), `network.node` (libp2p), `network.memory` (in memory),
-`modeling.trainer.process` (child process). Every wait of a port is bounded by a deadline that is passed in,
-or else by its caller.
+Implementations: `network.node` (libp2p), `network.memory` (in memory), `modeling.trainer.process` (child process).
+Every wait of a port is bounded by a deadline that is passed in, or else by its caller.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -13,11 +12,8 @@ from typing import Protocol, TypeAlias
 import trio
 
 from psyche.core.state.gossip import Evidence
-from psyche.core.state.messages import Message
-from psyche.core.state.state import Coordinator
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.peer_address import PeerAddress
-from psyche.wire.report import SelfReport
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,
@@ -42,51 +38,6 @@ class BootstrapPeer:
     is_connected: bool
     failure: str  # why the last dial failed; empty if none has failed
     next_dial_at: float  # on trio's clock
-
-
-class Backend(Protocol):
-    """The coordinator's home as a client sees it.
-
-    `submit` returns when the message is on record, or raises the coordinator's own error. A repeat of a message
-    that has already taken effect counts as success (K3). An implementation reconnects and resends by itself; it
-    raises `BackendError` only when it gives up for good.
-    """
-
-    def states(self) -> AsyncGenerator[Coordinator, None]:
-        """Receive states as they change: only the newest, with increasing nonces.
-
-        Raises:
-            BackendError: it gave up for good.
-            VersionMismatch: the run's owner wants another version of this program.
-        """
-        ...
-
-    async def submit(self, message: Message, proof: Proof = None) -> None:
-        """Submit a message; `proof` is what the home checks before it accepts the message.
-
-        A `Join` needs the address record of the joining member (M2), a `ReportEquivocation` two signed results (R7);
-        other messages need no proof.
-        """
-        ...
-
-    async def tick(self) -> None:
-        """Ask the home to check its clock; does nothing if the home ticks by itself."""
-        ...
-
-    def reconnect_soon(self) -> None:
-        """Cut a wait before the next try short: peers are in a later round; does nothing while connected."""
-        ...
-
-    def address_book(self) -> Sequence[AddressRecord]:
-        """Return the address records that the home knows."""
-        ...
-
-    def report(self, report: SelfReport) -> None:
-        """Show the run's owner what this client does; does nothing if the home has no place for that (K8).
-
-        Returns at once; a report may be lost, and the next one replaces it.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +116,7 @@ class Network(Protocol):
         ...
 
     def set_addresses(self, records: Sequence[AddressRecord]) -> None:
-        """Set the address records of the home's book; the node dials these peers and redials by itself."""
+        """Set the address records of the backend's book; the node dials these peers and redials by itself."""
         ...
 
     def set_bootstrap(self, addresses: Sequence[PeerAddress]) -> None:

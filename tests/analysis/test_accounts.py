@@ -18,7 +18,7 @@ from psyche.analysis.tally import Notice
 from psyche.analysis.viewer import Filter, format_trace, read_trace
 from psyche.core.state.enums import ClientState, RunState
 from psyche.errors import ConfigError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import Line
 
 
@@ -28,7 +28,7 @@ class Log:
     def __init__(self) -> None:
         self.told: list[Told] = []
 
-    def add(self, t: float, node: str, event: kinds.Event) -> None:
+    def add(self, t: float, node: str, event: types.Event) -> None:
         self.told.append((1_000.0 + t, node, event))
 
     @property
@@ -36,21 +36,21 @@ class Log:
         return [make_line(*one) for one in self.told]
 
     def state(self, t: float, state: RunState, height: int, node: str = "server") -> None:
-        self.add(t, node, make(kinds.StateChanged, run_state=state, height=height, step=height + 1))
+        self.add(t, node, make(types.StateChanged, run_state=state, height=height, step=height + 1))
 
     def join(self, *nodes: str) -> None:
         for index, node in enumerate(nodes):
-            self.add(-1, node, make(kinds.Member, index=index))
+            self.add(-1, node, make(types.Member, index=index))
 
     def begin(self, t: float, height: int, *nodes: str) -> None:
         self.state(t, RunState.ROUND_TRAIN, height)
         for node in nodes:
             self.state(t, RunState.ROUND_TRAIN, height, node)
-            self.add(t, node, make(kinds.RoundStarted, height=height, step=height + 1))
+            self.add(t, node, make(types.RoundStarted, height=height, step=height + 1))
 
     def train(self, t: float, node: str, height: int, seconds: float, tokens: int = 100) -> None:
-        self.add(t, node, make(kinds.Trained, height=height, tokens=tokens, seconds=seconds))
-        self.add(t, node, make(kinds.ResultSent, height=height, bytes=8))
+        self.add(t, node, make(types.Trained, height=height, tokens=tokens, seconds=seconds))
+        self.add(t, node, make(types.ResultSent, height=height, bytes=8))
 
     def close(self, t: float, height: int) -> None:
         self.state(t, RunState.ROUND_WITNESS, height)
@@ -70,20 +70,20 @@ def build_log() -> Log:
     log.begin(0, 0, "a", "b")
     log.train(5, "a", 0, 4)
     log.train(7, "b", 0, 6)
-    log.add(1, "a", make(kinds.Applied))
-    log.add(1, "b", make(kinds.Applied))
+    log.add(1, "a", make(types.Applied))
+    log.add(1, "b", make(types.Applied))
     log.close(9, 0)
     log.begin(10, 1, "a", "b")
-    log.add(10, "a", make(kinds.PayloadReceived, from_member=1, height=0))
-    log.add(10.5, "a", make(kinds.Applied))
+    log.add(10, "a", make(types.PayloadReceived, from_member=1, height=0))
+    log.add(10.5, "a", make(types.Applied))
     log.train(15, "a", 1, 4)
     log.train(16, "b", 1, 6)
-    log.add(18, "b", make(kinds.PayloadReceived, from_member=0, height=0))
+    log.add(18, "b", make(types.PayloadReceived, from_member=0, height=0))
     log.close(18, 1)
     log.state(20, RunState.COOLDOWN, 1)
-    log.add(20, "a", make(kinds.Decided, height=0, members=(0, 1)))
-    log.add(20, "b", make(kinds.Decided, height=0, members=(0, 1)))
-    log.add(20, "a", make(kinds.Decided, height=1, members=(0,)))
+    log.add(20, "a", make(types.Decided, height=0, members=(0, 1)))
+    log.add(20, "b", make(types.Decided, height=0, members=(0, 1)))
+    log.add(20, "a", make(types.Decided, height=1, members=(0,)))
     return log
 
 
@@ -107,15 +107,15 @@ def test_each_second_is_counted_for_the_first_thing_that_holds() -> None:
 
 def test_who_is_away_does_not_keep_others_sending() -> None:
     log = build_log()
-    log.told = [one for one in log.told if one[1] != "b" or not isinstance(one[2], kinds.PayloadReceived)]
+    log.told = [one for one in log.told if one[1] != "b" or not isinstance(one[2], types.PayloadReceived)]
     assert log.read().nodes["a"].times[What.SEND] == pytest.approx(4 + 0.5 + 3)
-    log.add(9, "world", make(kinds.Killed, who="b"))
+    log.add(9, "world", make(types.Killed, who="b"))
     assert log.read().nodes["a"].times[What.SEND] == 0
 
 
 def test_a_payload_costs_time_only_once_it_is_due() -> None:
     log = build_log()
-    log.add(9.5, "b", make(kinds.PayloadReceived, from_member=0, height=0))
+    log.add(9.5, "b", make(types.PayloadReceived, from_member=0, height=0))
     assert log.read(overlap=True).nodes["b"].times[What.TRANSFER] == pytest.approx(2)
     assert log.read(overlap=False).nodes["b"].times[What.TRANSFER] > 2
 
@@ -139,7 +139,7 @@ def test_a_round_that_nobody_works_in_any_more_waits_for_who_is_missing() -> Non
 
 def test_a_payload_that_is_on_its_way_when_a_round_closes_is_what_it_waited_for() -> None:
     log = build_log()
-    log.told = [one for one in log.told if one[1] != "b" or not isinstance(one[2], kinds.PayloadReceived)]
+    log.told = [one for one in log.told if one[1] != "b" or not isinstance(one[2], types.PayloadReceived)]
     accounts = log.read()
     assert accounts.rounds[1].bound.text == "payload of a on its way to b"
     assert accounts.nodes["b"].times[What.TRANSFER] == pytest.approx(2)
@@ -170,8 +170,8 @@ def test_training_that_is_broken_off_is_in_vain() -> None:
     log = Log()
     log.join("a")
     log.begin(0, 0, "a")
-    log.add(1, "a", make(kinds.Applied))
-    log.add(8, "a", make(kinds.NotSent, height=0, reason="cancelled"))
+    log.add(1, "a", make(types.Applied))
+    log.add(8, "a", make(types.NotSent, height=0, reason="cancelled"))
     log.close(9, 0)
     log.state(10, RunState.COOLDOWN, 0)
     node = log.read().nodes["a"]
@@ -185,11 +185,11 @@ def test_a_process_that_dies_is_away_until_another_starts(told_by: str) -> None:
     log.join("a")
     log.begin(0, 0, "a")
     if told_by == "world":
-        log.add(2, told_by, make(kinds.Killed, who="a"))
-        log.add(5, told_by, make(kinds.Started, who="a"))
+        log.add(2, told_by, make(types.Killed, who="a"))
+        log.add(5, told_by, make(types.Started, who="a"))
     else:
-        log.add(2, told_by, make(kinds.ProcessKilled, name="a"))
-        log.add(5, "a", make(kinds.ClientStarted))
+        log.add(2, told_by, make(types.ProcessKilled, name="a"))
+        log.add(5, "a", make(types.ClientStarted))
     log.close(9, 0)
     log.state(10, RunState.COOLDOWN, 0)
     assert log.read().nodes["a"].times[What.AWAY] == pytest.approx(3)
@@ -197,7 +197,7 @@ def test_a_process_that_dies_is_away_until_another_starts(told_by: str) -> None:
 
 def test_who_was_put_out_is_in_no_round_until_the_next_epoch() -> None:
     log = build_log()
-    log.add(9, "b", make(kinds.Dropped, state=ClientState.DROPPED))
+    log.add(9, "b", make(types.Dropped, state=ClientState.DROPPED))
     accounts = log.read()
     assert accounts.nodes["b"].present == {(0, 0)}
     assert accounts.nodes["b"].cut_off == []
@@ -205,7 +205,7 @@ def test_who_was_put_out_is_in_no_round_until_the_next_epoch() -> None:
 
 def test_who_never_was_a_member_is_in_no_round_though_it_sees_them() -> None:
     log = build_log()
-    log.add(0, "c", make(kinds.RoundStarted, height=0, step=1))
+    log.add(0, "c", make(types.RoundStarted, height=0, step=1))
     accounts = log.read()
     assert accounts.nodes["c"].present == set()
     assert accounts.nodes["c"].cut_off == []
@@ -217,9 +217,9 @@ def test_a_member_that_is_silent_stays_one_until_the_record_has_fewer() -> None:
     log.begin(0, 0, "a", "b")
     log.close(9, 0)
     for height, members in ((1, 2), (2, 1)):
-        state = make(kinds.StateChanged, run_state=RunState.ROUND_TRAIN, height=height, step=1, members=members)
+        state = make(types.StateChanged, run_state=RunState.ROUND_TRAIN, height=height, step=1, members=members)
         log.add(10.0 * height, "server", state)
-        log.add(10.0 * height + 0.1, "a", make(kinds.RoundStarted, height=height, step=1))
+        log.add(10.0 * height + 0.1, "a", make(types.RoundStarted, height=height, step=1))
         log.close(10.0 * height + 9, height)
     log.state(30, RunState.COOLDOWN, 2)
     accounts = log.read()
@@ -229,16 +229,16 @@ def test_a_member_that_is_silent_stays_one_until_the_record_has_fewer() -> None:
 
 def test_whose_connection_was_lost_for_too_long_is_no_member_even_if_it_comes_back() -> None:
     log = build_log()
-    log.add(-2, "b", make(kinds.ClientStarted, identity=b"b0b0"))
-    log.add(8, "server", make(kinds.ClientWithdrawn, key=b"b0b0", reason="connection lost"))
+    log.add(-2, "b", make(types.ClientStarted, identity=b"b0b0"))
+    log.add(8, "server", make(types.ClientWithdrawn, key=b"b0b0", reason="connection lost"))
     accounts = log.read()
     assert accounts.nodes["b"].present == {(0, 0)}, "its training of the next round is not in the log then"
 
 
 def test_the_records_own_word_goes_before_what_clients_tell() -> None:
     log = build_log()
-    log.add(0, "world", make(kinds.RoundMembers, height=0, members=("a", "b"), tokens=300))
-    log.add(10, "world", make(kinds.RoundMembers, height=1, members=("a",), tokens=100))
+    log.add(0, "world", make(types.RoundMembers, height=0, members=("a", "b"), tokens=300))
+    log.add(10, "world", make(types.RoundMembers, height=1, members=("a",), tokens=100))
     accounts = log.read()
     assert accounts.nodes["b"].present == {(0, 0)}
     assert [one.lost_tokens for one in accounts.rounds] == [100, 100]
@@ -270,9 +270,9 @@ def test_the_summary_says_how_long_the_run_was_in_no_round_and_why() -> None:
 
 def test_counters_of_a_process_that_started_anew_add_up() -> None:
     log = build_log()
-    log.add(1, "a", make(kinds.Network, bytes_sent=10, bytes_received=20))
-    log.add(2, "a", make(kinds.ClientStarted))
-    log.add(3, "a", make(kinds.Network, bytes_sent=1, bytes_received=2))
+    log.add(1, "a", make(types.Network, bytes_sent=10, bytes_received=20))
+    log.add(2, "a", make(types.ClientStarted))
+    log.add(3, "a", make(types.Network, bytes_sent=1, bytes_received=2))
     node = log.read().nodes["a"]
     assert (node.bytes_sent, node.bytes_received) == (11, 22)
 
@@ -289,11 +289,11 @@ def test_a_log_says_what_it_stands_for_or_that_it_stands_for_nothing() -> None:
     log = build_log()
     assert not log.read().is_stand_in
     assert not read_accounts(log.lines).is_stand_in
-    log.add(9, "world", make(kinds.Fault, what="kill", for_s=0.0))
+    log.add(9, "world", make(types.Fault, what="kill", for_s=0.0))
     assert read_accounts(log.lines).is_stand_in
     assert "those of the small one" in format_accounts(read_accounts(log.lines))
-    log.add(-1, "world", make(kinds.Simulated, limit_s=9, overlap=True, sequence_tokens=2_000, played_tokens=8))
-    log.add(30, "world", make(kinds.Carried, who="b", bytes_sent=7_000, bytes_received=8_000))
+    log.add(-1, "world", make(types.Simulated, limit_s=9, overlap=True, sequence_tokens=2_000, played_tokens=8))
+    log.add(30, "world", make(types.Carried, who="b", bytes_sent=7_000, bytes_received=8_000))
     accounts = read_accounts(log.lines)
     assert not accounts.is_stand_in
     assert "those of the small one" not in format_accounts(accounts)
@@ -305,7 +305,7 @@ def test_a_log_says_what_it_stands_for_or_that_it_stands_for_nothing() -> None:
 def test_overlap_shows_in_when_sets_are_decided(decided: int, overlap: bool) -> None:
     log = Log()
     log.state(0, RunState.ROUND_TRAIN, 2, "a")
-    log.add(1, "a", make(kinds.Decided, height=decided, members=()))
+    log.add(1, "a", make(types.Decided, height=decided, members=()))
     assert is_overlapped(log.told) is overlap
 
 

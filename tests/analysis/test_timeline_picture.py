@@ -10,7 +10,7 @@ from psyche.analysis.accounts import Accounts
 from psyche.analysis.timeline import COLORS, NO_MEMBER, check_picture, get_absences, write_picture
 from psyche.errors import ConfigError
 from psyche.forecast.play import Forecast, play
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,9 @@ def test_the_picture_names_the_class_of_each_machine_and_ends_with_the_last_roun
     from matplotlib import pyplot as plt
 
     monkeypatch.setattr(plt, "close", lambda _figure: None)
-    write_picture(few.accounts, "a title", tmp_path / "run.png", lambda name: f"{name} of home")
+    write_picture(few.accounts, "a title", tmp_path / "run.png", lambda name: f"{name} of backend")
     axes = plt.gcf().axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["client-0 of home", "client-1 of home"]
+    assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["client-0 of backend", "client-1 of backend"]
     rounds = few.accounts.rounds
     assert axes.get_xlim() == (0.0, rounds[-1].end - rounds[0].start)
     assert few.accounts.ended > rounds[-1].end, "clients serve after the last round"
@@ -57,8 +57,8 @@ def test_the_picture_names_the_class_of_each_machine_and_ends_with_the_last_roun
 
 def test_a_run_without_a_round_is_drawn_with_its_clients(tmp_path: Path) -> None:
     accounts = Accounts()
-    accounts.take(5.0, "ada", make(kinds.LeftEpoch))
-    accounts.take(9.0, "ada", make(kinds.ClientStarted))
+    accounts.take(5.0, "ada", make(types.LeftEpoch))
+    accounts.take(9.0, "ada", make(types.ClientStarted))
     accounts.finish()
     write_picture(accounts, "a title", tmp_path / "run.png")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")

@@ -26,7 +26,7 @@ from psyche.sim.chain.blocks import Blockchain, ChainBlock
 from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.chain.endpoints import EndpointTrouble, SimulatedEndpoint, _build_fork
 from psyche.sim.chain.link import SimulatedLink
-from psyche.telemetry.kinds import Error, Event, StateMismatch, WaitEnded
+from psyche.telemetry.types import Error, Event, StateMismatch, WaitEnded
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof
 

@@ -1,4 +1,4 @@
-"""A command has one home, and the wallet that its person means."""
+"""A command has one backend, and the wallet that its person means."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from psyche.backends.solana.cluster import CLI_CONFIG
 from psyche.cli.app import app
-from psyche.cli.helpers.chain import ChainOptions, choose_home
+from psyche.cli.helpers.chain import ChainOptions, choose_backend
 from psyche.cli.helpers.packages import explain_missing
 from psyche.errors import ConfigError
 from psyche.testnet.free_port import choose_port
@@ -40,17 +40,17 @@ def put(path: Path, wallet: Keypair) -> Path:
 
 
 def test_a_command_takes_a_server_or_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_home("a:1", None) == ("a:1", None)
-    assert choose_home(None, "localhost") == (None, "localhost")
+    assert choose_backend("a:1", None) == ("a:1", None)
+    assert choose_backend(None, "localhost") == (None, "localhost")
     for pair in ((None, None), ("", ""), ("a:1", "localhost")):
         with pytest.raises(ConfigError, match=r"--server-addr.*--rpc"):
-            choose_home(*pair)
+            choose_backend(*pair)
     monkeypatch.setenv("RPC", "localhost")
-    assert choose_home("a:1", "localhost") == ("a:1", None)
+    assert choose_backend("a:1", "localhost") == ("a:1", None)
     monkeypatch.setenv("SERVER_ADDR", "b:1")
-    assert choose_home("b:1", "devnet") == (None, "devnet")
+    assert choose_backend("b:1", "devnet") == (None, "devnet")
     with pytest.raises(ConfigError, match="unset"):
-        choose_home("b:1", "localhost")
+        choose_backend("b:1", "localhost")
 
 
 def test_the_raw_wallet_wins_then_the_option_then_the_environment_then_the_solana_cli(

@@ -205,13 +205,13 @@ def test_a_progress_line_says_how_far_and_how_long() -> None:
 
 
 def test_status_of_a_server_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from psyche.backends.tcp.owner import TcpHome
+    from psyche.backends.tcp.owner import TcpAdministration
 
     async def give_up(*_: object, **__: object) -> None:
         await trio.lowlevel.checkpoint()
         raise PsycheError("gave up")
 
-    monkeypatch.setattr(TcpHome, "get_status", give_up)
+    monkeypatch.setattr(TcpAdministration, "get_status", give_up)
     result = run("run", "info", "--server-addr", "127.0.0.1:1")
     assert result.exit_code == 1
     assert result.output == "error: gave up\n"

@@ -480,7 +480,7 @@ def test_a_run_on_a_chain_is_valid_there_at_once_and_says_how_to_create_it(tmp_p
     later = run(tmp_path / "later", "--data", make_text(tmp_path), "--no-prepare", "--yes", "--rpc", "localhost")
     assert later.exit_code == 0, later.output
     both = run(tmp_path / "both", *words, "--rpc", "localhost", "--server-addr", "127.0.0.1:1")
-    assert "a run has one home" in both.output
+    assert "a run has one backend" in both.output
 
 
 def test_a_run_of_several_clients_on_a_chain_needs_an_address_on_record(

@@ -55,7 +55,7 @@ CALLS: Final = {
 WALLET: Final = "wallet_private_key_path"
 ON_CHAIN: Final = "--rpc localhost --wallet-private-key-path wallet.json"
 EVERYBODY: Final = "11111111111111111111111111111111"  # a key, in base58
-# Calls of commands that a chain alone has, and of those of both homes for their wallet.
+# Calls of commands that a chain alone has, and of those of both backends for their wallet.
 CHAIN_CALLS: Final = {
     "run create": f"--state my-chain-run {ON_CHAIN}",
     "run set-future-epoch-rates": f"-r r --earning-rate-total-shared 1 {ON_CHAIN}",

@@ -91,11 +91,11 @@ async def test_a_server_that_ends_after_it_refused_leaves_the_reason() -> None:
         async def get_status(self) -> RunStatus:
             raise BackendError("gone")
 
-    async def refuse(_home: Any) -> None:
+    async def refuse(_backend: Any) -> None:
         raise UPDATE
 
-    home: Any = Gone()
+    backend: Any = Gone()
     with pytest.raises(
         BackendError, match=r"^the run is warming up: config can change only while it is paused or new$"
     ):
-        await call_in_words(refuse, home)
+        await call_in_words(refuse, backend)

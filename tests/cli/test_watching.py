@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock
 
 from psyche.backends.tcp.dial import ServerAddress
-from psyche.backends.tcp.owner import TcpHome
+from psyche.backends.tcp.owner import TcpAdministration
 from psyche.cli.helpers import watching
 from psyche.cli.helpers.owners import Owner
 from psyche.cli.helpers.watching import WatchView, ask_once, format_run, get_plain_run, watch_run, watch_until_signal
@@ -44,7 +44,7 @@ MEMBERS = Members(
 
 
 @dataclass
-class FakeHome:
+class FakeBackend:
     """Answers with these states in turn; an error among them is raised."""
 
     answers: Iterator[RunStatus | BackendError]
@@ -88,9 +88,9 @@ def test_the_page_of_a_run_has_loss_speed_members_and_errors_and_fits_80_columns
 
 async def test_watching_redraws_in_place_outlives_gaps_and_ends_with_the_run(autojump_clock: MockClock) -> None:
     stream = io.StringIO()
-    home = FakeHome(iter([TRAINING, BackendError("server x:1: cannot be reached"), TRAINING, FINISHED]))
+    backend = FakeBackend(iter([TRAINING, BackendError("server x:1: cannot be reached"), TRAINING, FINISHED]))
     view = WatchView(Console(stream, live=True))
-    await watch_run(home, view, with_members=True)
+    await watch_run(backend, view, with_members=True)
     assert trio.current_time() == pytest.approx(3 * watching.EVERY_S)
     view.close()
     drawn = stream.getvalue()
@@ -112,25 +112,25 @@ async def test_a_page_that_is_longer_than_the_terminal_is_cut_and_says_so(monkey
 async def test_a_server_that_never_answered_is_an_error(autojump_clock: MockClock) -> None:
     with pytest.raises(BackendError, match="gave up"):
         await watch_run(
-            FakeHome(iter([BackendError("gave up")])), WatchView(Console(io.StringIO())), with_members=False
+            FakeBackend(iter([BackendError("gave up")])), WatchView(Console(io.StringIO())), with_members=False
         )
 
 
 async def test_programs_get_a_line_of_json_for_each_state_with_the_keys_of_the_page(autojump_clock: MockClock) -> None:
     stream = io.StringIO()
-    home = FakeHome(iter([TRAINING, FINISHED]))
-    await watch_run(home, WatchView(Console(stream, live=False), as_json=True), with_members=True)
+    backend = FakeBackend(iter([TRAINING, FINISHED]))
+    await watch_run(backend, WatchView(Console(stream, live=False), as_json=True), with_members=True)
     told = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [one["run_state"] for one in told] == ["round_train", "finished"]
     assert told[0]["loss"] == 2.5
     assert [one["state"] for one in told[0]["clients"]] == ["healthy", "dropped"]
-    assert json.loads(await ask_once(FakeHome(iter([TRAINING])), with_members=False, as_json=True)) == get_plain_run(
+    assert json.loads(await ask_once(FakeBackend(iter([TRAINING])), with_members=False, as_json=True)) == get_plain_run(
         TRAINING
     )
 
 
 async def test_a_key_that_may_not_see_members_sees_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    page = await ask_once(FakeHome(iter([TRAINING]), NotOwner("not yours")), with_members=True, as_json=False)
+    page = await ask_once(FakeBackend(iter([TRAINING]), NotOwner("not yours")), with_members=True, as_json=False)
     assert page == format_run(TRAINING)
     assert capsys.readouterr().err == "warning: not yours\n"
 
@@ -138,8 +138,8 @@ async def test_a_key_that_may_not_see_members_sees_the_run(capsys: pytest.Captur
 async def test_a_key_that_may_not_see_members_is_told_once_while_it_watches(
     autojump_clock: MockClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home = FakeHome(iter([TRAINING, TRAINING, FINISHED]), NotOwner("not yours"))
-    await watch_run(home, WatchView(Console(io.StringIO(), live=True)), with_members=True)
+    backend = FakeBackend(iter([TRAINING, TRAINING, FINISHED]), NotOwner("not yours"))
+    await watch_run(backend, WatchView(Console(io.StringIO(), live=True)), with_members=True)
     assert capsys.readouterr().err == "warning: not yours\n"
 
 
@@ -149,22 +149,22 @@ async def test_watching_ends_when_nobody_reads_any_longer(autojump_clock: MockCl
             raise BrokenPipeError
 
     asked: list[int] = []
-    home = FakeHome(iter([TRAINING] * 3), on_ask=lambda: asked.append(1))
+    backend = FakeBackend(iter([TRAINING] * 3), on_ask=lambda: asked.append(1))
     view = WatchView(Console(Unread(), live=False), as_json=True)
     with pytest.raises(BrokenPipeError):
-        await watch_run(home, view, with_members=False)
+        await watch_run(backend, view, with_members=False)
     assert asked == [1]
 
 
 async def test_an_error_leaves_the_last_state_on_the_terminal_and_the_message_below_it(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    home = TcpHome(ServerAddress(host="127.0.0.1", port=1), build_identity("anybody"))
-    fake, stream = FakeHome(iter([TRAINING, NotOwner("not yours")])), io.StringIO()
-    monkeypatch.setattr(TcpHome, "get_status", lambda _: fake.get_status())
+    backend = TcpAdministration(ServerAddress(host="127.0.0.1", port=1), build_identity("anybody"))
+    fake, stream = FakeBackend(iter([TRAINING, NotOwner("not yours")])), io.StringIO()
+    monkeypatch.setattr(TcpAdministration, "get_status", lambda _: fake.get_status())
     monkeypatch.setattr(watching, "Console", lambda _: Console(stream, live=True))
     with pytest.raises(NotOwner) as raised:
-        await watch_until_signal(home, with_members=False, as_json=False)
+        await watch_until_signal(backend, with_members=False, as_json=False)
     assert str(raised.value) == "not yours"
     last = re.split(r"\x1b\[2K", stream.getvalue())[-1]
     assert last.startswith("run 'my-run': training")
@@ -175,11 +175,11 @@ async def test_an_error_leaves_the_last_state_on_the_terminal_and_the_message_be
 async def test_ctrl_c_ends_watching_cleanly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home = TcpHome(ServerAddress(host="127.0.0.1", port=1), build_identity("anybody"))
-    fake = FakeHome(iter([TRAINING] * 9), on_ask=lambda: signal.raise_signal(signal.SIGINT))
-    monkeypatch.setattr(TcpHome, "get_status", lambda _: fake.get_status())
+    backend = TcpAdministration(ServerAddress(host="127.0.0.1", port=1), build_identity("anybody"))
+    fake = FakeBackend(iter([TRAINING] * 9), on_ask=lambda: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(TcpAdministration, "get_status", lambda _: fake.get_status())
     with trio.fail_after(30):
-        await watch_until_signal(home, with_members=False, as_json=False)
+        await watch_until_signal(backend, with_members=False, as_json=False)
     assert "run 'my-run': training" in capsys.readouterr().out
 
 

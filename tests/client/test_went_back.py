@@ -8,7 +8,7 @@ from kits.world import World, build_world
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.gossip import Result
 from psyche.core.state.state import RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.gossip import decode_gossip
 
 
@@ -55,12 +55,12 @@ def test_a_run_whose_record_goes_back_is_finished_with_equal_weights(moment: str
     world.assert_all_equal()
     assert count_signed(world) == [1, 1, 1], "a second result of a round would be evidence (R7)"
     for node in world.nodes:
-        assert not node.get_logs(kinds.Equivocation)
+        assert not node.get_logs(types.Equivocation)
         if moment != "epoch before":  # there a member does what it does after a restart: it leaves (M9)
             assert not [
-                *node.get_logs(kinds.EpochFailed),
-                *node.get_logs(kinds.Withdrew),
-                *node.get_logs(kinds.Dropped),
+                *node.get_logs(types.EpochFailed),
+                *node.get_logs(types.Withdrew),
+                *node.get_logs(types.Dropped),
             ]
 
 

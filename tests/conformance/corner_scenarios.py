@@ -457,7 +457,7 @@ def ejections(stage: Stage) -> None:
     assert get_healthy(run.state) == 0b111
 
 
-@scenario("K2, T1: gaps of the home in every phase, and after the last one; the least time to come back")
+@scenario("K2, T1: gaps of the backend in every phase, and after the last one; the least time to come back")
 def gaps(stage: Stage) -> None:
     run = stage.build(2, rounds_per_epoch=1, warmup_time=100, max_round_train_time=50, cooldown_time=9)
     tries: list[Callable[[], object]] = [

@@ -396,7 +396,7 @@ def departures(stage: Stage) -> None:
     run.join(8)
 
 
-@scenario("K2: the home restarts in every phase; its gaps are no time-outs")
+@scenario("K2: the backend restarts in every phase; its gaps are no time-outs")
 def recovery(stage: Stage) -> None:
     run = stage.build(4, rounds_per_epoch=1, max_round_train_time=60)
 

@@ -33,8 +33,10 @@ def read_rows(heading: str) -> dict[str, tuple[str, ...]]:
 
 
 def test_the_page_is_that_of_the_code() -> None:
-    script = load("draw_settings")
-    assert script.page_blocks.find_stale([PAGE], script.BLOCKS) == {}, "stale: run `python scripts/draw_settings.py`"
+    script = load("generate_settings")
+    assert script.page_blocks.find_stale([PAGE], script.BLOCKS) == {}, (
+        "stale: run `python scripts/generate_settings.py`"
+    )
 
 
 @pytest.mark.parametrize(

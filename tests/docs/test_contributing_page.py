@@ -13,7 +13,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
-LONG = ("scripts/test", "scripts/mutants.py", "generate.py", "draw_layout.py", "--rounds")  # minutes, or they write
+LONG = ("scripts/test", "scripts/mutants.py", "generate.py", "generate_layout.py", "--rounds")  # minutes, or they write
 NOT_YET_THERE = {".venv", "build/site"}
 
 

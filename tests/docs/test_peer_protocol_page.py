@@ -73,9 +73,9 @@ class Recorder:
 
 
 def test_the_tables_are_those_of_the_code() -> None:
-    script = load("draw_peer_protocol")
+    script = load("generate_peer_protocol")
     stale = script.page_blocks.find_stale([DOCS / "peer-protocol.md"], script.BLOCKS)
-    assert stale == {}, "stale: run scripts/draw_peer_protocol.py"
+    assert stale == {}, "stale: run scripts/generate_peer_protocol.py"
 
 
 def test_the_peer_id_is_that_of_the_page() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kits.events import make
 
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(([^)#:]+)\)")
@@ -20,12 +20,12 @@ LINK = re.compile(r"\]\(([^)#:]+)\)")
 def get_made() -> Iterator[str]:
     """The classes of events that the program makes."""
     for path in (ROOT / "psyche").rglob("*.py"):
-        if path.parent.name == "kinds":
+        if path.parent.name == "types":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
                 case (
-                    ast.Call(func=ast.Attribute(value=ast.Name(id="kinds"), attr=name))
+                    ast.Call(func=ast.Attribute(value=ast.Name(id="types"), attr=name))
                     | ast.Call(func=ast.Name(id=name))
                 ):
                     yield name
@@ -34,26 +34,26 @@ def get_made() -> Iterator[str]:
 
 
 def test_every_kind_of_event_happens_somewhere() -> None:
-    declared = {cls.__name__ for cls in kinds.get_kinds().values()}
+    declared = {cls.__name__ for cls in types.get_kinds().values()}
     assert len(declared) > 80
     assert declared - set(get_made()) == set()
 
 
 def test_every_kind_of_event_is_explained_as_its_class_explains_it() -> None:
-    script = ROOT / "scripts" / "draw_events.py"
+    script = ROOT / "scripts" / "generate_events.py"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("kind", kinds.get_kinds().values(), ids=lambda kind: kind.__name__)
-def test_what_is_emitted_reads_back_as_it_was(kind: type[kinds.Event]) -> None:
+@pytest.mark.parametrize("kind", types.get_kinds().values(), ids=lambda kind: kind.__name__)
+def test_what_is_emitted_reads_back_as_it_was(kind: type[types.Event]) -> None:
     event = make(kind)
-    line = json.loads(json.dumps(kinds.get_plain_fields(event)))
-    assert kinds.read_plain(kinds.get_kind_name(kind), line) == event
+    line = json.loads(json.dumps(types.get_plain_fields(event)))
+    assert types.read_plain(types.get_kind_name(kind), line) == event
 
 
 def test_the_pictures_are_those_of_the_code() -> None:
-    script = ROOT / "scripts" / "draw_architecture.py"
+    script = ROOT / "scripts" / "generate_architecture.py"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 

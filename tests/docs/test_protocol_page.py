@@ -22,7 +22,7 @@ from psyche.core.state.state import RunState
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "protocol.md"
 REFERENCE = ROOT / "docs" / "protocol-reference.md"
-SCRIPT = load("draw_layout")
+SCRIPT = load("generate_layout")
 MOST_WORDS = 4_300  # of the page, its diagram and tables included: twenty minutes
 RULE = re.compile(r"\b[LTRWCASEHMPKVN]\d{1,2}\b")
 RULE_IN_TEST_NAME = re.compile(r"(?<=_)[trwcasehmpkvn]\d{1,2}(?=_|\b)")
@@ -73,7 +73,7 @@ def get_names_without_code() -> set[str]:
 
 def test_the_tables_are_those_of_the_code() -> None:
     stale = SCRIPT.page_blocks.find_stale([PAGE, REFERENCE], SCRIPT.BLOCKS)
-    assert stale == {}, "a page is stale: run `python scripts/draw_layout.py`"
+    assert stale == {}, "a page is stale: run `python scripts/generate_layout.py`"
 
 
 def test_the_story_is_short() -> None:

@@ -1,4 +1,4 @@
-"""`psyche` of a client whose home has no address book: what the server says of addresses does not reach it."""
+"""`psyche` of a client whose backend has no address book: what the server says of addresses does not reach it."""
 
 from psyche.backends.tcp.backend import TcpBackend
 from psyche.cli.main import main

@@ -28,7 +28,7 @@ from psyche.testnet.chain import get_rpc_url
 from psyche.testnet.commands import get_client_argv
 from psyche.testnet.prepare import Prepared, prepare
 from psyche.testnet.process import Child
-from psyche.testnet.settings import HomeKind, TestnetSettings
+from psyche.testnet.settings import BackendKind, TestnetSettings
 from psyche.testnet.supervisor import Testnet, open_testnet
 
 pytestmark = pytest.mark.e2e
@@ -166,7 +166,7 @@ def test_three_clients_train_on_a_chain_and_are_paid(
     config = write_local_run(make_run, min_clients=3, max_round_train_time=ABSENT_ROUND_S)
     settings = TestnetSettings(
         num_clients=3, config_path=config, run_dir=tmp_path / "run", cache_dir=tmp_path / "cache", sample=False,
-        backend=HomeKind.solana, slot_ms=40, device="cpu", threads=1, keep=True,
+        backend=BackendKind.solana, slot_ms=40, device="cpu", threads=1, keep=True,
     )  # fmt: skip
 
     async def play() -> None:

@@ -16,7 +16,7 @@ from kits.node import find_overlong_waits
 from kits.run_files import MakeRun
 
 from psyche.backends.tcp.dial import parse_server
-from psyche.backends.tcp.owner import TcpHome
+from psyche.backends.tcp.owner import TcpAdministration
 from psyche.core.state.messages import Pause
 from psyche.modeling.snapshot import list_snapshots
 from psyche.telemetry.events import Line
@@ -52,7 +52,7 @@ async def tell(folder: Path, config: Path) -> Story:
         await cluster.until_round(epoch=2, height=1)
         story.paused_at = time.time()
         key = read_key_file(cluster.data_dir("server") / "server.key")
-        await TcpHome(parse_server(cluster.server_address), key).command(Pause())
+        await TcpAdministration(parse_server(cluster.server_address), key).command(Pause())
         paused = await cluster.until_state("paused")
         await cluster.until("all clients to see it", lambda: len(cluster.find_all("wait_started", paused["t"])) >= 3)
         story.resumed_at = time.time()
@@ -116,7 +116,7 @@ def test_no_epoch_is_lost_when_the_server_is_killed_in_the_middle_of_a_round(sto
 def test_clients_of_a_killed_server_stay_members_of_their_epoch(story: Story) -> None:
     """M9: a lost connection of a living process is no restart."""
     for name in CLIENTS:
-        assert story.cluster.find(name, "home_lost", story.killed_at), "it noticed"
+        assert story.cluster.find(name, "backend_lost", story.killed_at), "it noticed"
         assert len(story.cluster.find(name, "member")) == 4, "once in each epoch"
         assert len(story.cluster.find(name, "client_started")) == 1
 

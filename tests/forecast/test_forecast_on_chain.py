@@ -128,7 +128,7 @@ def test_the_answer_says_what_the_chain_costs(costs: ChainCosts, forecast: Forec
 def test_a_forecast_gives_the_times_and_fees_that_a_local_chain_was_measured_with(
     slot_ms: float, round_s: float
 ) -> None:
-    """`benchmarks/home_overhead.py`: two clients that train for 0.2 s, 16,250 lamports a round of 40, all counted."""
+    """`benchmarks/backend_overhead.py`: two clients that train for 0.2 s, 16,250 lamports a round of 40."""
     machines = build_machines(tokens_per_s=5 * 16.0, up_mbit_s=8_000.0, down_mbit_s=8_000.0, latency_ms=0.2)
     chain = ChainTable(
         slot_ms=slot_ms, skipped_percent=0.0, lag_min_s=0.0, lag_max_s=0.1, answer_ms=2.0, clock_lag_s=1.0,
@@ -211,7 +211,7 @@ def test_members_that_a_pause_in_warmup_sends_away_did_not_leave_by_themselves()
         (ENDPOINT, None, r"fault\[0\]: endpoint: needs a run on a chain, this one is on a server"),
     ],
 )
-def test_a_fault_that_the_home_cannot_have_is_refused(
+def test_a_fault_that_the_backend_cannot_have_is_refused(
     text: str, chain: ChainTable | None, told: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "plan.toml"

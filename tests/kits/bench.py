@@ -29,7 +29,7 @@ from psyche.core.state.gossip import Finished, Gossip, GossipBody, Ready, ReadyF
 from psyche.core.state.messages import Message, WitnessMessage
 from psyche.core.state.state import ZERO32, RunState, WitnessFlag
 from psyche.core.state.timeline import get_attested_round
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_identity, build_state
 from psyche.testing.state_machine import StateMachine
 from psyche.wire.crypto import Identity, blake3_hash
@@ -89,7 +89,7 @@ class Bench(StateMachine):
 
     def build_loaded(self, action: act.Load, digest: bytes | None = None) -> act.Loaded:
         found = digest or action.certified or FIRST_DIGEST
-        return act.Loaded(action.epoch, found, kinds.WeightSource.CONFIGURED, PLAN, 4096, 256, 0, 0, ZERO32)
+        return act.Loaded(action.epoch, found, types.WeightSource.CONFIGURED, PLAN, 4096, 256, 0, 0, ZERO32)
 
     def build_applied(self, action: act.Apply, part: bytes | None = None) -> act.Applied:
         if action.run_update:
@@ -125,7 +125,7 @@ class Bench(StateMachine):
         """The logged reasons for sending messages of a kind."""
         sent = [a for a in self.actions if isinstance(a, act.Submit) and isinstance(a.message, kind)]
         said = [log.event for a in sent if (log := a.before or a.after) is not None]
-        return [event.reason for event in said if isinstance(event, kinds.WitnessSent | kinds.Withdrew)]
+        return [event.reason for event in said if isinstance(event, types.WitnessSent | types.Withdrew)]
 
     def get_logs(self, kind: type[E]) -> list[E]:
         return choose((a.event for a in self.actions if isinstance(a, act.Log)), kind)
@@ -141,7 +141,7 @@ class Bench(StateMachine):
 
     def get_decided(self) -> dict[int, list[int]]:
         """The members of each decided set, by the height of its round."""
-        return {event.height: list(event.members) for event in self.get_logs(kinds.Decided)}
+        return {event.height: list(event.members) for event in self.get_logs(types.Decided)}
 
     def forget(self) -> None:
         """Discard all actions so far."""

@@ -1,7 +1,7 @@
 """Events of which a test gives only the fields that matter, and sinks that keep events.
 
-log.emit(make(kinds.Trained, height=3, loss=2.5))
-assert sink.get(kinds.ClientEnded)[0].code == 1
+log.emit(make(types.Trained, height=3, loss=2.5))
+assert sink.get(types.ClientEnded)[0].code == 1
 """
 
 from enum import Enum
@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from kits.log import E
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 
 def make(kind: type[E], **given: object) -> E:
@@ -22,10 +22,10 @@ def make(kind: type[E], **given: object) -> E:
     return kind(**(blank | given))
 
 
-def make_line(t: float, node: str, event: kinds.Event) -> dict[str, Any]:
+def make_line(t: float, node: str, event: types.Event) -> dict[str, Any]:
     """An event as its log line."""
     line: dict[str, Any] = {"t": t, "node": node}
-    kinds.fill_line(line, event)
+    types.fill_line(line, event)
     return line
 
 

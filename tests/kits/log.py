@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
-E = TypeVar("E", bound=kinds.Event)
+E = TypeVar("E", bound=types.Event)
 
 
-def choose(events: Iterable[kinds.Event], kind: type[E]) -> list[E]:
+def choose(events: Iterable[types.Event], kind: type[E]) -> list[E]:
     """The events of one kind."""
     return [event for event in events if isinstance(event, kind)]
 
@@ -18,16 +18,16 @@ def choose(events: Iterable[kinds.Event], kind: type[E]) -> list[E]:
 class Log:
     """A sink that keeps every event; it can be called, for parts that want a function to log with."""
 
-    told: list[kinds.Event] = field(default_factory=list)
+    told: list[types.Event] = field(default_factory=list)
 
-    def emit(self, event: kinds.Event) -> None:
+    def emit(self, event: types.Event) -> None:
         """See `EventSink.emit`."""
         self.told.append(event)
 
     __call__ = emit
 
     @property
-    def kinds(self) -> list[type[kinds.Event]]:
+    def kinds(self) -> list[type[types.Event]]:
         """The kinds of all events, in order."""
         return [type(event) for event in self.told]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import EventTail, Line, read_event
 from psyche.testnet.process import Child, describe_exit_status
 
@@ -16,12 +16,12 @@ QUIET: Final = frozenset({"network", "payload_received", "model_fetch"})  # left
 LATE_S: Final = 5.0  # how late a loaded machine may notice that a wait is over
 WITHOUT_DEADLINE: Final = frozenset(
     {
-        kinds.Wait.MORE_MEMBERS,
-        kinds.Wait.FORMATION,
-        kinds.Wait.OWNER,
-        kinds.Wait.NEXT_EPOCH,
-        kinds.Wait.HOME,
-        kinds.Wait.PERMISSION,
+        types.Wait.MORE_MEMBERS,
+        types.Wait.FORMATION,
+        types.Wait.OWNER,
+        types.Wait.NEXT_EPOCH,
+        types.Wait.BACKEND,
+        types.Wait.PERMISSION,
     }
 )
 
@@ -72,7 +72,7 @@ def find_overlong_waits(lines: Iterable[Line]) -> list[Line]:
     found: list[Line] = []
     for line in lines:
         event = read_event(line)
-        if not isinstance(event, kinds.WaitEnded):
+        if not isinstance(event, types.WaitEnded):
             continue
         if event.until is None and event.wait not in WITHOUT_DEADLINE:
             found.append(line)

@@ -89,7 +89,7 @@ class Run(StateMachine):
         return self.settle()
 
     def recover(self, gap_s: int) -> None:
-        """Let the home be away for so long and come back (K2)."""
+        """Let the backend be away for so long and come back (K2)."""
         self.now += gap_s
         self.apply(Recover(gap_s))
 

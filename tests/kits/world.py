@@ -14,7 +14,7 @@ from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import ReportEquivocation
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import START_UNIX, build_config, build_identity, build_model, build_state
 from psyche.testing.state_machine import StateMachine
 from psyche.wire.crypto import blake3_hash, blob_id_of, compute_chain_digest, compute_state_digest
@@ -59,7 +59,7 @@ class Node:
         self.generation = 0
         self.exit: act.Exit | None = None
         self.alive = False
-        self.events: list[kinds.Event] = []
+        self.events: list[types.Event] = []
         self.signed: list[bytes] = []  # raw announcements, over all lives
         self.start()
 
@@ -198,16 +198,16 @@ class Node:
         digest = compute_state_digest(chain, blake3_hash(b"part", self.weights))
         self.feed(act.Loaded(action.epoch, digest, source, PLAN, 4096, 256, 0, 0, ZERO32))
 
-    def find_weights(self, certified: bytes | None) -> tuple[bytes, bytes, kinds.WeightSource] | None:
+    def find_weights(self, certified: bytes | None) -> tuple[bytes, bytes, types.WeightSource] | None:
         configured = compute_state_digest(ZERO32, blake3_hash(b"part", CONFIGURED))
         if certified is None or certified == configured:
-            return CONFIGURED, ZERO32, kinds.WeightSource.CONFIGURED
+            return CONFIGURED, ZERO32, types.WeightSource.CONFIGURED
         if certified in self.disk.snapshots:
-            return (*self.disk.snapshots[certified], kinds.WeightSource.OWN_SNAPSHOT)
+            return (*self.disk.snapshots[certified], types.WeightSource.OWN_SNAPSHOT)
         for node in self.world.nodes:
             if node.alive and certified in node.disk.snapshots and not node.pace.gossip_cut:
                 self.disk.snapshots[certified] = node.disk.snapshots[certified]
-                return (*node.disk.snapshots[certified], kinds.WeightSource.PEERS)
+                return (*node.disk.snapshots[certified], types.WeightSource.PEERS)
         return None
 
     def healed(self, action: act.Heal) -> None:
@@ -272,7 +272,7 @@ class Node:
 
     def get_applied_sets(self) -> dict[tuple[object, object], list[int]]:
         """The members of each applied set, by epoch and height."""
-        return {(event.epoch, event.height): sorted(event.members) for event in self.get_logs(kinds.Applied)}
+        return {(event.epoch, event.height): sorted(event.members) for event in self.get_logs(types.Applied)}
 
     def get_logs(self, kind: type[E]) -> list[E]:
         return choose(self.events, kind)

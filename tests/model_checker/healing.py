@@ -98,7 +98,7 @@ class Healer:
     def _compute_key(self, state: Coordinator, now: int) -> int:
         return compute_key(compute_form(state, now, self._world.lens))
 
-    # --- what honest members and the home do next
+    # --- what honest members and the backend do next
 
     def _go_on(self, state: Coordinator, now: int, *, silent: bool) -> int:
         """The next honest input: messages first, then a tick, then time."""

@@ -184,7 +184,7 @@ class Menu:
                 yield RESUME
         if "recover" in self._world.inputs and not state.halted and now > state.state_start_unix:
             gap = now - state.state_start_unix
-            yield build_input(f"the home was away for {gap} s", lambda s, t: apply(s, t, 0, ZERO32, Recover(gap, 0)))
+            yield build_input(f"the backend was away for {gap} s", lambda s, t: apply(s, t, 0, ZERO32, Recover(gap, 0)))
 
     def _offer_membership(self, state: Coordinator) -> Iterator[Input]:
         world, waiting = self._world, state.run_state in _NEW_EPOCH
@@ -328,7 +328,7 @@ class Menu:
         """
         yield from self._probe_members(state)
         yield from self._probe_rounds(state)
-        yield from self._probe_home(state)
+        yield from self._probe_backend(state)
 
     def _probe_members(self, state: Coordinator) -> Iterator[Input]:
         for participant, join in enumerate(self._joins):
@@ -376,7 +376,7 @@ class Menu:
             yield build_witness_like(state.clients[member].p2p, replace(message, **change), ", ".join(change))
         yield build_witness_like(STRANGER, message, "by a stranger")
 
-    def _probe_home(self, state: Coordinator) -> Iterator[Input]:
+    def _probe_backend(self, state: Coordinator) -> Iterator[Input]:
         if state.run_state is not RunState.PAUSED:
             yield RESUME
         if state.halted:
@@ -406,7 +406,7 @@ def build_wait(state: Coordinator, deadline_s: int) -> Input:
 
 
 def build_deadline(state: Coordinator, deadline_s: int) -> Input:
-    """Time passes up to a deadline of the phase, and the home ticks."""
+    """Time passes up to a deadline of the phase, and the backend ticks."""
     end, phase = state.state_start_unix + deadline_s, state.run_state.name
 
     def act(state: Coordinator, now: int) -> int:

@@ -25,7 +25,7 @@ from psyche.modeling import snapshot as disk
 from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.network.memory.line import LinkConditions
 from psyche.network.memory.node import MemoryHub, MemoryNode
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import Identity, blake3_hash, blob_id_of, compute_state_digest
 from psyche.wire.ports import SyncReply, SyncRequest
@@ -174,8 +174,8 @@ async def test_who_lists_other_files_is_refused_named_and_not_asked_again(
             assert place.load(found) == (place.digest, 1e-6)
         assert asked == [place.digest], "the second time it is not asked"
         reason = "showed a manifest that does not give the digest"
-        refused = kinds.SourceRefused(peer=liar.node.key, digest=place.digest, reason=reason)
-        assert place.newcomer.log.get(kinds.SourceRefused) == [refused]
+        refused = types.SourceRefused(peer=liar.node.key, digest=place.digest, reason=reason)
+        assert place.newcomer.log.get(types.SourceRefused) == [refused]
         assert liar.node._server.counters.ranges == 0, "nor for any piece"
 
 
@@ -288,7 +288,7 @@ async def test_an_own_folder_with_other_files_is_named_file_by_file_and_left_alo
         found = await place.fetch()
         assert place.load(found) == (place.digest, 1e-6)
         assert {path.name: path.read_bytes() for path in own.glob("*.*")} == before
-        (told,) = place.newcomer.log.get(kinds.ModelFilesDiffer)
+        (told,) = place.newcomer.log.get(types.ModelFilesDiffer)
         assert told.path == str(own)
         assert told.files == (
             "config.json (different content), generation_config.json (missing), tokenizer_config.json (missing), "

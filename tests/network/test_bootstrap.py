@@ -1,4 +1,4 @@
-"""Nodes without the home's address book: one bootstrap address, and what peers tell each other (N1 to N4)."""
+"""Nodes without the backend's address book: one bootstrap address, and what peers tell each other (N1 to N4)."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -203,7 +203,7 @@ async def test_the_newest_record_of_a_key_wins_whoever_shows_it_first(open_any: 
         assert len(encode_sync_reply(SyncReply(True, (encode_address_record(newer),) * MAX_RECORDS))) < 40_000
 
 
-async def test_a_home_with_a_book_is_believed_and_peers_are_not_asked(open_any: OpenNode) -> None:
+async def test_a_backend_with_a_book_is_believed_and_peers_are_not_asked(open_any: OpenNode) -> None:
     async with open_bookless(open_any, 2, build_identity(100).public) as (known, visitor):
         visitor.set_addresses([known.address_record()])
         with trio.fail_after(LIMIT_S):

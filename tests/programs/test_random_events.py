@@ -2,10 +2,10 @@
 
 import pytest
 from conformance_traces import TRACE_NAMES
-from twins.facts import NEEDED
-from twins.homes import NoHome, ProgramHome
-from twins.pair import MEETABLE
-from twins.players import Tally, play_events
+from differential.backends import NoBackend, ProgramBackend
+from differential.facts import NEEDED
+from differential.pair import MEETABLE
+from differential.players import Tally, play_events
 
 from psyche.core.rules.apply import KINDS
 from psyche.core.state.state import RunState
@@ -17,7 +17,7 @@ EVENTS = 5_000  # of each seed
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_events_do_the_same_to_core_and_to_the_compiled_rules(seed: int) -> None:
-    tally = play_events(seed, EVENTS, ProgramHome())
+    tally = play_events(seed, EVENTS, ProgramBackend())
     assert tally.events >= EVENTS
 
 
@@ -25,7 +25,7 @@ def test_random_events_go_everywhere() -> None:
     """Each refusal of each kind, each phase with each kind, and all that NEEDED names."""
     whole = Tally()
     for seed in (*SEEDS, *MORE_SEEDS):
-        tally = play_events(seed, EVENTS, NoHome())
+        tally = play_events(seed, EVENTS, NoBackend())
         whole.seen += tally.seen
         whole.facts += tally.facts
     assert whole.facts.keys() >= NEEDED

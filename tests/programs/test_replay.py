@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 from conformance_traces import FOUND, TRACES, Trace, read_event, read_trace
+from differential.backends import ACCEPTED, PANICKED, REFUSED, ProgramBackend, encode_event, encode_head
+from differential.odd_states import get_moments
+from differential.pair import Event, apply_to_core
+from differential.updates import build_accounts, draw_case, judge_by_backend, judge_by_core
 from kits.svm import BUILT
-from twins.homes import ACCEPTED, PANICKED, REFUSED, ProgramHome, encode_event, encode_head
-from twins.odd_states import get_moments
-from twins.pair import Event, apply_to_core
-from twins.updates import build_accounts, draw_case, judge_by_core, judge_by_home
 
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.encoding.bodies import decode_body
@@ -34,8 +34,8 @@ BODIES = 3_000
 
 
 @pytest.fixture(scope="module")
-def home() -> ProgramHome:
-    return ProgramHome()
+def backend() -> ProgramBackend:
+    return ProgramBackend()
 
 
 def test_the_rules_in_rust_have_the_refusals_of_core() -> None:
@@ -44,14 +44,14 @@ def test_the_rules_in_rust_have_the_refusals_of_core() -> None:
     assert {name: int(number) for name, number in re.findall(r"^    (\w+) = (\d+),$", text, re.MULTILINE)} == NUMBERS
 
 
-def replay(home: ProgramHome, trace: Trace) -> None:
+def replay(backend: ProgramBackend, trace: Trace) -> None:
     """Play the events; hashes tell the bytes, and with them the nonce."""
-    home.load(trace.start)
+    backend.load(trace.start)
     for number, event in enumerate(trace.events):
         where = f"{trace.name}, event {number}: {event['event']}"
         expected = REFUSED + NUMBERS[event["error"]] if "error" in event else ACCEPTED
-        assert home.send(encode_event(*Event(*read_event(event)))) == expected, where
-        assert hashlib.sha256(home.read()).hexdigest() == event["sha256"], where
+        assert backend.send(encode_event(*Event(*read_event(event)))) == expected, where
+        assert hashlib.sha256(backend.read()).hexdigest() == event["sha256"], where
 
 
 def draw_body(draw: Random, numbers: list[int]) -> tuple[int, bytes]:
@@ -67,38 +67,40 @@ def draw_body(draw: Random, numbers: list[int]) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_a_trace_replays_on_the_compiled_rules(home: ProgramHome, path: Path) -> None:
+def test_a_trace_replays_on_the_compiled_rules(backend: ProgramBackend, path: Path) -> None:
     trace = read_trace(path)
-    replay(home, trace)
-    assert home.read() == trace.end
+    replay(backend, trace)
+    assert backend.read() == trace.end
 
 
-def test_any_bytes_as_an_update_are_accepted_by_both_or_by_neither(home: ProgramHome) -> None:
+def test_any_bytes_as_an_update_are_accepted_by_both_or_by_neither(backend: ProgramBackend) -> None:
     draw, accounts, accepted = Random(1), build_accounts(), 0
     for _ in range(UPDATES):
         case = draw_case(draw, accounts)
         judged = judge_by_core(case)
-        assert judge_by_home(home, case) == judged, f"to account {accounts.index(case.account)}: {case.body.hex()}"
+        assert judge_by_backend(backend, case) == judged, (
+            f"to account {accounts.index(case.account)}: {case.body.hex()}"
+        )
         accepted += judged[0]
     assert UPDATES // 10 < accepted < UPDATES * 9 // 10, "some of both"
 
 
-def test_any_bytes_as_a_body_do_the_same_to_both_or_nothing_to_either(home: ProgramHome) -> None:
+def test_any_bytes_as_a_body_do_the_same_to_both_or_nothing_to_either(backend: ProgramBackend) -> None:
     draw, accounts, read = Random(2), [raw for raw, _ in get_moments()], 0
     numbers = [kind.number for kind in KINDS if kind.name not in ("update", "update_client_version")]
     for _ in range(BODIES):
         number, body = draw_body(draw, numbers)
         account = draw.choice(accounts)
-        home.load(account)
-        said = home.send(encode_head(START_UNIX, 0, ZERO32, number) + body)
+        backend.load(account)
+        said = backend.send(encode_head(START_UNIX, 0, ZERO32, number) + body)
         try:
             event = Event(START_UNIX, 0, ZERO32, decode_body(TYPES[number], body))
         except (KeyError, WireError):
             assert said not in (ACCEPTED, PANICKED), (number, body.hex())
-            assert home.read() == account
+            assert backend.read() == account
             continue
         state = decode_state(account)
         assert said == apply_to_core(state, event)[0], (number, body.hex())
-        assert home.read() == encode_state(state)
+        assert backend.read() == encode_state(state)
         read += 1
     assert read > BODIES // 10

@@ -273,7 +273,7 @@ def build_bad_endpoints(size: Size) -> Scenario:
     back = Kill(at_height=2, who=("client-1",), for_s=3.0)
     chain = ChainConditions(lag_most_s=2.0, endpoints=3, cut=0.05)
     base = build_base(size, witness_nodes=0, entropy_delay=4)
-    return replace(base, home=CHAIN, chain=chain, faults=(down, stale, refusing, forked, again, back))
+    return replace(base, backend=CHAIN, chain=chain, faults=(down, stale, refusing, forked, again, back))
 
 
 def build_wrong_endpoint(size: Size) -> Scenario:
@@ -290,13 +290,13 @@ def build_wrong_endpoint(size: Size) -> Scenario:
     )
     base = build_base(size, witness_nodes=0, entropy_delay=4)
     chain = ChainConditions(lag_most_s=2.0, endpoints=3)
-    return replace(base, home=CHAIN, chain=chain, faults=(wrong, slow, *others))
+    return replace(base, backend=CHAIN, chain=chain, faults=(wrong, slow, *others))
 
 
 def build_lags(size: Size) -> Scenario:
     """A chain that each client sees 0.4 to 3 s late, with skipped slots, lost and late transactions, cut pushes."""
     base = build_base(size, witness_nodes=0, entropy_delay=4)
-    return replace(base, home=CHAIN, chain=ChainConditions(skipped=0.1, lost=0.1, late=0.1, cut=0.05))
+    return replace(base, backend=CHAIN, chain=ChainConditions(skipped=0.1, lost=0.1, late=0.1, cut=0.05))
 
 
 def build_late_transactions(size: Size) -> Scenario:
@@ -310,4 +310,4 @@ def build_late_transactions(size: Size) -> Scenario:
     )
     chain = ChainConditions(lag_most_s=2.0, lost=0.2, late=0.7, late_s=20.0)
     base = build_base(size, witness_nodes=0, entropy_delay=4, warmup_time=60)
-    return replace(base, home=CHAIN, chain=chain, faults=kills)
+    return replace(base, backend=CHAIN, chain=chain, faults=kills)

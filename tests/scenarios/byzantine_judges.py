@@ -7,7 +7,7 @@ from psyche.core.state.limits import LATE_LIMIT_ROUNDS
 from psyche.core.state.state import SlotState
 from psyche.sim.invariants.ledger import RoundFacts
 from psyche.sim.world import Outcome
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from scenarios.judges import judge_nobody_dropped
 from scenarios.row import Judge, Judgement, Size, get_byzantine, get_events, get_ledger
 
@@ -91,7 +91,7 @@ def judge_blooms(outcome: Outcome, size: Size) -> Judgement:
 def judge_refused_results(outcome: Outcome, size: Size) -> Judgement:
     """B2: receivers refused."""
     del size
-    refused = sum(e.node not in get_byzantine(outcome) for e in get_events(outcome, kinds.Refused))
+    refused = sum(e.node not in get_byzantine(outcome) for e in get_events(outcome, types.Refused))
     return Judgement(f"refused {refused} times", refused > 0)
 
 
@@ -118,7 +118,7 @@ def judge_refused_gossip(outcome: Outcome, size: Size) -> Judgement:
     """B11: every honest client refuses what its member did not sign."""
     del size
     liars = get_byzantine(outcome)
-    unsigned = Counter(e.node for e in get_events(outcome, kinds.Refused) if e.event.what is kinds.Refusable.UNSIGNED)
+    unsigned = Counter(e.node for e in get_events(outcome, types.Refused) if e.event.what is types.Refusable.UNSIGNED)
     deaf = sorted(name for name in outcome.scenario.names if name not in liars and not unsigned[name])
     seen = f"{sum(unsigned.values())} unsigned messages refused, none by: {', '.join(deaf) or 'nobody'}"
     return Judgement(seen, bool(unsigned) and not deaf)
@@ -140,8 +140,8 @@ def judge_refused_files(outcome: Outcome, size: Size) -> Judgement:
     del size
     ledger, liars = get_ledger(outcome), get_byzantine(outcome)
     told = sum(outcome.facts["told"].values())
-    fetched = {e.node for e in get_events(outcome, kinds.ModelLoaded) if e.event.source is kinds.WeightSource.PEERS}
-    refused = [(e.node, ledger.names[e.event.peer]) for e in get_events(outcome, kinds.SourceRefused)]
+    fetched = {e.node for e in get_events(outcome, types.ModelLoaded) if e.event.source is types.WeightSource.PEERS}
+    refused = [(e.node, ledger.names[e.event.peer]) for e in get_events(outcome, types.SourceRefused)]
     trusting = sorted(fetched - {node for node, _ in refused})
     wronged = sorted({peer for _, peer in refused} - liars)
     seen = f"{len(refused)} of {told} refused, trusted by: {', '.join(trusting) or 'nobody'}"

@@ -6,7 +6,7 @@ from psyche.backends.solana.member.following import DOUBT_S
 from psyche.core.state.state import SlotState
 from psyche.sim.chain.facts import ChainFacts
 from psyche.sim.world import Outcome
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from scenarios.row import Judgement, Size, get_events
 
 FAILOVER_S: Final = 5.0
@@ -25,7 +25,7 @@ def judge_failover(outcome: Outcome, size: Size) -> Judgement:
     del size
     facts = get_chain_facts(outcome)
     behind_s = max(facts.behind_s.values(), default=0.0)
-    forks = len(get_events(outcome, kinds.StateMismatch))
+    forks = len(get_events(outcome, types.StateMismatch))
     seen = f"behind by {behind_s:.1f} s at most, {facts.sending_s:.1f} s to land, {forks} forked answers noticed"
     holds = 0 < behind_s <= FAILOVER_S + outcome.scenario.chain.lag_most_s and forks > 0
     return Judgement(seen, holds and 0 < facts.sending_s <= FAILOVER_S + LANDING_S)
@@ -44,7 +44,7 @@ def _find_doubts(outcome: Outcome, name: str) -> list[float]:
     """How long the doubts of a client lasted that it settled; the last word of other mismatches is the nonce."""
     begun: dict[str, float] = {}
     last, found = "", list[float]()
-    for one in get_events(outcome, kinds.StateMismatch, name):
+    for one in get_events(outcome, types.StateMismatch, name):
         if f"endpoint that is wrong: {name} endpoint 3" in one.event.reason:
             found.append(one.t - begun[last])
         else:

@@ -12,8 +12,8 @@ from psyche.sim.invariants.ledger import Phase, RoundFacts
 from psyche.sim.invariants.recovery import MAX_SNAPSHOT_BYTES
 from psyche.sim.trace import EVENT_DIGITS
 from psyche.sim.world import Outcome, simulate
-from psyche.telemetry import kinds
-from psyche.telemetry.kinds import Wait, WaitOutcome
+from psyche.telemetry import types
+from psyche.telemetry.types import Wait, WaitOutcome
 from scenarios.builders import build_without_slow, get_halves, get_slow
 from scenarios.row import (
     GRAIN_S,
@@ -66,7 +66,7 @@ def judge_witnesses_replaced(outcome: Outcome, size: Size) -> Judgement:
     """F3: the round without witnesses ends by its time, the next one has others, at most one step is lost."""
     del size
     ledger = get_ledger(outcome)
-    kills = get_events(outcome, kinds.Killed)
+    kills = get_events(outcome, types.Killed)
     killed, at_s = {e.event.who for e in kills}, min((e.t for e in kills), default=0.0)
     silent = [
         one
@@ -76,7 +76,7 @@ def judge_witnesses_replaced(outcome: Outcome, size: Size) -> Judgement:
     ]
     following = [ledger.rounds.get((one.epoch, one.height + 1)) for one in silent]
     others = [one is not None and not killed & ledger.find_names(one.epoch, one.witnesses) for one in following]
-    lost = max(((e.event.was or 0) - e.event.step for e in get_events(outcome, kinds.Rollback, "server")), default=0)
+    lost = max(((e.event.was or 0) - e.event.step for e in get_events(outcome, types.Rollback, "server")), default=0)
     by_time = [one.is_by_timeout for one in silent]
     seen = f"closed by time: {all(by_time)}, others elected: {all(others)}, {lost} steps lost"
     return Judgement(seen, bool(silent) and all(by_time) and all(others) and lost <= 1)
@@ -87,8 +87,8 @@ def judge_halves(bridge: bool) -> Judge:
 
     def judge(outcome: Outcome, size: Size) -> Judgement:
         ledger, sides = get_ledger(outcome), [set(side) for side in get_halves(size, bridge=bridge)]
-        cut_s = get_events(outcome, kinds.Fault)[0].t
-        healed_s = max((e.t for e in get_events(outcome, kinds.FaultOver)), default=outcome.simulated_s)
+        cut_s = get_events(outcome, types.Fault)[0].t
+        healed_s = max((e.t for e in get_events(outcome, types.FaultOver)), default=outcome.simulated_s)
         apart = [one for one in ledger.data_rounds if one.start_s >= cut_s and one.end_s <= healed_s]
         sets = [ledger.find_names(one.epoch, one.applied) for one in apart if 0 < one.decided_s <= healed_s]
         alone = sum(any(one & sides[n] and not one & sides[1 - n] for one in sets) for n in (0, 1))
@@ -112,7 +112,7 @@ def _find_finish_times(outcome: Outcome, ends: Mapping[Wait, WaitOutcome]) -> di
     """When members ended these waits, the last of them, by the round's height."""
     found: dict[int, dict[tuple[str, float], float]] = {}
     since: dict[tuple[str, int], float] = {}
-    for seen in get_events(outcome, kinds.WaitEnded):
+    for seen in get_events(outcome, types.WaitEnded):
         ended, height = seen.event, seen.event.height
         if height is not None and ends.get(ended.wait) is ended.outcome:
             if ended.wait is Wait.OWN_WORK:
@@ -173,7 +173,7 @@ def judge_clocks(outcome: Outcome, size: Size) -> Judgement:
         if phase.run_state in limits and phase.end_s
         and _is_untimely(phase, limits[phase.run_state], is_timed=phase.run_state in timed or not phase.is_complete)
     ]  # fmt: skip
-    jumps = len(get_events(outcome, kinds.Fault))
+    jumps = len(get_events(outcome, types.Fault))
     return Judgement(f"{jumps} clocks set, untimely: {', '.join(wrong) or 'nothing'}", not wrong and jumps > 0)
 
 
@@ -187,11 +187,11 @@ def judge_once(outcome: Outcome, size: Size) -> Judgement:
     """F13: of each kind some requests landed, lost their answer and landed again; each has one effect."""
     del size
     names = ("join", "warmup_witness", "witness")
-    lost = Counter(e.event.what for e in get_events(outcome, kinds.AnswerLost))
-    repeats = Counter(e.event.request for e in get_events(outcome, kinds.RequestRepeated))
+    lost = Counter(e.event.what for e in get_events(outcome, types.AnswerLost))
+    repeats = Counter(e.event.request for e in get_events(outcome, types.RequestRepeated))
     landed = all(0 < lost[name] <= repeats[name] for name in names)
-    twice = len(get_events(outcome, kinds.RecordedTwice))
-    breaks = len(get_events(outcome, kinds.HomeLost))
+    twice = len(get_events(outcome, types.RecordedTwice))
+    breaks = len(get_events(outcome, types.BackendLost))
     slots = sum(slot.state is not SlotState.FREE for slot in outcome.state.registry.slots)
     told = ", ".join(f"{name} {lost[name]} and {repeats[name]}" for name in names)
     seen = f"{breaks} connections lost; answers lost and repeats: {told}; {twice} recorded twice, {slots} slots"
@@ -203,8 +203,8 @@ def judge_admitted(outcome: Outcome, size: Size) -> Judgement:
     del size
     ledger = get_ledger(outcome)
     members = {name for one in ledger.formations for name in one.names}
-    told = {e.node for e in get_events(outcome, kinds.RefusedByCoordinator) if e.event.code and e.event.reason}
-    told |= {e.node for e in get_events(outcome, kinds.WaitStarted) if e.event.wait is Wait.NEXT_EPOCH}
+    told = {e.node for e in get_events(outcome, types.RefusedByCoordinator) if e.event.code and e.event.reason}
+    told |= {e.node for e in get_events(outcome, types.WaitStarted) if e.event.wait is Wait.NEXT_EPOCH}
     silent = set(outcome.scenario.names) - members - told
     most = max((len(one.names) for one in ledger.formations), default=0)
     seen = f"{len(members)} members, at most {most} at once, {len(told)} told to wait, told nothing: {len(silent)}"
@@ -214,8 +214,8 @@ def judge_admitted(outcome: Outcome, size: Size) -> Judgement:
 def judge_answers(outcome: Outcome, size: Size) -> Judgement:
     """F17: from its connection to its answered join, 99 of 100 clients take less than 0.2 s."""
     del size
-    since = {e.node: e.t for e in reversed(get_events(outcome, kinds.HomeConnected))}
-    joined = {e.node: e.t for e in reversed(get_events(outcome, kinds.Joined))}
+    since = {e.node: e.t for e in reversed(get_events(outcome, types.BackendConnected))}
+    joined = {e.node: e.t for e in reversed(get_events(outcome, types.Joined))}
     times = sorted(joined[name] - since[name] for name in joined)
     p99 = times[min(len(times) - 1, len(times) * 99 // 100)] if times else 0.0
     seen = f"joins answered in {p99:.3f} s (p99)"

@@ -10,11 +10,11 @@ from psyche.server.connections.limits import TICK_S
 from psyche.sim.invariants.ledger import Ledger, RoundFacts
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.world import Outcome
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import read_event
 
 GRAIN_S: Final = 1.0  # the record's times are whole seconds (T1)
-E = TypeVar("E", bound=kinds.Event)
+E = TypeVar("E", bound=types.Event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Seen(Generic[E]):
 
 def get_events(outcome: Outcome, kind: type[E], node: str = "") -> list[Seen[E]]:
     """Events of a kind, of one machine or of all."""
-    mark = f'"kind":"{kinds.get_kind_name(kind)}"'.encode()
+    mark = f'"kind":"{types.get_kind_name(kind)}"'.encode()
     lines = decode_lines(raw for raw in outcome.lines if mark in raw)
     found = ((line, read_event(line)) for line in lines if node in ("", line["node"]))
     return [Seen(line["t"], line["node"], event) for line, event in found if isinstance(event, kind)]

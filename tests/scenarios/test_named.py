@@ -14,7 +14,7 @@ from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.crash_points import Point, find_points, play_killed
 from psyche.sim.invariants.ledger import EpochFacts, Ledger, Phase
 from psyche.sim.world import Outcome, simulate
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import encode_line
 from scenarios.builders import build_base, build_quiet
 from scenarios.byzantine_judges import judge_inclusion, judge_lies, judge_unharmed, judge_unpaid
@@ -87,7 +87,7 @@ def test_a_result_that_was_sent_and_left_out_shows(played: Outcome) -> None:
 
 
 def test_a_phase_that_ends_early_or_late_is_untimely(played: Outcome) -> None:
-    faulty = replace(played, lines=[encode_line(make_line(0.0, "world", make(kinds.Fault)))])
+    faulty = replace(played, lines=[encode_line(make_line(0.0, "world", make(types.Fault)))])
     assert judge_clocks(faulty, SMALL).holds
     phases = get_ledger(played).phases
     first = phases[0]
@@ -132,7 +132,7 @@ def test_who_is_short_of_a_credit_or_has_none_shows(played: Outcome) -> None:
 def test_a_kill_at_the_very_moment_at_which_a_round_begins_is_in_that_round() -> None:
     """Events have whole microseconds, rounds have not."""
     outcome, _ = play_row("F3", SMALL)
-    at_s = get_events(outcome, kinds.Killed)[0].t
+    at_s = get_events(outcome, types.Killed)[0].t
     rounds = get_ledger(outcome).rounds
     (place,) = [place for place, one in rounds.items() if one.start_s <= at_s + 1e-6 and at_s < one.end_s]
     moved = rounds | {place: replace(rounds[place], start_s=at_s + 4e-7)}
@@ -160,7 +160,7 @@ def test_what_is_now_none_and_now_one_does_not_grow() -> None:
 def test_those_who_are_killed_in_every_epoch_die_at_points_of_their_own_within_a_round() -> None:
     outcome, _ = play_row("F1", Size(clients=8, rounds=6))
     begins = [one.start_s for one in get_ledger(outcome).rounds.values()]
-    points = [min(e.t - at for at in begins if at <= e.t) for e in get_events(outcome, kinds.Killed)]
+    points = [min(e.t - at for at in begins if at <= e.t) for e in get_events(outcome, types.Killed)]
     assert len(points) == 2
     assert min(points) > 0.01
     assert len(set(points)) == len(points)

@@ -22,7 +22,7 @@ from psyche.core.state.state import ClientState, RunState, Slot, SlotState
 from psyche.server.access import WAITING_SHOWN_S, AccessChanges, AllowList
 from psyche.server.journal import journal as j
 from psyche.server.journal.recovery import recover
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import START_UNIX
 from psyche.wire import backend as wire
 from psyche.wire.access import MAX_KEYS, MAX_WAITING, OPEN, Access, Allow, Authorization, Disallow
@@ -383,10 +383,10 @@ def test_a_slot_is_given_up_in_every_phase_but_not_that_of_a_member_or_of_one_th
     members.handler.disconnected(members.key(0), members.now)
     key = members.key(0)
     members.wait(15)
-    assert [event.key for event in sink.get(kinds.SlotGivenUp)] == [late.public]
+    assert [event.key for event in sink.get(types.SlotGivenUp)] == [late.public]
     while members.run_state is not RunState.WAITING_FOR_MEMBERS:
         members.step()
     members.wait(15)
     slot = next(slot for slot in members.handler.state.registry.slots if slot.p2p == key)
     assert slot.proven, "M10: who had a credit keeps its slot"
-    assert [event.key for event in sink.get(kinds.SlotGivenUp)] == [late.public]
+    assert [event.key for event in sink.get(types.SlotGivenUp)] == [late.public]

@@ -52,7 +52,7 @@ from psyche.server.connections.replies import MAX_CACHED_CLIENTS, REPLIES_PER_CL
 from psyche.server.handler import MAX_TICKS
 from psyche.server.journal.recovery import recover
 from psyche.server.server import ServerSettings
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import START_UNIX, build_hash
 from psyche.wire import backend as wire
 from psyche.wire.address_record import AddressRecord
@@ -427,7 +427,7 @@ def test_who_stays_away_for_fifteen_seconds_is_withdrawn() -> None:
     assert get_states(members) == [ClientState.HEALTHY] * 3
     members.wait(1)
     assert get_states(members) == [ClientState.HEALTHY, ClientState.WITHDRAWN, ClientState.HEALTHY]
-    assert sink.get(kinds.ClientWithdrawn)[0].after_s == 15
+    assert sink.get(types.ClientWithdrawn)[0].after_s == 15
 
 
 def test_a_lost_connection_takes_a_join_back() -> None:
@@ -576,13 +576,16 @@ def test_every_change_of_phase_and_every_rollback_is_an_event() -> None:
     members = build_members("training", sink, rounds_per_epoch=50, max_round_train_time=5, round_witness_time=2)
     for _ in range(3):
         members.run_round()
-    assert [event.run_state for event in sink.get(kinds.StateChanged)][:2] == [RunState.WARMUP, RunState.ROUND_TRAIN]
+    assert [event.run_state for event in sink.get(types.StateChanged)][:2] == [
+        RunState.WARMUP,
+        RunState.ROUND_TRAIN,
+    ]
     before = members.handler.state.progress.step
     for _ in range(40):  # all fall silent: the epoch ends without agreement, its work is given up (P3)
         members.wait(6)
         if members.run_state is RunState.WAITING_FOR_MEMBERS:
             break
-    rollback = sink.get(kinds.Rollback)[0]
+    rollback = sink.get(types.Rollback)[0]
     assert rollback.step == members.handler.state.certified.step == members.handler.state.progress.step
     assert rollback.was is not None
     assert rollback.was >= before
@@ -606,7 +609,7 @@ def test_a_defect_while_a_message_is_handled_leaves_the_last_recorded_state(monk
     assert reply.code == "BackendError"
     assert "internal error" in reply.message
     assert encode_state(members.handler.state) == before
-    assert "a defect" in sink.get(kinds.ServerDefect)[0].error
+    assert "a defect" in sink.get(types.ServerDefect)[0].error
     monkeypatch.undo()
     assert members.ask(members.key(0), members.get_witness(0)).code == "", "others are served as before"
 

@@ -21,7 +21,7 @@ from psyche.core.encoding.account import encode_state
 from psyche.core.state.messages import LeaveRun, Pause, SetRates, Withdraw
 from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire import backend as wire
 from psyche.wire.line.tls import make_server_context
 
@@ -60,7 +60,7 @@ class Tapped:
         """Until the victim is connected again, or the others see that something has changed."""
         with trio.fail_after(60 * RATE):
             before = self.state.nonce
-            while len(self.sink.get(kinds.HomeConnected)) < 2 and self.state.nonce == before:
+            while len(self.sink.get(types.BackendConnected)) < 2 and self.state.nonce == before:
                 with trio.move_on_after(0.2):
                     await self.observer.follow(lambda state: state.nonce > before)
 
@@ -120,7 +120,7 @@ async def test_a_request_that_somebody_on_the_line_adds_has_no_effect(
         assert encode_state(tapped.state) == before
         await tapped.ask()  # and the victim goes on
         assert session.ended.is_set()
-        assert "TLS" in tapped.server.sink.get(kinds.ConnectionClosed)[-1].reason
+        assert "TLS" in tapped.server.sink.get(types.ConnectionClosed)[-1].reason
 
 
 async def test_a_goodbye_that_somebody_on_the_line_adds_does_not_end_the_client(
@@ -131,7 +131,7 @@ async def test_a_goodbye_that_somebody_on_the_line_adds_does_not_end_the_client(
         await session.client.send_all(frame(wire.encode_message(wire.Goodbye("Replaced", "another process"))))
         await tapped.until_back()
         await tapped.ask()
-        assert tapped.sink.get(kinds.HomeGivenUp) == []
+        assert tapped.sink.get(types.BackendGivenUp) == []
 
 
 async def test_bytes_that_are_repeated_or_changed_on_the_line_only_end_the_connection(
@@ -145,8 +145,8 @@ async def test_bytes_that_are_repeated_or_changed_on_the_line_only_end_the_conne
         second = tapped.middle.sessions[-1]
         second.change_to_client = lambda data: data[:-1] + bytes([data[-1] ^ 1])
         await tapped.ask()
-        assert len(tapped.sink.get(kinds.HomeConnected)) == 3
-        assert "changed on their way" in tapped.sink.get(kinds.HomeLost)[-1].reason
+        assert len(tapped.sink.get(types.BackendConnected)) == 3
+        assert "changed on their way" in tapped.sink.get(types.BackendLost)[-1].reason
         assert encode_state(tapped.state) == before
 
 
@@ -170,11 +170,11 @@ async def test_somebody_who_answers_with_another_key_ends_no_client_that_has_met
             middle.instead = answer_with_another_key
             await middle.sessions[0].hang_up()
             with trio.fail_after(60 * RATE):
-                while not any("another server answers" in lost.reason for lost in sink.get(kinds.HomeLost)):
+                while not any("another server answers" in lost.reason for lost in sink.get(types.BackendLost)):
                     await trio.sleep(0.1)
                 middle.instead = None
                 await backend.announce(build_record(VICTIM, expires_unix=4_000_000_001))
-            assert sink.get(kinds.HomeGivenUp) == []
+            assert sink.get(types.BackendGivenUp) == []
             assert backend.address.key == SERVER.public
 
 

@@ -16,7 +16,7 @@ from live_kit import SERVER, Server, build_file, follow_all, is_training, open_s
 from typer.testing import CliRunner
 
 from psyche.backends.tcp.backend import open_backend
-from psyche.backends.tcp.owner import TcpHome
+from psyche.backends.tcp.owner import TcpAdministration
 from psyche.cli.app import app
 from psyche.core.state.messages import Join
 from psyche.core.state.state import RunState
@@ -52,7 +52,7 @@ class Line:
         return await trio.to_thread.run_sync(partial(CliRunner().invoke, app, words))
 
     async def get_run_state(self) -> RunState:
-        return RunState((await TcpHome(self.server.address, OWNER).get_status()).run_state)
+        return RunState((await TcpAdministration(self.server.address, OWNER).get_status()).run_state)
 
     @property
     def state_dir(self) -> tuple[str, str]:
@@ -176,7 +176,7 @@ async def test_the_owner_reads_what_a_client_reports_and_its_error_also_after_a_
 async def wait_for_report(line: Line, said: SelfReport) -> None:
     with trio.fail_after(30):
         while True:
-            rows = (await TcpHome(line.server.address, OWNER).get_members()).members
+            rows = (await TcpAdministration(line.server.address, OWNER).get_members()).members
             if [row.report for row in rows] == [said]:
                 return
             await trio.sleep(0.05)

@@ -14,9 +14,9 @@ from test_updates import command
 
 from psyche.backends.tcp.backend import TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress
-from psyche.backends.tcp.owner import TcpHome
+from psyche.backends.tcp.owner import TcpAdministration
 from psyche.core.state.messages import Join
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire import backend as wire
 from psyche.wire.access import Access, Allow, Disallow
 from psyche.wire.crypto import Identity
@@ -55,27 +55,27 @@ async def test_a_client_that_is_not_allowed_sees_nothing_waits_by_name_and_comes
 ) -> None:
     sink = Log()
     async with open_closed(tmp_path) as server, open_backend(server, ADA, sink=sink) as backend:
-        wait = await until(sink, kinds.WaitStarted)
-        assert wait.wait is kinds.Wait.PERMISSION
+        wait = await until(sink, types.WaitStarted)
+        assert wait.wait is types.Wait.PERMISSION
         assert (wait.what, wait.then) == ("the owner to allow this client's key", "join")
-        told = sink.get(kinds.NotAllowedYet)[0].message
+        told = sink.get(types.NotAllowedYet)[0].message
         assert f"psyche run allow {ADA.public.hex()}" in told
         assert "joins by itself" in told
         await trio.sleep(60)
-        assert len(sink.get(kinds.NotAllowedYet)) == 1, "once, although it asks again and again"
+        assert len(sink.get(types.NotAllowedYet)) == 1, "once, although it asks again and again"
         with trio.move_on_after(5):
             async for _ in backend.states():
                 raise AssertionError("a stranger was shown the state")
         assert backend.address_book() == ()
-        status = await TcpHome(server, ADA).get_status()
+        status = await TcpAdministration(server, ADA).get_status()
         assert (status.run_id, status.allowed) == ("test-run", 0), "the public status is answered"
-        status = await TcpHome(server, OWNER).command(Allow(ADA.public))
+        status = await TcpAdministration(server, OWNER).command(Allow(ADA.public))
         assert status.allowed == 1
         with trio.fail_after(TIMEOUT_S):
             await join_when_there(backend, ADA)
-        assert (await until(sink, kinds.WaitEnded)).outcome is kinds.WaitOutcome.ALLOWED
-        assert len(sink.get(kinds.WaitStarted)) == 1
-        assert not sink.get(kinds.HomeGivenUp)
+        assert (await until(sink, types.WaitEnded)).outcome is types.WaitOutcome.ALLOWED
+        assert len(sink.get(types.WaitStarted)) == 1
+        assert not sink.get(types.BackendGivenUp)
 
 
 async def test_a_client_that_is_disallowed_is_told_and_waits_until_it_is_allowed_again(
@@ -83,20 +83,20 @@ async def test_a_client_that_is_disallowed_is_told_and_waits_until_it_is_allowed
 ) -> None:
     sink = Log()
     async with open_closed(tmp_path) as server:
-        await TcpHome(server, OWNER).command(Allow(ADA.public, (BEN.public,)))
+        await TcpAdministration(server, OWNER).command(Allow(ADA.public, (BEN.public,)))
         async with open_backend(server, BEN, sink=sink) as backend:
             await join_when_there(backend, BEN)
-            await TcpHome(server, OWNER).command(Disallow(BEN.public))
-            assert "has disallowed this key" in (await until(sink, kinds.NotAllowedYet)).message
+            await TcpAdministration(server, OWNER).command(Disallow(BEN.public))
+            assert "has disallowed this key" in (await until(sink, types.NotAllowedYet)).message
             with pytest.raises(wire.NotAllowed):
                 await backend.submit(Join(BEN.public), build_record(BEN))
-            found = await TcpHome(server, OWNER).get_allowed()
+            found = await TcpAdministration(server, OWNER).get_allowed()
             assert found.authorizations == ((ADA.public, ()),)
             assert found.disallowed == (BEN.public,)
-            await TcpHome(server, OWNER).command(Allow(BEN.public))
-            await until(sink, kinds.WaitEnded)
+            await TcpAdministration(server, OWNER).command(Allow(BEN.public))
+            await until(sink, types.WaitEnded)
             await backend.submit(Join(BEN.public), build_record(BEN))
-            assert (await TcpHome(server, ADA).get_status()).waiting == 1
+            assert (await TcpAdministration(server, ADA).get_status()).waiting == 1
 
 
 async def test_an_owner_sees_who_waits_and_lets_it_in_by_its_first_digits(tmp_path: Path, clock: SteadyClock) -> None:
@@ -104,7 +104,7 @@ async def test_an_owner_sees_who_waits_and_lets_it_in_by_its_first_digits(tmp_pa
     async with open_server(tmp_path, access=Access()) as server:
         assert (await command(server, tmp_path, "allow", "--waiting"))[1].endswith("nobody waits to be allowed\n")
         async with open_backend(server.address, ADA, sink=sink) as backend:
-            await until(sink, kinds.NotAllowedYet)
+            await until(sink, types.NotAllowedYet)
             code, said = await command(server, tmp_path, "allow", "--waiting")
             assert (code, f"waits {ada}, asked " in said) == (0, True)
             assert f"the first one is let in by `psyche run allow {ada[:8]} --server-addr 127.0.0.1" in said
@@ -135,6 +135,6 @@ async def test_a_key_that_nobody_has_is_named_when_it_is_allowed_or_disallowed(
 async def test_a_list_is_shown_to_the_owner_alone(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_closed(tmp_path) as server:
         with pytest.raises(wire.NotOwner):
-            await TcpHome(server, ADA).get_allowed()
+            await TcpAdministration(server, ADA).get_allowed()
         with pytest.raises(wire.NotOwner):
-            await TcpHome(server, ADA).command(Allow(ADA.public))
+            await TcpAdministration(server, ADA).command(Allow(ADA.public))

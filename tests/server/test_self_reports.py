@@ -9,7 +9,7 @@ from kits.server import CLIENTS, OWNER, Members, build_file, build_handler
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.state import ClientState
 from psyche.server.reports import GONE_SHOWN_S, MAX_REPORTS, MAX_SHOWN, TOLD_AGAIN_S, ReportBoard
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_identity, build_state
 from psyche.wire import backend as wire
 from psyche.wire.access import Access, Authorization
@@ -129,7 +129,7 @@ def test_an_error_is_told_once_and_its_end_too() -> None:
         report(members, 1, error=ERROR)
         members.now += 1
     report(members, 1)
-    (told,), (over,) = sink.get(kinds.ErrorReported), sink.get(kinds.ErrorOver)
+    (told,), (over,) = sink.get(types.ErrorReported), sink.get(types.ErrorOver)
     assert (told.key, told.name, told.phase, told.error) == (members.key(1), "client-1", "training", ERROR)
     assert (over.key, over.name) == (members.key(1), "client-1")
 
@@ -140,8 +140,8 @@ def test_errors_that_change_at_every_report_fill_no_log() -> None:
     for second in range(2 * TOLD_AGAIN_S + 1):
         board.put(STRANGER, SelfReport(error=f"error {second}"), START_UNIX + second)
         board.put(STRANGER, SelfReport(), START_UNIX + second)
-    assert [one.error for one in sink.get(kinds.ErrorReported)] == ["error 0", "error 30", "error 60"]
-    assert len(sink.get(kinds.ErrorOver)) == 3
+    assert [one.error for one in sink.get(types.ErrorReported)] == ["error 0", "error 30", "error 60"]
+    assert len(sink.get(types.ErrorOver)) == 3
 
 
 def test_texts_are_cleaned_before_anybody_sees_them() -> None:
@@ -151,7 +151,7 @@ def test_texts_are_cleaned_before_anybody_sees_them() -> None:
     row = look(members, OWNER.public)[0]
     assert row.report is not None
     assert (row.report.name, row.report.wait, row.report.error) == ("a [2Jda", "for you", "bad")
-    assert sink.get(kinds.ErrorReported)[0].error == "bad"
+    assert sink.get(types.ErrorReported)[0].error == "bad"
 
 
 def test_the_table_is_bounded_and_fits_a_frame() -> None:

@@ -18,7 +18,7 @@ from live_kit import RATE, SERVER, Script, build_file, follow_all, is_finished, 
 
 from psyche.backends.tcp.backend import BACK_OFF_S, Platform, TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress, ask, parse_server
-from psyche.backends.tcp.owner import TcpHome
+from psyche.backends.tcp.owner import TcpAdministration
 from psyche.core.encoding.account import encode_state
 from psyche.core.state import errors
 from psyche.core.state.gossip import Evidence
@@ -46,7 +46,7 @@ from psyche.server.journal import journal as j
 from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.recovery import recover
 from psyche.server.server import ServerSettings, run_server
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import START_UNIX, build_model
 from psyche.wire import backend as wire
 from psyche.wire.address_record import AddressRecord, sign_address_record
@@ -92,14 +92,14 @@ async def test_a_server_that_goes_away_in_mid_round_and_comes_back_costs_no_epoc
         await server.stop()
         await trio.sleep(16)
         await server.start()
-        recovered = server.sink.get(kinds.ServerRecovered)[0]
+        recovered = server.sink.get(types.ServerRecovered)[0]
         assert recovered.gap_s >= 15
         await follow_all(scripts, is_finished)
         state = scripts[0].state
         assert state is not None
         assert (state.progress.epoch, state.progress.step) == (2, 5)
-        assert len(sink.get(kinds.HomeConnected)) == 6
-        assert not sink.get(kinds.HomeGivenUp)
+        assert len(sink.get(types.BackendConnected)) == 6
+        assert not sink.get(types.BackendGivenUp)
 
 
 async def test_a_request_in_flight_when_the_server_goes_away_is_answered_when_it_is_back(
@@ -157,9 +157,9 @@ async def test_a_client_of_an_older_tls_is_told_which_one_by_an_alert_and_the_lo
         assert isinstance(caught.value.__cause__, ssl.SSLError)
         assert caught.value.__cause__.reason == "TLSV1_ALERT_PROTOCOL_VERSION"
         with trio.fail_after(60):
-            while not server.sink.get(kinds.ConnectionClosed):
+            while not server.sink.get(types.ConnectionClosed):
                 await trio.sleep(0.05)
-        assert "the other side does not speak TLS 1.3" in server.sink.get(kinds.ConnectionClosed)[0].reason
+        assert "the other side does not speak TLS 1.3" in server.sink.get(types.ConnectionClosed)[0].reason
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ async def test_a_client_whose_clock_is_wrong_says_by_how_much_and_joins_all_the_
     async with open_server(tmp_path) as server:
         async with open_backend(server.address, CLIENTS[0], sink=sink, platform=platform) as backend:
             await backend.submit(Join(CLIENTS[0].public), build_record(CLIENTS[0], expires_unix=4_000_000_000))
-        found = [event.message for event in sink.get(kinds.ClockWrong)]
+        found = [event.message for event in sink.get(types.ClockWrong)]
         assert len(found) == (told is not None)
         assert all(told in message and "the server 127.0.0.1:" in message for message in found if told)
 
@@ -200,34 +200,36 @@ async def test_errors_of_the_coordinator_arrive_as_themselves(tmp_path: Path, cl
 
 async def test_owners_pause_and_resume_from_outside_and_anyone_may_ask(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path) as server:
-        status = await TcpHome(server.address, CLIENTS[4]).get_status()
+        status = await TcpAdministration(server.address, CLIENTS[4]).get_status()
         assert (status.run_state, status.run_id) == (RunState.WAITING_FOR_MEMBERS, "test-run")
         with pytest.raises(wire.NotOwner):
-            await TcpHome(server.address, CLIENTS[4]).command(Pause())
-        assert (await TcpHome(server.address, OWNER).command(Pause())).run_state == RunState.PAUSED
+            await TcpAdministration(server.address, CLIENTS[4]).command(Pause())
+        assert (await TcpAdministration(server.address, OWNER).command(Pause())).run_state == RunState.PAUSED
         with pytest.raises(errors.Halted):
-            await TcpHome(server.address, OWNER).command(Pause())
-        assert (await TcpHome(server.address, OWNER).command(Resume())).run_state == RunState.WAITING_FOR_MEMBERS
+            await TcpAdministration(server.address, OWNER).command(Pause())
+        assert (
+            await TcpAdministration(server.address, OWNER).command(Resume())
+        ).run_state == RunState.WAITING_FOR_MEMBERS
         with pytest.raises(errors.CannotResume):
-            await TcpHome(server.address, OWNER).command(Resume())
+            await TcpAdministration(server.address, OWNER).command(Resume())
 
 
 async def test_owners_set_rates_from_outside(tmp_path: Path, clock: SteadyClock) -> None:
     """M7."""
     async with open_server(tmp_path) as server:
         with pytest.raises(wire.NotOwner):
-            await TcpHome(server.address, CLIENTS[4]).command(SetRates(earning=5))
-        assert (await TcpHome(server.address, OWNER).command(SetRates(earning=1_000))).earning_rate == 1_000
-        status = await TcpHome(server.address, OWNER).command(SetRates(slashing=7))
+            await TcpAdministration(server.address, CLIENTS[4]).command(SetRates(earning=5))
+        assert (await TcpAdministration(server.address, OWNER).command(SetRates(earning=1_000))).earning_rate == 1_000
+        status = await TcpAdministration(server.address, OWNER).command(SetRates(slashing=7))
         assert (status.earning_rate, status.slashing_rate) == (1_000, 7)
 
 
 async def test_a_run_paused_while_training_can_be_resumed_to_its_end(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path, build_file(rounds_per_epoch=30)) as server, open_scripts(server) as scripts:
         await follow_all(scripts, is_training)
-        assert (await TcpHome(server.address, OWNER).command(Pause())).pending_pause
+        assert (await TcpAdministration(server.address, OWNER).command(Pause())).pending_pause
         await follow_all(scripts, lambda s: s.run_state is RunState.PAUSED)
-        await TcpHome(server.address, OWNER).command(Resume())
+        await TcpAdministration(server.address, OWNER).command(Resume())
         await follow_all(scripts, is_finished)
 
 
@@ -237,7 +239,7 @@ async def test_a_command_to_a_server_that_is_away_gives_up_with_a_reason(clock: 
     with pytest.raises(
         BackendError, match=r"^server 127.0.0.1:1: cannot be reached \(Connection refused\); gave up after 3 s$"
     ):
-        await TcpHome(address, OWNER, timeout_s=3, say=said.append).get_status()
+        await TcpAdministration(address, OWNER, timeout_s=3, say=said.append).get_status()
     (line,) = said  # once, and before it gives up
     assert line.startswith("server 127.0.0.1:1: cannot be reached")
     assert "trying for 3 s" in line
@@ -301,7 +303,7 @@ async def test_a_hash_mismatch_is_healed_by_the_full_state(tmp_path: Path, clock
         with trio.fail_after(20 * RATE):
             while backend._nonce <= nonce:
                 await trio.sleep(0.1)
-        assert len(sink.get(kinds.StateMismatch)) == 1
+        assert len(sink.get(types.StateMismatch)) == 1
         await follow_all(scripts, lambda s: s.nonce > nonce)
         assert len({encode_state(s.state) for s in scripts if s.state is not None}) == 1
 
@@ -378,7 +380,7 @@ async def test_a_stopping_server_says_goodbye_by_closing_and_writes_what_it_has(
         await scripts[0].follow(lambda s: len(s.registry.slots) == 1)
         nonce = scripts[0].nonces[-1]
         await server.stop()
-        assert server.sink.get(kinds.ServerStopped)[0].seq >= 1
+        assert server.sink.get(types.ServerStopped)[0].seq >= 1
         disk = FolderDisk(server.folder)
         found = recover(disk)
         disk.close()
@@ -422,19 +424,19 @@ async def test_who_cannot_reach_the_server_waits_for_it_by_name_and_reason(tmp_p
         backend = TcpBackend(server.address, CLIENTS[0], sink=sink)
         nursery.start_soon(backend.run)
         with trio.fail_after(20 * RATE):
-            while not sink.get(kinds.WaitStarted):
+            while not sink.get(types.WaitStarted):
                 await trio.sleep(0.1)
-        (wait,) = sink.get(kinds.WaitStarted)
-        assert wait.wait is kinds.Wait.HOME
+        (wait,) = sink.get(types.WaitStarted)
+        assert wait.wait is types.Wait.BACKEND
         assert wait.what == f"server 127.0.0.1:{server.port}: cannot be reached (Connection refused)"
         await trio.sleep(20)
-        assert len(sink.get(kinds.WaitStarted)) == 1, "it is one wait, however often it tries"
+        assert len(sink.get(types.WaitStarted)) == 1, "it is one wait, however often it tries"
         await server.start()
         with trio.fail_after(20 * RATE):
-            while not sink.get(kinds.WaitEnded):
+            while not sink.get(types.WaitEnded):
                 await trio.sleep(0.1)
-        (ended,) = sink.get(kinds.WaitEnded)
-        assert (ended.what, ended.outcome) == (wait.what, kinds.WaitOutcome.CONNECTED)
+        (ended,) = sink.get(types.WaitEnded)
+        assert (ended.what, ended.outcome) == (wait.what, types.WaitOutcome.CONNECTED)
         nursery.cancel_scope.cancel()
 
 
@@ -443,12 +445,12 @@ async def test_where_no_server_was_ever_found_the_client_says_what_to_check(cloc
     backend = TcpBackend(ServerAddress(host="127.0.0.1", port=1), CLIENTS[0], sink=sink)
     with trio.move_on_after(20):
         await backend.run()
-    told = [event.reason for event in sink.get(kinds.HomeLost)]
+    told = [event.reason for event in sink.get(types.BackendLost)]
     assert set(told[:3]) == {"server 127.0.0.1:1: cannot be reached (Connection refused)"}
     assert "psyche server run --state FOLDER --server-port 1" in told[3]
     for part in ("host and port", "firewall"):
         assert part in told[3]
-    assert len(sink.get(kinds.WaitStarted)) == 1, "the wait is the same as before"
+    assert len(sink.get(types.WaitStarted)) == 1, "the wait is the same as before"
 
 
 async def test_a_client_that_only_looks_for_the_server_is_not_there_yet(tmp_path: Path, clock: SteadyClock) -> None:
@@ -458,10 +460,10 @@ async def test_a_client_that_only_looks_for_the_server_is_not_there_yet(tmp_path
         open_backend(server.address, CLIENTS[0], follows_at_once=False) as backend,
     ):
         await backend.reach()
-        assert (await TcpHome(server.address, OWNER).get_status()).connections == 0
+        assert (await TcpAdministration(server.address, OWNER).get_status()).connections == 0
         async with aclosing(backend.states()) as states:
             await anext(states)
-        assert (await TcpHome(server.address, OWNER).get_status()).connections == 1
+        assert (await TcpAdministration(server.address, OWNER).get_status()).connections == 1
 
 
 async def test_a_server_that_hangs_up_at_once_is_not_hammered(clock: SteadyClock) -> None:
@@ -478,7 +480,7 @@ async def test_a_server_that_hangs_up_at_once_is_not_hammered(clock: SteadyClock
         with trio.move_on_after(20):
             await backend.run()
         nursery.cancel_scope.cancel()
-    tries = [event.tries for event in sink.get(kinds.HomeLost)]
+    tries = [event.tries for event in sink.get(types.BackendLost)]
     assert tries == list(range(len(tries))), "every failure makes it wait longer"
     assert accepted <= 12
 
@@ -489,13 +491,13 @@ async def test_news_of_a_later_round_hastens_one_try(clock: SteadyClock) -> None
     backend = TcpBackend(ServerAddress(host="127.0.0.1", port=1), CLIENTS[0], sink=sink)
 
     async def count_tries(longest_s: float) -> int:
-        before = len(sink.get(kinds.HomeLost))
+        before = len(sink.get(types.BackendLost))
         await trio.sleep(longest_s)
-        return len(sink.get(kinds.HomeLost)) - before
+        return len(sink.get(types.BackendLost)) - before
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(backend.run)
-        while len(sink.get(kinds.HomeLost)) < 2 * len(BACK_OFF_S):
+        while len(sink.get(types.BackendLost)) < 2 * len(BACK_OFF_S):
             await trio.sleep(0.1)
         backend.reconnect_soon()
         backend.reconnect_soon()

@@ -11,7 +11,7 @@ from live_kit import RATE, Server, follow_all, is_training, open_scripts, open_s
 from live_kit import build_file as build_quick_file
 from typer.testing import CliRunner
 
-from psyche.backends.tcp.owner import TcpHome
+from psyche.backends.tcp.owner import TcpAdministration
 from psyche.cli.app import app
 from psyche.config.load import load_run
 from psyche.core.encoding.account import encode_state
@@ -121,21 +121,21 @@ async def test_an_owner_extends_a_paused_run_and_it_trains_to_its_new_end(tmp_pa
         code, said = await command(server, tmp_path, "extend", "--total-steps", "8", "--dry-run")
         assert (code, "nothing was sent" in said) == (0, True)
         assert "key now then config.total_steps 5 -> 8 nothing was sent" in " ".join(said.split())
-        home = TcpHome(server.address, OWNER)
-        assert (await home.get_record()).config.total_steps == 5
+        backend = TcpAdministration(server.address, OWNER)
+        assert (await backend.get_record()).config.total_steps == 5
         code, said = await command(server, tmp_path, "extend", "--total-steps", "8")
         assert (code, "nothing was sent: this is no terminal" in said) == (1, True)
-        assert (await home.get_record()).config.total_steps == 5
+        assert (await backend.get_record()).config.total_steps == 5
         code, said = await command(server, tmp_path, "extend", "--total-steps", "8", "--yes")
         assert code == 0
         assert "of 8" in said
         assert "write total_steps = 8 in your run.toml" in said
         await server.stop()
         await server.start()
-        assert (await home.get_record()).config.total_steps == 8
+        assert (await backend.get_record()).config.total_steps == 8
         await command(server, tmp_path, "resume")
         await follow_all(scripts, lambda s: s.run_state is RunState.FINISHED)
-        record = await home.get_record()
+        record = await backend.get_record()
         assert (record.progress.step, record.config.total_steps) == (8, 8)
         code, said = await command(server, tmp_path, "extend", "--total-steps", "9")
         assert code == 1
@@ -151,28 +151,28 @@ async def test_an_owner_gives_a_run_the_settings_of_a_file(tmp_path: Path, clock
         code, said = await command(server, tmp_path, "update-config", "--yes", "--state", str(path))
         assert code == 0, said
         assert "config.total_steps" in said
-        record, file = await TcpHome(server.address, OWNER).get_record(), load_run(path)
+        record, file = await TcpAdministration(server.address, OWNER).get_record(), load_run(path)
         assert (record.config, record.metadata, record.run_state) == (file.config, file.metadata, RunState.PAUSED)
         code, said = await command(server, tmp_path, "update-config", "--yes", "--state", str(path))
         assert (code, said.count("nothing changes: the run has these settings already")) == (0, 1)
-        assert encode_state(await TcpHome(server.address, OWNER).get_record()) == encode_state(record)
+        assert encode_state(await TcpAdministration(server.address, OWNER).get_record()) == encode_state(record)
         code, said = await command(server, tmp_path, "update-config", "--yes", "--restart-from-step", "3")
         assert (code, said.count("the run trains on from step 3")) == (0, 1)
-        assert (await TcpHome(server.address, OWNER).get_record()).progress.step == 3
+        assert (await TcpAdministration(server.address, OWNER).get_record()).progress.step == 3
 
 
 async def test_p9_a_server_comes_back_with_any_file_that_was_sent_to_it(tmp_path: Path) -> None:
     first = build_quick_file()
     sent, last = (build_longer(first, steps) for steps in (60, 70))
     async with open_server(tmp_path, first) as server:
-        home = TcpHome(server.address, OWNER)
-        await home.command(Pause())
+        backend = TcpAdministration(server.address, OWNER)
+        await backend.command(Pause())
         for file in (sent, last):
-            await home.command(Update(config=file.config))
+            await backend.command(Update(config=file.config))
         await server.stop()
     state_dir = tmp_path / "state"
     async with open_server(tmp_path, sent) as server:
-        assert (await TcpHome(server.address, OWNER).get_record()).config.total_steps == 70
+        assert (await TcpAdministration(server.address, OWNER).get_record()).config.total_steps == 70
         await server.stop()
     with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match=r"total_steps"), flatten_subgroups=True):
         async with open_server(tmp_path, build_longer(first, 65)):

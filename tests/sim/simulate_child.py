@@ -25,7 +25,7 @@ def build_outvoted() -> Scenario:
 
 def build_repeated() -> dict[str, Scenario]:
     """What is played again and again: quiet runs, one with evidence, one with a liar and five faults."""
-    chain = replace(build_scenario(5), home=CHAIN)
+    chain = replace(build_scenario(5), backend=CHAIN)
     return {"quiet": build_scenario(5), "chain": chain, "outvoted": build_outvoted(), "drawn": draw_scenario(88)}
 
 

@@ -19,7 +19,7 @@ from psyche.network.limits import NetworkLimits
 from psyche.server import evidence
 from psyche.sim.byzantine.programs import KINDS, ByzantineMember
 from psyche.sim.world import Outcome, simulate
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.line import handshake
 
 LIAR = 4  # client-4 of five
@@ -32,7 +32,7 @@ def play_with(kind: str, clients: int = 5, **config: int) -> Outcome:
 
 
 def get_applied(outcome: Outcome) -> dict[tuple[int, int], list[int]]:
-    applied = (seen.event for seen in get_events(outcome, kinds.Applied))
+    applied = (seen.event for seen in get_events(outcome, types.Applied))
     return {(one.epoch, one.height): list(one.members) for one in applied if one.update}
 
 
@@ -41,7 +41,7 @@ def test_a_run_with_one_dishonest_member_of_five_trains_every_step(kind: str) ->
     outcome = play_with(kind)
     assert outcome.facts["told"][f"client-{LIAR}"], "it lied"
     applied = get_applied(outcome)
-    places = {e.event.index for e in get_events(outcome, kinds.Member, f"client-{LIAR}")}
+    places = {e.event.index for e in get_events(outcome, types.Member, f"client-{LIAR}")}
     assert len(places) == 1, "it stays where it is in every epoch"
     honest = {0, 1, 2, 3, 4} - places
     assert len(applied) == 8
@@ -55,16 +55,16 @@ def test_who_signs_two_results_is_banned_and_what_was_decided_stays(kind: str) -
     outcome = play_with(kind)
     banned = [slot for slot in outcome.state.registry.slots if slot.state is SlotState.BANNED]
     assert len(banned) == 1
-    assert get_events(outcome, kinds.Equivocation)
+    assert get_events(outcome, types.Equivocation)
 
 
 @pytest.mark.parametrize("kind", ["withhold", "garbage"])
 def test_who_delivers_nothing_is_out_after_three_rounds_without_credit(kind: str) -> None:
     outcome = play_with(kind)
-    (member,) = {e.event.index for e in get_events(outcome, kinds.Member, f"client-{LIAR}")}
+    (member,) = {e.event.index for e in get_events(outcome, types.Member, f"client-{LIAR}")}
     applied = get_applied(outcome)
     assert all(member not in members for members in applied.values())
-    tried = {e.event.height for e in get_events(outcome, kinds.Trained, f"client-{LIAR}") if e.event.epoch == 0}
+    tried = {e.event.height for e in get_events(outcome, types.Trained, f"client-{LIAR}") if e.event.epoch == 0}
     assert max(tried) <= 5, "late three times running: out (H2)"
 
 
@@ -88,7 +88,7 @@ def test_one_witness_that_reports_nothing_first_voids_no_round_however_short() -
     scenario = build(2, clients=7, byzantine=liars, max_round_train_time=2, round_witness_time=6, late_limit=255)
     outcome = play(scenario)
     assert outcome.facts["told"]["client-5"], "it lied"
-    honest = {e.event.index for e in get_events(outcome, kinds.Member) if e.node not in ("client-5", "client-6")}
+    honest = {e.event.index for e in get_events(outcome, types.Member) if e.node not in ("client-5", "client-6")}
     assert len(honest) == 5, "everybody stays where it is"
     applied = get_applied(outcome)
     assert len(applied) == 8
@@ -97,7 +97,7 @@ def test_one_witness_that_reports_nothing_first_voids_no_round_however_short() -
 
 def test_what_is_not_announced_is_asked_for() -> None:
     outcome = play_with("mute")
-    (member,) = {e.event.index for e in get_events(outcome, kinds.Member, f"client-{LIAR}")}
+    (member,) = {e.event.index for e in get_events(outcome, types.Member, f"client-{LIAR}")}
     assert all(member in members for members in get_applied(outcome).values())
 
 
@@ -109,7 +109,7 @@ def test_nobody_joins_or_is_found_under_the_key_of_another() -> None:
 
 def test_false_accusations_eject_nobody() -> None:
     outcome = play_with("accuse", total_steps=17)
-    refused = [e for e in get_events(outcome, kinds.Dropped) if e.node != f"client-{LIAR}"]
+    refused = [e for e in get_events(outcome, types.Dropped) if e.node != f"client-{LIAR}"]
     assert refused == []
     assert outcome.facts["ejected"] == 0
     assert sum(outcome.facts["lies_refused"].values()) > 3 * outcome.rounds
@@ -117,11 +117,11 @@ def test_false_accusations_eject_nobody() -> None:
 
 def test_more_junk_than_is_taken_of_anybody_is_refused_and_what_the_flooder_means_comes_through() -> None:
     outcome = play_with("flood", total_steps=17)
-    counted = [e for e in get_events(outcome, kinds.Network) if e.node not in (f"client-{LIAR}", "server")]
+    counted = [e for e in get_events(outcome, types.Network) if e.node not in (f"client-{LIAR}", "server")]
     refused = {e.node: e.event.gossip_refused for e in counted}
     assert len(refused) == 4
     assert min(refused.values()) > 0, "at each of its peers"
-    (member,) = {e.event.index for e in get_events(outcome, kinds.Member, f"client-{LIAR}")}
+    (member,) = {e.event.index for e in get_events(outcome, types.Member, f"client-{LIAR}")}
     assert any(member in members for members in get_applied(outcome).values())
 
 

@@ -17,7 +17,7 @@ from psyche.sim.invariants.checker import Invariants
 from psyche.sim.scenarios.plan import read_scenario, write_scenario
 from psyche.sim.scenarios.scenario import CHAIN, Scenario
 from psyche.sim.world import Outcome, World, simulate
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 ROUGH = ChainConditions(skipped=0.1, lost=0.1, late=0.1, cut=0.1)
 
@@ -26,7 +26,7 @@ def build_on_chain(
     seed: int = 1, *faults: Fault, clients: int = 4, chain: ChainConditions | None = None, **config: int
 ) -> Scenario:
     scenario = build(seed, clients=clients, faults=faults, **{"init_min_clients": clients - 1} | config)
-    return replace(scenario, home=CHAIN, chain=chain or ChainConditions())
+    return replace(scenario, backend=CHAIN, chain=chain or ChainConditions())
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_a_run_on_a_chain_ends_and_all_its_members_with_it(outcome: Outcome) -> 
     assert outcome.state.run_state is RunState.FINISHED
     assert outcome.codes == (0, 0, 0, 0)
     assert outcome.facts["dropped"] == {}
-    ended = get_events(outcome, kinds.Finished)
+    ended = get_events(outcome, types.Finished)
     assert {one.event.digest for one in ended} == {outcome.state.certified.digest}
 
 
@@ -98,7 +98,7 @@ def vars_of(fault: Fault) -> list[str]:
 
 def test_the_owner_pauses_and_resumes_with_transactions() -> None:
     outcome = play(build_on_chain(1, OwnerPause(at_height=2, for_s=10.0)))
-    states = [one.event.run_state for one in get_events(outcome, kinds.StateChanged, "client-0")]
+    states = [one.event.run_state for one in get_events(outcome, types.StateChanged, "client-0")]
     assert RunState.PAUSED in states
     assert outcome.state.run_state is RunState.FINISHED
 
@@ -138,8 +138,8 @@ def change_arithmetic(world: World) -> None:
     """What the member computes after its restart differs in the last bits, as on another graphics card."""
     host = world.clients[1]
 
-    def see(_node: str, event: kinds.Event) -> None:
-        if isinstance(event, kinds.Killed):
+    def see(_node: str, event: types.Event) -> None:
+        if isinstance(event, types.Killed):
             host.cls = replace(host.cls, machine=replace(host.cls.machine, numeric_class=1))
 
     world.trace.listeners.append(see)
@@ -148,7 +148,7 @@ def change_arithmetic(world: World) -> None:
 def test_a_member_that_finds_only_stale_endpoints_after_a_restart_signs_no_second_result() -> None:
     outcome = simulate(build_stale_restart(), prepare=change_arithmetic)
     assert not outcome.violations, outcome.describe()
-    sent = [one.event for one in get_events(outcome, kinds.ResultSent, "client-1") if one.event.epoch == 0]
+    sent = [one.event for one in get_events(outcome, types.ResultSent, "client-1") if one.event.epoch == 0]
     assert len([one for one in sent if one.height == 0]) == 1
 
 
@@ -170,7 +170,7 @@ def test_a_plan_of_a_run_on_a_chain_is_the_same_after_it_was_written_and_read() 
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [
-        (Scenario(home="moon"), "home is 'moon', must be one of tcp, chain"),
+        (Scenario(backend="moon"), "backend is 'moon', must be one of tcp, chain"),
         (Scenario(faults=(ChainHalt(for_s=1.0),)), "chain_halt: needs a run on a chain, this one is on a server"),
         (
             build_on_chain(1, LostAnswer(who=("all",), for_s=1.0)),

@@ -28,7 +28,7 @@ from psyche.sim.hosts import ClientHost
 from psyche.sim.scenarios.scenario import MachineClass, Scenario
 from psyche.sim.trainer import MachineModel
 from psyche.sim.world import Outcome, World, simulate
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 
 def is_finished(outcome: Outcome) -> bool:
@@ -39,24 +39,24 @@ def test_a_killed_client_is_dropped_and_comes_back_in_the_next_epoch() -> None:
     kill = Kill(at_epoch=0, at_height=2, who=("client-1",), for_s=1.0)
     outcome = play(build(faults=(kill,), total_steps=17))
     assert is_finished(outcome)
-    assert get_events(outcome, kinds.Withdrew, "client-1"), "M9: a restarted member withdraws before anything else"
-    sent = {e.event.epoch for e in get_events(outcome, kinds.ResultSent, "client-1")}
+    assert get_events(outcome, types.Withdrew, "client-1"), "M9: a restarted member withdraws before anything else"
+    sent = {e.event.epoch for e in get_events(outcome, types.ResultSent, "client-1")}
     assert sent == {0, 1}
 
 
 def test_a_client_whose_disk_is_lost_is_given_the_weights_by_its_peers() -> None:
     kill = Kill(at_epoch=0, at_height=3, who=("client-2",), for_s=0.5, erase=True)
     outcome = play(build(faults=(kill,), total_steps=17))
-    sources = [e.event.source for e in get_events(outcome, kinds.ModelLoaded, "client-2")]
+    sources = [e.event.source for e in get_events(outcome, types.ModelLoaded, "client-2")]
     assert sources[0] == "configured source"
-    assert kinds.WeightSource.PEERS in sources
+    assert types.WeightSource.PEERS in sources
 
 
 @pytest.mark.parametrize("seq", [2, 9, 14, 23, 31])
 def test_a_server_killed_after_any_record_goes_on_from_it(seq: int) -> None:
     outcome = play(build(faults=(Kill(at_seq=seq, who=("server",), for_s=4.0),)))
     assert is_finished(outcome)
-    assert get_events(outcome, kinds.ServerRecovered)
+    assert get_events(outcome, types.ServerRecovered)
 
 
 @pytest.mark.parametrize("after_bytes", [0, 1, 40, 700, 1_500])
@@ -64,23 +64,23 @@ def test_a_server_that_fails_within_a_write_loses_nothing_that_it_promised(after
     torn = TornWrite(at_epoch=0, at_height=1, after_bytes=after_bytes, for_s=2.0)
     outcome = play(build(faults=(torn,)))
     assert is_finished(outcome)
-    assert [seen.event.who for seen in get_events(outcome, kinds.Killed)] == ["server"]
+    assert [seen.event.who for seen in get_events(outcome, types.Killed)] == ["server"]
     assert outcome.facts["dropped"] == {}
-    notes = [one.event.note for one in get_events(outcome, kinds.JournalNote)]
+    notes = [one.event.note for one in get_events(outcome, types.JournalNote)]
     assert ["torn tail" in note for note in notes] == [True] * bool(after_bytes)
 
 
 def test_a_full_disk_stops_the_server_and_it_goes_on_when_there_is_room() -> None:
     outcome = play(build(faults=(DiskFull(at_epoch=0, at_height=2, who=("server",), for_s=12.0),)))
     assert is_finished(outcome)
-    failed = get_events(outcome, kinds.ProcessFailed, "server")
+    failed = get_events(outcome, types.ProcessFailed, "server")
     assert "the disk failed" in failed[0].event.error
 
 
 def test_a_full_disk_ends_no_client_and_costs_no_round() -> None:
     outcome = play(build(faults=(DiskFull(at_epoch=0, at_height=2, who=("client-0",), for_s=5.0),), total_steps=17))
     assert is_finished(outcome)
-    errors = get_events(outcome, kinds.Error, "client-0")
+    errors = get_events(outcome, types.Error, "client-0")
     assert any("No space left" in e.event.message for e in errors)
     assert outcome.codes == (0, 0, 0, 0)
 
@@ -98,7 +98,7 @@ def play_until_end(*faults: Fault) -> World:
     worlds: list[World] = []
     outcome = simulate(build(faults=faults, total_steps=30), prepare=worlds.append)
     assert not outcome.violations, outcome.describe()
-    assert len(get_events(outcome, kinds.FaultOver)) == len(faults)
+    assert len(get_events(outcome, types.FaultOver)) == len(faults)
     return worlds[0]
 
 
@@ -114,7 +114,7 @@ def test_faults_of_one_kind_that_overlap_leave_the_disk_as_it_was() -> None:
 def test_who_is_stopped_twice_stands_still_until_both_are_over() -> None:
     hangs = (Hang(at_s=6.0, who=("client-1",), for_s=4.0), Hang(at_s=8.0, who=("client-1",), for_s=9.0))
     outcome = play(build(faults=hangs, total_steps=30))
-    moments = [get_events(outcome, kind, "world")[0].t for kind in (kinds.Stopped, kinds.Resumed)]
+    moments = [get_events(outcome, kind, "world")[0].t for kind in (types.Stopped, types.Resumed)]
     assert moments == [6.0, 17.0]
 
 
@@ -145,7 +145,7 @@ def test_the_slowest_member_keeps_its_place_when_it_was_not_heard_in_one_round()
     )
     outcome = play(scenario)
     assert is_finished(outcome)
-    assert get_events(outcome, kinds.Dropped) == []
+    assert get_events(outcome, types.Dropped) == []
     credits = next(one.credits for one in get_ledger(outcome).epochs)
     assert credits == {"client-0": 8, "client-1": 8, "client-2": 8, "client-3": 8}
 
@@ -154,7 +154,7 @@ def test_a_client_that_stands_still_catches_up_or_waits_for_the_next_epoch() -> 
     outcome = play(build(faults=(Hang(at_epoch=0, at_height=2, who=("client-3",), for_s=30.0),), total_steps=17))
     assert is_finished(outcome)
     assert outcome.codes == (0, 0, 0, 0)
-    during = [e for e in get_events(outcome, kinds.ResultSent, "client-3") if e.event.epoch == 0 and e.event.height > 3]
+    during = [e for e in get_events(outcome, types.ResultSent, "client-3") if e.event.epoch == 0 and e.event.height > 3]
     assert during == []
 
 
@@ -173,8 +173,8 @@ def test_all_beside_some_of_them_are_the_others(groups: tuple[tuple[str, ...], .
     apart: list[set[tuple[str, str]]] = []
 
     def look(world: World) -> None:
-        def see(_node: str, event: kinds.Event) -> None:
-            if isinstance(event, kinds.Fault):
+        def see(_node: str, event: types.Event) -> None:
+            if isinstance(event, types.Fault):
                 pairs = permutations(world.clients, 2)
                 world.spawn(note, world, pairs)
 
@@ -196,7 +196,7 @@ def test_worse_lines_lose_duplicate_and_reorder_announcements_and_change_nothing
     worse = Degrade(at_s=2.0, who=("all",), loss=0.2, duplicate=0.3, jitter_s=0.4, for_s=60.0)
     outcome = play(build(faults=(worse,)))
     assert is_finished(outcome)
-    applied = {e.event.height: e.event.count for e in get_events(outcome, kinds.Applied) if e.event.update}
+    applied = {e.event.height: e.event.count for e in get_events(outcome, types.Applied) if e.event.update}
     assert list(applied.values()) == [4] * 8, "no round is void"
 
 
@@ -206,7 +206,7 @@ def test_a_server_whose_clock_jumps_while_it_runs_does_not_notice() -> None:
         ClockJump(at_s=12.0, who=("server",), offset_s=-300.0),
     )
     quiet, jumping = play(build()), play(build(faults=jumps))
-    assert get_events(jumping, kinds.StateChanged, "server") == get_events(quiet, kinds.StateChanged, "server")
+    assert get_events(jumping, types.StateChanged, "server") == get_events(quiet, types.StateChanged, "server")
 
 
 def test_a_server_that_restarts_with_its_clock_set_back_waits_for_nothing() -> None:
@@ -230,22 +230,22 @@ def test_a_lost_trainer_costs_its_client_the_epoch_and_no_more(fault: type) -> N
     outcome = play(build(faults=(fault(at_epoch=0, at_height=2, who=("client-1",), for_s=6.0),), total_steps=17))
     assert is_finished(outcome)
     assert outcome.codes == (0, 0, 0, 0)
-    assert {e.event.epoch for e in get_events(outcome, kinds.ResultSent, "client-1")} == {0, 1}
+    assert {e.event.epoch for e in get_events(outcome, types.ResultSent, "client-1")} == {0, 1}
 
 
 def test_a_wrong_weight_is_noticed_and_healed() -> None:
     flip = BitFlip(at_epoch=0, at_height=3, who=("client-1",), place=17)
     outcome = play(build(faults=(flip,), rounds_per_epoch=14, total_steps=15))
-    assert get_events(outcome, kinds.Healing, "client-1")
-    assert get_events(outcome, kinds.Healed, "client-1")
+    assert get_events(outcome, types.Healing, "client-1")
+    assert get_events(outcome, types.Healed, "client-1")
     assert is_finished(outcome)
 
 
 def test_who_leaves_properly_is_missed_by_nobody() -> None:
     outcome = play(build(faults=(CleanExit(at_epoch=0, at_height=2, who=("client-3",), for_s=2.0),), total_steps=17))
     assert is_finished(outcome)
-    assert get_events(outcome, kinds.Dropped) == []
-    assert {e.event.epoch for e in get_events(outcome, kinds.ResultSent, "client-3")} == {0, 1}
+    assert get_events(outcome, types.Dropped) == []
+    assert {e.event.epoch for e in get_events(outcome, types.ResultSent, "client-3")} == {0, 1}
 
 
 def test_a_run_with_faults_repeats_byte_for_byte() -> None:

@@ -19,7 +19,7 @@ from psyche.sim.faults import Kill
 from psyche.sim.shrink import fails_alike, shrink
 from psyche.sim.trainer import SimTrainer
 from psyche.sim.world import Outcome, World, simulate
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.trainer import TrainRequest
 
 
@@ -27,7 +27,7 @@ def break_arithmetic(world: World) -> None:
     """Client 1 computes something else, and nobody is told."""
     world.clients[1].trainer_faults.flip = 3
 
-    def hide(_node: str, _event: kinds.Event) -> None:
+    def hide(_node: str, _event: types.Event) -> None:
         trainer = world.clients[1].trainer
         if trainer is not None:
             trainer.is_corrupt = False
@@ -59,7 +59,7 @@ def test_a_run_without_enough_living_members_owes_no_progress_until_its_time_is_
 
 def test_a_second_result_of_an_honest_member_is_reported() -> None:
     def forget(world: World) -> None:
-        world.invariants.check_event("client-0", make(kinds.ResultSent, height=2, commitment=b"other"))
+        world.invariants.check_event("client-0", make(types.ResultSent, height=2, commitment=b"other"))
 
     names = {violation.name for violation in simulate(build(), prepare=forget).violations}
     assert names == {"R7"}
@@ -69,8 +69,8 @@ def tamper(change: Callable[[Coordinator], None]) -> Outcome:
     """A run whose record is changed behind everybody's back in its third round."""
 
     def prepare(world: World) -> None:
-        def see(_node: str, event: kinds.Event) -> None:
-            if isinstance(event, kinds.Trained) and event.height == 3:
+        def see(_node: str, event: types.Event) -> None:
+            if isinstance(event, types.Trained) and event.height == 3:
                 change(world.shadow.state)
                 world.trace.listeners.remove(see)
 
@@ -137,10 +137,10 @@ def test_time_that_stands_still_is_reported_and_is_no_hang() -> None:
             await trio.lowlevel.checkpoint()
 
     def sabotage(world: World) -> None:
-        started: list[kinds.Trained] = []
+        started: list[types.Trained] = []
 
-        def spin(_node: str, event: kinds.Event) -> None:
-            if isinstance(event, kinds.Trained) and not started:
+        def spin(_node: str, event: types.Event) -> None:
+            if isinstance(event, types.Trained) and not started:
                 started.append(event)
                 world.spawn(spin_for_ever)
 

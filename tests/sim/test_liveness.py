@@ -12,7 +12,7 @@ from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.faults import BitFlip
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.world import Violation, simulate
-from psyche.telemetry.kinds import LeaveCause
+from psyche.telemetry.types import LeaveCause
 
 FLIP = BitFlip(at_epoch=0, at_height=2, who=("client-1",), place=3)
 

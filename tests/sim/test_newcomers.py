@@ -10,7 +10,7 @@ from psyche.forecast.inputs import load_scenario
 from psyche.sim.scenarios.scenario import MachineClass, Scenario
 from psyche.sim.trainer import MachineModel
 from psyche.sim.world import Outcome
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 MEMBERS = 3
 NEWCOMER = f"client-{MEMBERS}"
@@ -37,7 +37,7 @@ def get_dropped_in_rounds(outcome: Outcome) -> list[str]:
     """Who was dropped in an epoch of which it had begun a round: of those a Warmup drops, none has."""
     ledger = get_ledger(outcome)
     found = []
-    for event in get_events(outcome, kinds.Dropped):
+    for event in get_events(outcome, types.Dropped):
         epoch = [one.epoch for one in ledger.formations if one.at_s <= event.t][-1]
         rounds = (one for one in ledger.rounds.values() if one.epoch == epoch)
         if any(event.node in ledger.find_names(epoch, one.members) for one in rounds):

@@ -25,14 +25,14 @@ from psyche.sim.scenarios.report import describe_replay
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.scenarios.swarm import draw_scenario
 from psyche.sim.world import Outcome, World, simulate
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 
 def break_record(world: World) -> None:
     """Something is wrong as soon as anybody trains."""
 
-    def see(_node: str, event: kinds.Event) -> None:
-        if isinstance(event, kinds.Trained):
+    def see(_node: str, event: types.Event) -> None:
+        if isinstance(event, types.Trained):
             world.invariants.fail("I2", "nothing", "something")
 
     world.trace.listeners.append(see)
@@ -189,5 +189,5 @@ def test_an_error_in_a_world_that_cannot_be_drawn_has_its_seed(monkeypatch: pyte
     soak = load("soak")
     monkeypatch.setattr(soak, "draw_scenario", {}.__getitem__)
     text = soak.play_seed(9).failure
-    replay = "replay: python scripts/soak.py --home tcp --seed 9"
+    replay = "replay: python scripts/soak.py --backend tcp --seed 9"
     assert text.startswith(f"seed 9: the simulation itself failed: KeyError(9)\n{replay}")

@@ -27,7 +27,7 @@ from psyche.network.limits import NetworkLimits
 from psyche.sim import runtime
 from psyche.sim.runtime import LOOK_AT_ALL_EVERY_RUNS, free_former_world, simulated_time
 from psyche.sim.world import Outcome, World, simulate
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.nursery import open_plain_nursery
 
 CHILD = Path(__file__).with_name("simulate_child.py")
@@ -47,7 +47,7 @@ def test_a_run_without_faults_finishes_and_violates_nothing(outcome: Outcome) ->
 
 
 def test_every_step_of_a_quiet_run_is_trained_and_applied(outcome: Outcome) -> None:
-    events = (seen.event for seen in get_events(outcome, kinds.Applied))
+    events = (seen.event for seen in get_events(outcome, types.Applied))
     applied = {(one.epoch, one.height): one.members for one in events if one.update}
     assert len(applied) == 9, "steps 1 to 9"
     assert all(applied.values()), "no set is empty"
@@ -57,19 +57,19 @@ def test_members_hear_each_other_where_they_are_too_many_for_streams_to_everybod
     """The twin has no mesh; without it results would only come when asked for, and every forecast would be late."""
     few = simulate(replace(build_scenario(5), limits=NetworkLimits(direct_peers=1)))
     assert few.violations == []
-    heard = {e.node: e.event.gossip_received for e in get_events(few, kinds.Network)}
+    heard = {e.node: e.event.gossip_received for e in get_events(few, types.Network)}
     assert min(heard.values()) > 0
 
 
 def test_all_members_end_with_the_certified_weights(outcome: Outcome) -> None:
-    ended = get_events(outcome, kinds.Finished)
+    ended = get_events(outcome, types.Finished)
     assert [e.event.held for e in ended] == [True] * 4
     assert {e.event.digest for e in ended} == {outcome.state.certified.digest}
 
 
 def test_a_newcomer_without_the_model_is_given_it_by_its_peers(outcome: Outcome) -> None:
-    loaded = [e for e in get_events(outcome, kinds.ModelLoaded) if e.node == "client-3"]
-    assert loaded[0].event.source is kinds.WeightSource.PEERS
+    loaded = [e for e in get_events(outcome, types.ModelLoaded) if e.node == "client-3"]
+    assert loaded[0].event.source is types.WeightSource.PEERS
 
 
 def test_hours_pass_in_seconds(outcome: Outcome) -> None:
@@ -86,7 +86,7 @@ def test_a_client_that_writes_its_evidence_does_so_in_its_turn() -> None:
     """In a thread of its own it would be done at any moment of simulated time, and no log would be like another."""
     before = set(threading.enumerate())
     first, second = (simulate(build_outvoted()) for _ in range(2))
-    assert get_events(first, kinds.Evidence), "else nothing was written"
+    assert get_events(first, types.Evidence), "else nothing was written"
     assert first.lines == second.lines
     assert set(threading.enumerate()) <= before
 

@@ -122,7 +122,7 @@ def test_a_violation_fails_and_says_how_to_play_it_again(capsys: pytest.CaptureF
 def test_every_run_of_the_checks_plays_other_seeds_and_they_count() -> None:
     checks = load("run_checks")
     stage = checks.get_simulations(77)
-    assert stage.command[1:] == ["scripts/soak.py", "--home", "both", "--from", "77", "--rounds", "9500"]
+    assert stage.command[1:] == ["scripts/soak.py", "--backend", "both", "--from", "77", "--rounds", "9500"]
     assert checks.summarize([checks.Outcome(stage, 1, 2.0, "")], 77, 2.0) == 1
     assert checks.summarize([checks.Outcome(stage, 0, 2.0, "")], 77, 2.0) == 0
 
@@ -130,10 +130,10 @@ def test_every_run_of_the_checks_plays_other_seeds_and_they_count() -> None:
 def test_few_seeds_of_the_checks_play_on_a_chain_and_say_how_to_play_them_again() -> None:
     soak = load("soak")
     drawn = [soak.draw(seed, "both") for seed in range(320)]
-    on_chain = [one for one in drawn if one.home == "chain"]
+    on_chain = [one for one in drawn if one.backend == "chain"]
     assert len(on_chain) == 10
-    assert all(one.origin == f"python scripts/soak.py --home chain --seed {one.seed}" for one in on_chain)
-    assert soak.draw(5, "chain").home == "chain"
+    assert all(one.origin == f"python scripts/soak.py --backend solana --seed {one.seed}" for one in on_chain)
+    assert soak.draw(5, "chain").backend == "chain"
     assert soak.draw(5, "tcp") == soak.draw(5, "both")
 
 

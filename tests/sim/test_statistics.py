@@ -5,7 +5,7 @@ from sim_kit import build
 
 from psyche.sim.invariants.views import ClientStatistics
 from psyche.sim.world import World, simulate
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 
 def play_watched(seed: int) -> tuple[list[ClientStatistics], str]:
@@ -43,7 +43,7 @@ def test_a_client_tells_what_it_holds() -> None:
 
 def test_reading_statistics_changes_nothing() -> None:
     def prepare(world: World) -> None:
-        def read(_node: str, _event: kinds.Event) -> None:
+        def read(_node: str, _event: types.Event) -> None:
             for host in world.clients:
                 host.get_statistics()
 

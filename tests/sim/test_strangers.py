@@ -9,7 +9,7 @@ from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.scenarios.scenario import MachineClass, Scenario
 from psyche.sim.trainer import MachineModel
 from psyche.sim.world import Outcome, simulate
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 MEMBERS = 3
 JOIN_S = 15.0  # while the first epoch runs, or the second
@@ -47,7 +47,7 @@ def play_undisturbed(sample_s: float, limit_s: float, config: tuple[tuple[str, i
 
 def count_steps(outcome: Outcome) -> int:
     """Steps since the strangers came."""
-    changes = get_events(outcome, kinds.StateChanged, "server")
+    changes = get_events(outcome, types.StateChanged, "server")
     before = max((seen.event.step for seen in changes if seen.t < JOIN_S), default=0)
     return outcome.state.progress.step - before
 

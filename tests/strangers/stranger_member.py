@@ -90,7 +90,7 @@ class Member:
     def __init__(self, told: dict[str, Any], host: Any) -> None:
         self.told, self.seed = told, bytes.fromhex(told["seed"])
         self.server_key, self.folder = bytes.fromhex(told["server"]), Path(told["folder"])
-        self.home: Any = None
+        self.backend: Any = None
         self.mates = Mates(host, self.seed, self.answer)
         self.record: Any = None
         self.epoch: Epoch | None = None
@@ -105,16 +105,16 @@ class Member:
         self.acts: dict[str, float] = {}  # what must not be repeated at once: when it was done
         self.seen: dict[str, Any] = {"agreed": {}, "applied": {}, "credits": {}, "refused": [], "reports": 0}
 
-    # --- the home ---------------------------------------------------------------------------------------------
+    # --- the backend ---------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        self.home = await trio.to_thread.run_sync(Client, self.told["port"], self.server_key, self.seed)
+        self.backend = await trio.to_thread.run_sync(Client, self.told["port"], self.server_key, self.seed)
         greeting = await self.ask(["hello", 4, self.told["run_id"], "a stranger"])
         self.mates.run_uid = greeting[3]
         await self.ask(["subscribe"])
 
     async def ask(self, body: list[Any]) -> Any:
-        code, on_record, found = await trio.to_thread.run_sync(self.home.ask, body)
+        code, on_record, found = await trio.to_thread.run_sync(self.backend.ask, body)
         if code and not on_record:
             self.seen["refused"].append([body[:2], code])
         return found
@@ -132,9 +132,9 @@ class Member:
     async def run(self) -> None:
         while True:
             await self.ask(["ping"])  # its answer comes behind all pushes
-            if self.home.state:
+            if self.backend.state:
                 self.note_credits()
-                self.record = Record(self.home.state)
+                self.record = Record(self.backend.state)
                 self.mates.allowed = {slot.take(32) for slot in self.record.slots} - {ZERO}
                 await self.meet()
                 if self.record.run_state == FINISHED:
@@ -144,16 +144,16 @@ class Member:
 
     def note_credits(self) -> None:
         """Look at every state that came: a Cooldown of a second may be over before this member looks again."""
-        while self.home.passed:
-            record, epoch = Record(self.home.passed.popleft()), self.epoch
+        while self.backend.passed:
+            record, epoch = Record(self.backend.passed.popleft()), self.epoch
             if record.run_state == COOLDOWN and epoch is not None and epoch.number == record.epoch:
                 self.seen["credits"][epoch.number] = record.clients[epoch.member].get("I", 80)
                 (self.folder / "record.bin").write_bytes(record.raw)
 
     async def meet(self) -> None:
         """Dial who has a slot and has not come by itself (N3)."""
-        for key, found in self.home.book.items():
-            wanted = key in self.mates.allowed and key not in self.mates.connected and key != self.home.line.key
+        for key, found in self.backend.book.items():
+            wanted = key in self.mates.allowed and key not in self.mates.connected and key != self.backend.line.key
             since = self.acts.setdefault(f"listed {key.hex()}", time.monotonic())
             if wanted and time.monotonic() > since + DIAL_S and self.may(f"dial {key.hex()}"):
                 try:
@@ -166,8 +166,8 @@ class Member:
 
     async def act(self) -> None:
         state = self.record.run_state
-        if state == WAITING and not self.record.has_joined(self.home.line.key) and self.may("join"):
-            await self.submit(2, self.home.line.key + bytes(8), record=self.mates.build_record())
+        if state == WAITING and not self.record.has_joined(self.backend.line.key) and self.may("join"):
+            await self.submit(2, self.backend.line.key + bytes(8), record=self.mates.build_record())
         if state == WARMUP:
             await self.warm_up()
         if state in (TRAIN, WITNESS, COOLDOWN) and self.epoch is not None and self.epoch.number == self.record.epoch:
@@ -176,7 +176,7 @@ class Member:
     # --- weights ----------------------------------------------------------------------------------------------
 
     async def warm_up(self) -> None:
-        member, wanted = self.record.find_member(self.home.line.key), self.record.certified
+        member, wanted = self.record.find_member(self.backend.line.key), self.record.certified
         if member is None or wanted == ZERO:
             return
         if self.digest != wanted and self.may("weights", 0.5):
@@ -321,7 +321,7 @@ class Member:
         header = Header(
             record.run_uid, epoch.number, epoch.member, height, known.round.step, get_bits(rate), (first, last),
             self.mates.plan_hash, record.config_hash, epoch.digests[height], hash3(ids.tobytes()),
-            self.last_commitment, blob_id, len(body), self.trained, self.home.line.key,
+            self.last_commitment, blob_id, len(body), self.trained, self.backend.line.key,
         ).encode()  # fmt: skip
         self.last_commitment = compute_commitment(header)
         await self.say(epoch, height, "result", self.last_commitment, header)

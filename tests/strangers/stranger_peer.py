@@ -1,6 +1,6 @@
 """A peer built from docs/peer-protocol.md alone, in a process of its own: it imports nothing of psyche.
 
-Reads one line of JSON with what a home would have told it, then talks to one node, and prints what it saw as a line
+Reads one line of JSON with what a backend would have told it, then talks to one node, and prints what it saw as a line
 of JSON. It serves until its standard input ends.
 """
 

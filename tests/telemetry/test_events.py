@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kits.events import make
 
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import (
     MAX_LINE_BYTES,
     EventLog,
@@ -24,7 +24,7 @@ from psyche.telemetry.events import (
 )
 from psyche.telemetry.plain import get_plain
 
-ONE, TWO = kinds.JournalNote(note="1"), kinds.JournalFailed(error="2")
+ONE, TWO = types.JournalNote(note="1"), types.JournalFailed(error="2")
 
 
 def make_log(path: Path | None, **settings: int) -> EventLog:
@@ -34,7 +34,7 @@ def make_log(path: Path | None, **settings: int) -> EventLog:
 def test_an_event_is_one_json_line_with_time_node_and_kind(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "events.jsonl"
     log = make_log(path)
-    log.emit(kinds.Digest(height=3, digest=b"\x01\xff", agreed=True))
+    log.emit(types.Digest(height=3, digest=b"\x01\xff", agreed=True))
     lines = path.read_text().splitlines()
     assert lines == ['{"t":12.5,"node":"client-1","kind":"digest","height":3,"digest":"01ff","agreed":true}']
 
@@ -42,7 +42,7 @@ def test_an_event_is_one_json_line_with_time_node_and_kind(tmp_path: Path) -> No
 def test_without_a_path_only_subscribers_hear() -> None:
     log = make_log(None)
     heard = log.subscribe()
-    log.emit(kinds.Joined(epoch=2))
+    log.emit(types.Joined(epoch=2))
     assert [event["kind"] for event in heard.drain()] == ["joined"]
     assert heard.drain() == []
 
@@ -51,7 +51,7 @@ def test_a_slow_subscriber_keeps_the_newest_and_counts_what_it_lost() -> None:
     log = make_log(None)
     heard = log.subscribe(limit=3)
     for number in range(10):
-        log.emit(kinds.Joined(epoch=number))
+        log.emit(types.Joined(epoch=number))
     assert [event["epoch"] for event in heard.drain()] == [7, 8, 9]
     assert heard.dropped == 7
 
@@ -70,12 +70,12 @@ def test_a_sigkill_loses_at_most_the_last_line(tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     program = (
         "import sys, pathlib\n"
-        "from psyche.telemetry import kinds\n"
+        "from psyche.telemetry import types\n"
         "from psyche.telemetry.events import EventLog\n"
         f"log = EventLog(pathlib.Path({str(path)!r}), node='n')\n"
         "number = 0\n"
         "while True:\n"
-        "    log.emit(kinds.Joined(epoch=number))\n"
+        "    log.emit(types.Joined(epoch=number))\n"
         "    number += 1\n"
         "    print(number, flush=True)\n"
     )
@@ -94,7 +94,7 @@ def test_files_rotate_and_stay_within_the_bound(tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     log = make_log(path, max_bytes=MAX_LINE_BYTES, keep=2)
     for number in range(2_000):
-        log.emit(kinds.EpochFailed(epoch=number, reason="y" * 200, steps_lost=0))
+        log.emit(types.EpochFailed(epoch=number, reason="y" * 200, steps_lost=0))
     files = sorted(tmp_path.iterdir())
     assert files == [path, get_rotated(path, 1), get_rotated(path, 2)]
     assert all(file.stat().st_size <= MAX_LINE_BYTES for file in files)
@@ -106,22 +106,22 @@ def test_with_keep_0_only_the_running_file_exists(tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     log = make_log(path, max_bytes=MAX_LINE_BYTES, keep=0)
     for number in range(1_000):
-        log.emit(kinds.EpochFailed(epoch=number, reason="y" * 200, steps_lost=0))
+        log.emit(types.EpochFailed(epoch=number, reason="y" * 200, steps_lost=0))
     assert sorted(tmp_path.iterdir()) == [path]
 
 
 def test_an_event_too_long_for_a_line_keeps_its_kind_and_says_its_size(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "e.jsonl", node="n")
-    log.emit(make(kinds.Decided, members=tuple(range(100_000))))
+    log.emit(make(types.Decided, members=tuple(range(100_000))))
     (line,) = read_lines(tmp_path / "e.jsonl")
     assert line["kind"] == "decided"
     assert line["cut_bytes"] > MAX_LINE_BYTES
-    assert isinstance(read_event(line), kinds.Unknown)
+    assert isinstance(read_event(line), types.Unknown)
 
 
 def test_a_long_traceback_keeps_its_end_where_the_error_stands(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "e.jsonl", node="n")
-    log.emit(kinds.Crashed(error="Traceback" + "x" * 10_000 + "ValueError: the cause"))
+    log.emit(types.Crashed(error="Traceback" + "x" * 10_000 + "ValueError: the cause"))
     (line,) = read_lines(tmp_path / "e.jsonl")
     assert line["error"].startswith("Traceback")
     assert line["error"].endswith("ValueError: the cause")
@@ -130,8 +130,8 @@ def test_a_long_traceback_keeps_its_end_where_the_error_stands(tmp_path: Path) -
 
 def test_a_number_that_no_float_holds_makes_an_event_unknown() -> None:
     line = {"t": 1.0, "node": "n", "kind": "wait_started", "what": "x", "until": 1, "then": "y", "wait": "payloads"}
-    assert isinstance(read_event(line), kinds.WaitStarted)
-    assert isinstance(read_event(line | {"until": 10**400}), kinds.Unknown)
+    assert isinstance(read_event(line), types.WaitStarted)
+    assert isinstance(read_event(line | {"until": 10**400}), types.Unknown)
 
 
 def test_a_disk_that_refuses_writes_stops_no_node() -> None:
@@ -186,7 +186,7 @@ def test_a_tail_follows_partial_lines_rotation_and_restarts(tmp_path: Path) -> N
     assert [event["kind"] for event in tail.read()] == ["two"]
     seen: list[int] = []
     for number in range(2_000):
-        log.emit(kinds.EpochFailed(epoch=number, reason="y" * 100, steps_lost=0))
+        log.emit(types.EpochFailed(epoch=number, reason="y" * 100, steps_lost=0))
         if number % 100 == 0:
             seen += [event["epoch"] for event in tail.read()]
     seen += [event["epoch"] for event in tail.read()]

@@ -11,7 +11,7 @@ import structlog
 from kits.events import make
 
 from psyche.errors import ConfigError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.console import CLEAR_LINE, UP, Console, is_live
 from psyche.telemetry.events import EventLog
 from psyche.telemetry.logging import configure_logging, parse_levels
@@ -134,27 +134,27 @@ def test_what_comes_again_and_again_is_told_once_and_then_now_and_then() -> None
     log = EventLog(None, node="client", now=lambda: clock[0])
     printer = EventPrinter(log.subscribe(), shorten=True)
 
-    def get_lines(event: kinds.Event) -> list[str]:
+    def get_lines(event: types.Event) -> list[str]:
         stream.seek(0)
         stream.truncate()
         log.emit(event)
         printer.refresh()
         return stream.getvalue().splitlines()
 
-    assert len(get_lines(kinds.HomeLost(reason="refused", tries=0))) == 1
+    assert len(get_lines(types.BackendLost(reason="refused", tries=0))) == 1
     for _ in range(5):
         clock[0] += 5.0
-        assert get_lines(kinds.HomeLost(reason="refused", tries=1)) == []
-    assert len(get_lines(kinds.HomeLost(reason="no connection", tries=2))) == 1
+        assert get_lines(types.BackendLost(reason="refused", tries=1)) == []
+    assert len(get_lines(types.BackendLost(reason="no connection", tries=2))) == 1
     clock[0] += 30.0
-    assert len(get_lines(kinds.HomeLost(reason="no connection", tries=3))) == 1
+    assert len(get_lines(types.BackendLost(reason="no connection", tries=3))) == 1
     clock[0] += 29.0
-    assert get_lines(kinds.HomeLost(reason="no connection", tries=4)) == []
+    assert get_lines(types.BackendLost(reason="no connection", tries=4)) == []
     clock[0] += 1.0
-    (line,) = get_lines(kinds.HomeLost(reason="no connection", tries=5))
+    (line,) = get_lines(types.BackendLost(reason="no connection", tries=5))
     assert "times=2" in line
-    assert len(get_lines(kinds.HomeConnected(run_id="run", program="x"))) == 1
-    assert len(get_lines(kinds.HomeLost(reason="no connection", tries=0))) == 1
+    assert len(get_lines(types.BackendConnected(run_id="run", program="x"))) == 1
+    assert len(get_lines(types.BackendLost(reason="no connection", tries=0))) == 1
 
 
 def test_what_follows_from_the_user_s_stop_is_no_warning() -> None:
@@ -162,10 +162,10 @@ def test_what_follows_from_the_user_s_stop_is_no_warning() -> None:
     configure_logging("console", "info", console=Console(stream, live=False))
     log = EventLog(None, node="client", now=lambda: 0.0)
     printer = EventPrinter(log.subscribe(), shorten=True)
-    log.emit(kinds.LeftEpoch(reason="the trainer was lost", cause=kinds.LeaveCause.TRAINER_LOST))
-    log.emit(make(kinds.EpochFailed))
-    log.emit(kinds.LeftEpoch(reason="interrupted", cause=kinds.LeaveCause.STOPPED))
-    log.emit(make(kinds.EpochFailed))
+    log.emit(types.LeftEpoch(reason="the trainer was lost", cause=types.LeaveCause.TRAINER_LOST))
+    log.emit(make(types.EpochFailed))
+    log.emit(types.LeftEpoch(reason="interrupted", cause=types.LeaveCause.STOPPED))
+    log.emit(make(types.EpochFailed))
     printer.refresh()
     assert stream.getvalue().count("left_epoch") == 2
     assert stream.getvalue().count("epoch_failed") == 1
@@ -187,6 +187,6 @@ def test_a_message_for_people_is_a_sentence_of_its_line() -> None:
     configure_logging("console", "info", console=Console(stream, live=False))
     log = EventLog(None, node="client", now=lambda: 0.0)
     printer = EventPrinter(log.subscribe(), shorten=True)
-    log.emit(kinds.NotAllowedYet(message="the owner has not allowed this key yet"))
+    log.emit(types.NotAllowedYet(message="the owner has not allowed this key yet"))
     printer.refresh()
     assert "not_allowed_yet: the owner has not allowed this key yet" in stream.getvalue()

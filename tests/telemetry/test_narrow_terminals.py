@@ -11,7 +11,7 @@ from psyche.analysis.summary import COLUMN_NAMES
 from psyche.cli.helpers.progress import format_progress
 from psyche.cli.helpers.serving import ServerLine
 from psyche.core.state.enums import RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
 from psyche.telemetry.run_line import format_run_status
@@ -33,10 +33,10 @@ def assert_narrow(text: str, *whole: str) -> None:
         assert one in flowing, text
 
 
-def make_wait(until: float | None = NOW + 4_000.0) -> kinds.WaitStarted:
-    return kinds.WaitStarted(
+def make_wait(until: float | None = NOW + 4_000.0) -> types.WaitStarted:
+    return types.WaitStarted(
         what="client 3, client 14, client 15, client 92, client 65 and 35 more to finish round 12345", until=until,
-        then="report the results that have arrived, without those that are late", wait=kinds.Wait.OTHERS_FINISHED,
+        then="report the results that have arrived, without those that are late", wait=types.Wait.OTHERS_FINISHED,
     )  # fmt: skip
 
 
@@ -52,12 +52,12 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> tuple[Console, list[str]]:
 
 def fill(log: EventLog) -> None:
     """Events after which a client's line is as long as it gets."""
-    log.emit(make(kinds.ClientStarted, run_id="r"))
-    log.emit(kinds.StateChanged(run_state=RunState.ROUND_TRAIN, epoch=1234, height=12345, step=1_234_567, members=256))
-    log.emit(make(kinds.Trained, loss=12.345, tokens=123_456_789, seconds=1.0))
-    log.emit(make(kinds.Network, bytes_sent=123_400_000_000, bytes_received=123_400_000_000))
+    log.emit(make(types.ClientStarted, run_id="r"))
+    log.emit(types.StateChanged(run_state=RunState.ROUND_TRAIN, epoch=1234, height=12345, step=1_234_567, members=256))
+    log.emit(make(types.Trained, loss=12.345, tokens=123_456_789, seconds=1.0))
+    log.emit(make(types.Network, bytes_sent=123_400_000_000, bytes_received=123_400_000_000))
     log.emit(make_wait())
-    log.emit(make(kinds.HomeLost))
+    log.emit(make(types.BackendLost))
 
 
 def test_a_client_s_line_keeps_the_wait_whole(narrow: tuple[Console, list[str]]) -> None:
@@ -99,8 +99,8 @@ def test_the_table_of_a_testnet_fits_and_keeps_the_waits_whole(
     for number in range(1, 4):
         log = EventLog(layout.events_of(get_node_name(number)), node=get_node_name(number))
         fill(log)
-        log.emit(kinds.StateChanged(run_state=phase, epoch=1234, height=12345, step=1_234_567, members=256))
-        log.emit(make(kinds.HomeConnected))
+        log.emit(types.StateChanged(run_state=phase, epoch=1234, height=12345, step=1_234_567, members=256))
+        log.emit(make(types.BackendConnected))
         log.close()
     view = LiveView(layout, 3, 9_999_999, console, now=lambda: NOW)
     view.note = "no more kills: all clients take part in the last epochs"

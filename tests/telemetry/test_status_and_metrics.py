@@ -7,7 +7,7 @@ import pytest
 from kits.events import make
 
 from psyche.core.state.enums import RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog, read_event
 from psyche.telemetry.metrics import Rate, compute_median
@@ -23,23 +23,23 @@ from psyche.telemetry.status import (
 from psyche.telemetry.text import format_bytes, format_clock, format_count, format_number, format_seconds, format_table
 
 
-def fold(*events: kinds.Event) -> NodeView:
+def fold(*events: types.Event) -> NodeView:
     view = NodeView("client-1")
     for number, event in enumerate(events):
         view.update(float(number), event)
     return view
 
 
-def wait_for(what: str, until: float | None, then: str) -> kinds.WaitStarted:
-    return make(kinds.WaitStarted, what=what, until=until, then=then)
+def wait_for(what: str, until: float | None, then: str) -> types.WaitStarted:
+    return make(types.WaitStarted, what=what, until=until, then=then)
 
 
 def test_the_status_shows_position_phase_loss_and_traffic() -> None:
     view = fold(
-        make(kinds.ClientStarted),
-        make(kinds.StateChanged, epoch=2, height=7, run_state=RunState.ROUND_TRAIN, step=31, members=3),
-        make(kinds.Trained, epoch=2, height=7, loss=2.5, tokens=4000, seconds=0.5),
-        make(kinds.Network, bytes_sent=45_088, bytes_received=90_176),
+        make(types.ClientStarted),
+        make(types.StateChanged, epoch=2, height=7, run_state=RunState.ROUND_TRAIN, step=31, members=3),
+        make(types.Trained, epoch=2, height=7, loss=2.5, tokens=4000, seconds=0.5),
+        make(types.Network, bytes_sent=45_088, bytes_received=90_176),
     )
     line = format_node_status(view, 3.0)
     assert line.startswith("epoch 2 round 7 step 31 | training | loss 2.500 | 3 healthy members | 2.7k tok/s")
@@ -48,79 +48,88 @@ def test_the_status_shows_position_phase_loss_and_traffic() -> None:
 
 def test_outside_of_rounds_there_is_no_speed() -> None:
     view = fold(
-        make(kinds.StateChanged, run_state=RunState.ROUND_TRAIN, members=1),
-        make(kinds.Trained, loss=2.5, tokens=4000, seconds=0.5),
+        make(types.StateChanged, run_state=RunState.ROUND_TRAIN, members=1),
+        make(types.Trained, loss=2.5, tokens=4000, seconds=0.5),
     )
     assert "1 healthy member | 2.7k tok/s" in format_node_status(view, 1.0)
-    view.update(2.0, make(kinds.StateChanged, run_state=RunState.COOLDOWN))
+    view.update(2.0, make(types.StateChanged, run_state=RunState.COOLDOWN))
     assert "tok/s" not in format_node_status(view, 2.0)
 
 
-APPLIED = make(kinds.Applied, epoch=1, height=0, count=2, digest=b"\xaa")
+APPLIED = make(types.Applied, epoch=1, height=0, count=2, digest=b"\xaa")
 
 
 @pytest.mark.parametrize(
     ("trouble", "words", "end"),
     [
-        (make(kinds.EpochFailed, reason="Warmup abandoned"), "epoch given up: Warmup abandoned", APPLIED),
-        (make(kinds.Error, message="no"), "no", APPLIED),
-        (make(kinds.Behind), "behind, catches up", make(kinds.Healed)),
-        (make(kinds.Diverged), "different weights", make(kinds.Digest, digest=b"\xaa", agreed=True)),
-        (make(kinds.Diverged), "different weights", make(kinds.ModelLoaded)),
-        (make(kinds.LeftEpoch, reason="the trainer was lost"), "trainer was lost", make(kinds.Member, index=1)),
-        (make(kinds.HomeLost), "cannot reach the run's record", make(kinds.HomeConnected)),
+        (make(types.EpochFailed, reason="Warmup abandoned"), "epoch given up: Warmup abandoned", APPLIED),
+        (make(types.Error, message="no"), "no", APPLIED),
+        (make(types.Behind), "behind, catches up", make(types.Healed)),
+        (make(types.Diverged), "different weights", make(types.Digest, digest=b"\xaa", agreed=True)),
+        (make(types.Diverged), "different weights", make(types.ModelLoaded)),
+        (
+            make(types.LeftEpoch, reason="the trainer was lost"),
+            "trainer was lost",
+            make(types.Member, index=1),
+        ),
+        (make(types.BackendLost), "cannot reach the run's record", make(types.BackendConnected)),
     ],
 )
-def test_a_notice_goes_with_its_cause(trouble: kinds.Event, words: str, end: kinds.Event) -> None:
+def test_a_notice_goes_with_its_cause(trouble: types.Event, words: str, end: types.Event) -> None:
     assert words in format_node_status(fold(trouble), 1.0)
     assert "!" not in format_node_status(fold(trouble, end), 2.0)
 
 
 def test_a_notice_whose_end_nobody_sees_fades_and_others_stay() -> None:
-    given_up, lost = fold(make(kinds.EpochFailed, reason="x")), fold(make(kinds.HomeLost))
+    given_up, lost = fold(make(types.EpochFailed, reason="x")), fold(make(types.BackendLost))
     assert "given up" in format_node_status(given_up, NOTE_S - 1)
     assert "given up" not in format_node_status(given_up, NOTE_S)
     assert "cannot reach" in format_node_status(lost, 9 * NOTE_S)
 
 
 def test_the_last_line_of_a_dropped_client_says_why_it_was_dropped() -> None:
-    dropped = make(kinds.Dropped, reason="too slow: ...")
+    dropped = make(types.Dropped, reason="too slow: ...")
     assert "! dropped from the epoch: too slow: ..." in format_node_status(fold(dropped), 1e6)
-    stopped = fold(dropped, make(kinds.ClientEnded, reason="stopped by SIGINT"))
+    stopped = fold(dropped, make(types.ClientEnded, reason="stopped by SIGINT"))
     assert "! stopped by SIGINT; dropped from the epoch: too slow: ..." in format_node_status(stopped, 1e6)
-    finished = fold(dropped, make(kinds.Finished, held=False))
+    finished = fold(dropped, make(types.Finished, held=False))
     assert "! dropped from the epoch: too slow: ..." in format_node_status(finished, 1e6)
-    assert "dropped" not in format_node_status(fold(dropped, make(kinds.Member, index=1)), 1e6)
+    assert "dropped" not in format_node_status(fold(dropped, make(types.Member, index=1)), 1e6)
 
 
-@pytest.mark.parametrize("kind", [kinds.LeftEpoch, kinds.ClientEnded])
-def test_who_has_left_knows_why_the_epoch_failed(kind: type[kinds.Event]) -> None:
-    view = fold(make(kind, reason="stopped by SIGINT"), make(kinds.EpochFailed, reason="x"))
+@pytest.mark.parametrize("kind", [types.LeftEpoch, types.ClientEnded])
+def test_who_has_left_knows_why_the_epoch_failed(kind: type[types.Event]) -> None:
+    view = fold(make(kind, reason="stopped by SIGINT"), make(types.EpochFailed, reason="x"))
     assert format_node_status(view, 2.0).endswith("! stopped by SIGINT")
     assert view.epochs_failed == 1
 
 
 def test_a_client_that_has_left_its_epoch_is_not_shown_as_ended() -> None:
-    assert " | left the epoch | " in format_node_status(fold(make(kinds.LeftEpoch, reason="behind")), 1.0)
-    assert " | ended | " in format_node_status(fold(make(kinds.ClientEnded, reason="behind")), 1.0)
+    assert " | left the epoch | " in format_node_status(fold(make(types.LeftEpoch, reason="behind")), 1.0)
+    assert " | ended | " in format_node_status(fold(make(types.ClientEnded, reason="behind")), 1.0)
 
 
 def test_applying_does_not_end_a_divergence() -> None:
-    assert "different weights" in format_node_status(fold(make(kinds.Diverged), APPLIED), 2.0)
+    assert "different weights" in format_node_status(fold(make(types.Diverged), APPLIED), 2.0)
 
 
 def test_members_are_named_as_the_user_knows_them() -> None:
     wait = make(
-        kinds.WaitStarted, what="said in the log", wait=kinds.Wait.PAYLOADS, members=(0, 2), height=5, apply_height=7
+        types.WaitStarted,
+        what="said in the log",
+        wait=types.Wait.PAYLOADS,
+        members=(0, 2),
+        height=5,
+        apply_height=7,
     )
     names = {0: "client 2", 1: "client 3", 2: "client 1"}
     of_round = "of round 5, to apply in round 7"
-    assert kinds.describe_wait(wait, names) == f"payloads of client 2, client 1 {of_round}"
-    assert kinds.describe_wait(wait, {0: "client 2"}) == f"payloads of members 0, 2 {of_round}"
-    one = make(kinds.WaitStarted, wait=kinds.Wait.OTHERS_FINISHED, members=(1,), height=5)
-    assert kinds.describe_wait(one) == "member 1 to finish round 5"
-    many = make(kinds.WaitStarted, what="more than 8 members to finish round 5", wait=kinds.Wait.OTHERS_FINISHED)
-    assert kinds.describe_wait(many, names) == many.what
+    assert types.describe_wait(wait, names) == f"payloads of client 2, client 1 {of_round}"
+    assert types.describe_wait(wait, {0: "client 2"}) == f"payloads of members 0, 2 {of_round}"
+    one = make(types.WaitStarted, wait=types.Wait.OTHERS_FINISHED, members=(1,), height=5)
+    assert types.describe_wait(one) == "member 1 to finish round 5"
+    many = make(types.WaitStarted, what="more than 8 members to finish round 5", wait=types.Wait.OTHERS_FINISHED)
+    assert types.describe_wait(many, names) == many.what
 
 
 def test_a_deadline_that_no_clock_can_show_breaks_nothing() -> None:
@@ -147,47 +156,51 @@ def test_a_wait_says_for_what_until_when_and_then() -> None:
     expected = f"waiting for 2 payloads until {clock} (4 s), then go on without them"
     assert format_waiting(wait_for("2 payloads", 100.0, "go on without them"), 96.0) == expected
     assert expected in format_node_status(view, 96.0)
-    view.update(3.0, make(kinds.WaitEnded, what="2 payloads", outcome=kinds.WaitOutcome.DONE))
+    view.update(3.0, make(types.WaitEnded, what="2 payloads", outcome=types.WaitOutcome.DONE))
     assert "waiting for 1 more member" in format_node_status(view, 96.0)
 
 
 def test_a_lost_server_is_named_once_and_before_what_cannot_come_without_it() -> None:
-    permission = make(kinds.WaitStarted, what="the owner to allow this key", wait=kinds.Wait.PERMISSION)
-    server = make(kinds.WaitStarted, what="server a:1: cannot be reached (Connection refused)", wait=kinds.Wait.HOME)
-    view = fold(permission, make(kinds.HomeLost), server)
+    permission = make(types.WaitStarted, what="the owner to allow this key", wait=types.Wait.PERMISSION)
+    server = make(
+        types.WaitStarted,
+        what="server a:1: cannot be reached (Connection refused)",
+        wait=types.Wait.BACKEND,
+    )
+    view = fold(permission, make(types.BackendLost), server)
     line = format_node_status(view, 3.0)
     assert "waiting for server a:1: cannot be reached (Connection refused)" in line
     assert "!" not in line
-    view.update(4.0, make(kinds.WaitEnded, what=server.what))
-    view.update(4.0, make(kinds.HomeConnected))
+    view.update(4.0, make(types.WaitEnded, what=server.what))
+    view.update(4.0, make(types.BackendConnected))
     assert "waiting for the owner to allow this key" in format_node_status(view, 4.0)
 
 
 def test_a_restart_keeps_the_counters_and_drops_the_waits() -> None:
     view = fold(
-        make(kinds.ClientStarted),
+        make(types.ClientStarted),
         wait_for("x", 5.0, "y"),
-        make(kinds.Network, bytes_sent=100, bytes_received=200),
-        make(kinds.ClientStarted),
-        make(kinds.Network, bytes_sent=10, bytes_received=20),
+        make(types.Network, bytes_sent=100, bytes_received=200),
+        make(types.ClientStarted),
+        make(types.Network, bytes_sent=10, bytes_received=20),
     )
     assert (view.starts, view.bytes_sent, view.bytes_received) == (2, 110, 220)
     assert view.waiting is None
 
 
 def test_a_replayed_round_counts_once() -> None:
-    applied = make(kinds.Applied, epoch=1, height=4, count=3, digest=b"\xaa")
-    view = fold(applied, applied, make(kinds.Applied, epoch=1, height=5, count=0, digest=b"\xbb"))
+    applied = make(types.Applied, epoch=1, height=4, count=3, digest=b"\xaa")
+    view = fold(applied, applied, make(types.Applied, epoch=1, height=5, count=0, digest=b"\xbb"))
     assert (view.rounds_applied, view.digest) == (1, "bb")
 
 
 def test_failures_and_the_end_are_seen() -> None:
     view = fold(
-        make(kinds.EpochFailed, reason="no digest", steps_lost=8),
-        make(kinds.Behind),
-        make(kinds.Healed),
-        make(kinds.Digest, digest=b"\xcc", agreed=True),
-        make(kinds.Finished, digest=b"\xdd", step=240, held=True),
+        make(types.EpochFailed, reason="no digest", steps_lost=8),
+        make(types.Behind),
+        make(types.Healed),
+        make(types.Digest, digest=b"\xcc", agreed=True),
+        make(types.Finished, digest=b"\xdd", step=240, held=True),
     )
     assert (view.epochs_failed, view.steps_lost, view.heals, view.agreed) == (1, 8, 1, True)
     assert (view.finished, view.digest, view.step, view.phase) == (True, "dd", 240, "finished")
@@ -206,14 +219,14 @@ def test_without_a_terminal_lines_come_at_changes_and_now_and_then() -> None:
     line = StatusLine(log.subscribe(), "client-1", Console(stream, live=False), now=lambda: clock[0])
     line.refresh()
     for state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.ROUND_TRAIN):
-        log.emit(make(kinds.StateChanged, run_state=state, step=1))
+        log.emit(make(types.StateChanged, run_state=state, step=1))
         line.refresh()
     assert stream.getvalue().count("\n") == 2
     clock[0] = 20.0
-    log.emit(make(kinds.Network, bytes_sent=5, bytes_received=5))
+    log.emit(make(types.Network, bytes_sent=5, bytes_received=5))
     line.refresh()
     assert stream.getvalue().count("\n") == 2  # traffic alone is no news
-    log.emit(make(kinds.RoundStarted, height=1, step=2))
+    log.emit(make(types.RoundStarted, height=1, step=2))
     line.refresh()
     assert stream.getvalue().count("\n") == 3
     line.close()
@@ -225,7 +238,7 @@ def test_on_a_terminal_the_line_is_redrawn_in_place() -> None:
     line = StatusLine(log.subscribe(), "client-1", Console(stream, live=True), now=lambda: 0.0)
     line.refresh()
     assert "connecting" in stream.getvalue()
-    log.emit(make(kinds.HomeConnected))
+    log.emit(make(types.BackendConnected))
     line.refresh()
     line.close()
     assert "starting: loads PyTorch" in stream.getvalue(), "what takes so long"

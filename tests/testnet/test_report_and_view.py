@@ -10,7 +10,7 @@ import pytest
 from kits.events import make, make_line
 
 from psyche.core.state.enums import RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
 from psyche.testnet.plot import compute_mean_loss, write_plot
@@ -45,19 +45,19 @@ def make_clock(step: float = 1.0) -> Iterator[float]:
 def write_client(layout: Layout, number: int, digest: str = "aa", *, weights: bytes = b"w") -> EventLog:
     clock = make_clock()
     log = EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}", now=lambda: next(clock))
-    log.emit(make(kinds.ClientStarted))
-    log.emit(make(kinds.WarmupReady))
-    log.emit(make(kinds.ModelLoaded, parameters=1_000))
+    log.emit(make(types.ClientStarted))
+    log.emit(make(types.WarmupReady))
+    log.emit(make(types.ModelLoaded, parameters=1_000))
     for step in (1, 2):
-        log.emit(make(kinds.RoundStarted, height=step - 1, step=step))
-        log.emit(make(kinds.Trained, step=step, loss=4.0 - step, tokens=100, seconds=0.5, compute_seconds=0.5))
-        log.emit(make(kinds.Applied, height=step - 1, count=3))
-    log.emit(make(kinds.Network, bytes_sent=500, bytes_received=700))
+        log.emit(make(types.RoundStarted, height=step - 1, step=step))
+        log.emit(make(types.Trained, step=step, loss=4.0 - step, tokens=100, seconds=0.5, compute_seconds=0.5))
+        log.emit(make(types.Applied, height=step - 1, count=3))
+    log.emit(make(types.Network, bytes_sent=500, bytes_received=700))
     folder = layout.checkpoints(number) / "run-step3"
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(weights)
-    log.emit(make(kinds.Exported, path=str(folder)))
-    log.emit(kinds.Finished(digest=bytes.fromhex(digest), step=3, held=True))
+    log.emit(make(types.Exported, path=str(folder)))
+    log.emit(types.Finished(digest=bytes.fromhex(digest), step=3, held=True))
     return log
 
 
@@ -103,7 +103,7 @@ def test_what_differs_is_a_problem(
 def test_batches_that_could_not_be_trained_are_counted(layout: Layout) -> None:
     log = write_client(layout, 1)
     for reason, failed in (("data: token 4000 is not below", True), ("the round was over", False)):
-        log.emit(kinds.NotSent(height=2, reason=reason, failed=failed))
+        log.emit(types.NotSent(height=2, reason=reason, failed=failed))
     report = build_report(layout, "demo", {1: 1}, {}, 60.0, "")
     assert report.clients[0].batches_failed == 1
     assert "epochs given up: 0, steps lost: 0, batches not trained: 1, kills: 0" in format_report(report)
@@ -111,8 +111,8 @@ def test_batches_that_could_not_be_trained_are_counted(layout: Layout) -> None:
 
 def test_a_client_that_does_not_hold_the_certified_weights_shows_its_own_digest() -> None:
     lines = [
-        make_line(1.0, "c", kinds.Digest(height=3, digest=b"own", agreed=False)),
-        make_line(2.0, "c", kinds.Finished(digest=b"certified", step=9, held=False)),
+        make_line(1.0, "c", types.Digest(height=3, digest=b"own", agreed=False)),
+        make_line(2.0, "c", types.Finished(digest=b"certified", step=9, held=False)),
     ]
     assert build_client_report("c", lines, 3).digest == b"own".hex()
 
@@ -132,13 +132,13 @@ def test_a_client_that_never_finished_is_a_problem_unless_the_run_was_stopped() 
 def test_waits_are_compared_with_the_deadlines_they_named() -> None:
     watch = WaitWatch()
     for t, event in (
-        (1.0, make(kinds.WaitStarted, what="a", until=5.0)),
-        (2.0, make(kinds.WaitStarted, what="members", until=None)),
-        (5.5, make(kinds.WaitEnded, what="a")),
-        (90.0, make(kinds.WaitEnded, what="members")),
-        (91.0, make(kinds.WaitStarted, what="b", until=92.0)),
-        (99.0, make(kinds.ClientStarted)),
-        (99.5, make(kinds.WaitEnded, what="b")),
+        (1.0, make(types.WaitStarted, what="a", until=5.0)),
+        (2.0, make(types.WaitStarted, what="members", until=None)),
+        (5.5, make(types.WaitEnded, what="a")),
+        (90.0, make(types.WaitEnded, what="members")),
+        (91.0, make(types.WaitStarted, what="b", until=92.0)),
+        (99.0, make(types.ClientStarted)),
+        (99.5, make(types.WaitEnded, what="b")),
     ):
         watch.update(t, event)
     assert (watch.count, watch.overrun_s) == (3, 0.5)
@@ -193,8 +193,8 @@ def test_the_live_view_is_a_table_of_all_clients(layout: Layout) -> None:
     view = LiveView(layout, 2, 241, Console(stream, live=True), now=lambda: 1_020.0)
     write_client(layout, 1)
     log = EventLog(layout.events_of("client-2"), node="client-2", now=lambda: 1_019.0)
-    log.emit(make(kinds.StateChanged, run_state=RunState.ROUND_TRAIN, height=1, step=2, members=2))
-    log.emit(make(kinds.WaitStarted, what="1 payload", until=1_025.0, then="go on without it"))
+    log.emit(make(types.StateChanged, run_state=RunState.ROUND_TRAIN, height=1, step=2, members=2))
+    log.emit(make(types.WaitStarted, what="1 payload", until=1_025.0, then="go on without it"))
     view.refresh()
     head, columns, first, second, wait = view.draw().splitlines()
     assert head.startswith("step 3 of 241")
@@ -210,13 +210,13 @@ def test_a_long_wait_is_wrapped_and_names_clients(layout: Layout, monkeypatch: p
     view = LiveView(layout, 3, 241, Console(io.StringIO(), live=True), now=lambda: 1_020.0)
     for number, index in ((1, 2), (2, 0), (3, 1)):
         log = EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}", now=lambda: 1_019.0)
-        log.emit(make(kinds.StateChanged, run_state=RunState.WARMUP, epoch=4, step=2, members=3))
-        log.emit(kinds.Member(index=index, members=3))
+        log.emit(make(types.StateChanged, run_state=RunState.WARMUP, epoch=4, step=2, members=3))
+        log.emit(types.Member(index=index, members=3))
         if number == 3:
             log.emit(
                 make(
-                    kinds.WaitStarted, what="payloads of members [0, 2] of round 5, to apply in round 7",
-                    until=1_025.0, then="fall behind: keep fetching, stop training", wait=kinds.Wait.PAYLOADS,
+                    types.WaitStarted, what="payloads of members [0, 2] of round 5, to apply in round 7",
+                    until=1_025.0, then="fall behind: keep fetching, stop training", wait=types.Wait.PAYLOADS,
                     members=(0, 2), height=5, apply_height=7,
                 )
             )  # fmt: skip
@@ -234,7 +234,7 @@ def test_what_happens_again_and_again_is_told_now_and_then(layout: Layout) -> No
     logs = [EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}") for number in (1, 2)]
     for _ in range(31):
         for log in logs:
-            log.emit(kinds.Error(message="no weights"))
+            log.emit(types.Error(message="no weights"))
         view.refresh()
         clock[0] += 1.0
     assert stream.getvalue().count("client-1 error: no weights") == 2
@@ -245,7 +245,7 @@ def test_what_several_clients_wait_for_is_said_once(layout: Layout) -> None:
     view = LiveView(layout, 3, 241, Console(io.StringIO(), live=True), now=lambda: 1_020.0)
     for number in (1, 3):
         log = EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}", now=lambda: 1_019.0)
-        log.emit(make(kinds.WaitStarted, what="the owner to resume the run", then="join again"))
+        log.emit(make(types.WaitStarted, what="the owner to resume the run", then="join again"))
     view.refresh()
     assert view.draw().splitlines()[5:] == ["clients 1, 3: waiting for the owner to resume the run, then join again"]
 
@@ -255,7 +255,7 @@ def test_what_ends_because_the_user_stops_is_no_news(layout: Layout) -> None:
     view = LiveView(layout, 1, 241, Console(stream, live=False), now=lambda: 1_020.0)
     view.is_stopping = True
     log = EventLog(layout.events_of("client-1"), node="client-1")
-    log.emit(make(kinds.EpochFailed))
+    log.emit(make(types.EpochFailed))
     view.refresh()
     assert stream.getvalue() == ""
     assert view.clients[1].epochs_failed == 1
@@ -265,10 +265,10 @@ def test_notable_events_are_told_with_their_reason(layout: Layout) -> None:
     stream = io.StringIO()
     view = LiveView(layout, 1, 241, Console(stream, live=False), now=lambda: 1_020.0)
     log = EventLog(layout.events_of("client-1"), node="client-1")
-    log.emit(make(kinds.EpochFailed, reason="no digest", steps_lost=8))
-    log.emit(kinds.Error(message="the trainer hung", trainer="hung"))
-    log.emit(make(kinds.StateChanged, run_state=RunState.ROUND_TRAIN, epoch=1, step=9, members=3))
-    log.emit(make(kinds.ServerRecovered, gap_s=75))
+    log.emit(make(types.EpochFailed, reason="no digest", steps_lost=8))
+    log.emit(types.Error(message="the trainer hung", trainer="hung"))
+    log.emit(make(types.StateChanged, run_state=RunState.ROUND_TRAIN, epoch=1, step=9, members=3))
+    log.emit(make(types.ServerRecovered, gap_s=75))
     view.refresh()
     text = stream.getvalue()
     assert "client-1 epoch given up: no digest, steps lost: 8" in text

@@ -53,16 +53,16 @@ except KeyboardInterrupt:
 CLIENT = """
 import os, pathlib, sys, time
 from psyche.core.state.enums import RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import EventLog
 events, digest, seconds = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 log = EventLog(events, node=events.parent.name)
-log.emit(kinds.ClientStarted(identity=b"", run_id="run", pid=os.getpid()))
-log.emit(kinds.StateChanged(run_state=RunState.ROUND_TRAIN, epoch=0, height=0, step=1, members=3))
+log.emit(types.ClientStarted(identity=b"", run_id="run", pid=os.getpid()))
+log.emit(types.StateChanged(run_state=RunState.ROUND_TRAIN, epoch=0, height=0, step=1, members=3))
 if digest == "wait":
-    log.emit(kinds.StateChanged(run_state=RunState.WAITING_FOR_MEMBERS, epoch=1, height=0, step=1, members=0))
+    log.emit(types.StateChanged(run_state=RunState.WAITING_FOR_MEMBERS, epoch=1, height=0, step=1, members=0))
 log.emit(
-    kinds.Trained(
+    types.Trained(
         epoch=0, height=0, step=1, loss=2.5, tokens=10, seconds=0.1, compute_seconds=0.1, micro_batch_size=1,
         grad_norm=1.0, data_hash=b"",
     )
@@ -71,12 +71,12 @@ try:
     print("training", flush=True)
     time.sleep(seconds)
 except KeyboardInterrupt:
-    log.emit(kinds.ClientEnded(reason="stopped by SIGINT", code=0, cause=kinds.LeaveCause.STOPPED))
+    log.emit(types.ClientEnded(reason="stopped by SIGINT", code=0, cause=types.LeaveCause.STOPPED))
     sys.exit(130)
 if digest == "crash":
     print("the reason of the crash", flush=True)
     sys.exit(3)
-log.emit(kinds.Finished(digest=bytes.fromhex(digest), step=11, held=True))
+log.emit(types.Finished(digest=bytes.fromhex(digest), step=11, held=True))
 """
 
 
@@ -102,7 +102,7 @@ def use_stand_ins(monkeypatch: pytest.MonkeyPatch, digests: dict[int, str] | Non
     def make_trainers(socket: Path) -> list[str]:
         return [sys.executable, "-c", TRAINERS, str(socket)]
 
-    monkeypatch.setattr(supervisor, "get_home_argv", make_server)
+    monkeypatch.setattr(supervisor, "get_backend_argv", make_server)
     monkeypatch.setattr(supervisor, "get_client_argv", make_client)
     monkeypatch.setattr(supervisor, "get_trainer_host_argv", make_trainers)
 
@@ -241,7 +241,7 @@ async def test_a_server_that_cannot_start_ends_the_run_with_its_reason(
 ) -> None:
     use_stand_ins(monkeypatch)
     broken = [sys.executable, "-c", "import sys; sys.exit('no room on the disk')"]
-    monkeypatch.setattr(supervisor, "get_home_argv", lambda *_: broken)
+    monkeypatch.setattr(supervisor, "get_backend_argv", lambda *_: broken)
     console, _ = make_console()
     with trio.fail_after(DEADLINE_S), pytest.raises(ExceptionGroup) as raised:
         await supervisor.run_testnet(settings, console)

@@ -1,6 +1,6 @@
 //! The bodies of messages: what follows the 8 bytes that name an instruction.
 //!
-//! `psyche_rules::message` reads them, here as in every other home of the rules, so a body is kept as bytes; nothing
+//! `psyche_rules::message` reads them, here as in every other backend of the rules, so a body is kept as bytes; nothing
 //! may follow it. The fields stand here for the IDL.
 
 use std::io::{Read, Result as IoResult, Write};

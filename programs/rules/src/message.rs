@@ -77,7 +77,7 @@ pub struct NameCheckpoint<'a> {
     pub source: &'a [u8; CHECKPOINT_BYTES],
 }
 
-/// Eject a member that signed two results for one round; the home has checked both signatures (R7).
+/// Eject a member that signed two results for one round; the backend has checked both signatures (R7).
 pub struct ReportEquivocation {
     pub epoch: u16,
     pub height: u32,

@@ -21,7 +21,7 @@ from psyche.backends.waits import NamedWaits
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, PsycheError, WireError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
 from psyche.wire.address_record import AddressRecord, check_address_record
@@ -155,7 +155,7 @@ class TcpBackend:
         try:
             await self._keep_connected()
         except _FATAL as error:
-            self._sink.emit(kinds.HomeGivenUp(reason=str(error)))
+            self._sink.emit(types.BackendGivenUp(reason=str(error)))
             self._fail(error)
             raise
         finally:
@@ -247,7 +247,7 @@ class TcpBackend:
         """Tell the server what this client does (K8); the last report is repeated on every new connection."""
         self._report = report
         self._follow()
-        if kinds.Wait.PERMISSION not in self._waits:
+        if types.Wait.PERMISSION not in self._waits:
             self._send(self._encode(wire.ReportRequest(report)))
 
     def address_book(self) -> Sequence[AddressRecord]:
@@ -311,9 +311,9 @@ class TcpBackend:
             self.address = replace(self.address, key=server)  # trust on first use if no key was expected (K6)
             self._check_greeting(greeting)
             self.connects += 1
-            self._waits.end(kinds.Wait.HOME, kinds.WaitOutcome.CONNECTED)
+            self._waits.end(types.Wait.BACKEND, types.WaitOutcome.CONNECTED)
             self._renew()
-            self._sink.emit(kinds.HomeConnected(run_id=greeting.run_id, program=greeting.program))
+            self._sink.emit(types.BackendConnected(run_id=greeting.run_id, program=greeting.program))
             self._note_change()
             await self._talk(frames)
         finally:
@@ -329,7 +329,7 @@ class TcpBackend:
         if not self.connects:
             server = f"the server {self.address.host}:{self.address.port}"
             if message := describe_wrong_clock(self._platform.unix_time(), greeting.now_unix, server):
-                self._sink.emit(kinds.ClockWrong(message=message))
+                self._sink.emit(types.ClockWrong(message=message))
         self._run_uid = greeting.run_uid
         self._clock_offset_s = greeting.now_unix - self._platform.unix_time()
 
@@ -407,24 +407,24 @@ class TcpBackend:
         if reply.code == wire.NotAllowed.__name__:
             self._refusals += 1
             self._refused.set()
-            self._waits.start(kinds.Wait.PERMISSION, "the owner to allow this client's key", "join")
+            self._waits.start(types.Wait.PERMISSION, "the owner to allow this client's key", "join")
             if reply.message != self._refusal:
                 self._refusal = reply.message
-                self._sink.emit(kinds.NotAllowedYet(message=f"{reply.message}. This client then joins by itself"))
+                self._sink.emit(types.NotAllowedYet(message=f"{reply.message}. This client then joins by itself"))
         elif not reply.code:
             self._refusals, self._refusal = 0, ""
-            self._waits.end(kinds.Wait.PERMISSION, kinds.WaitOutcome.ALLOWED)
+            self._waits.end(types.Wait.PERMISSION, types.WaitOutcome.ALLOWED)
 
     def _note_lost(self, error: PsycheError, tries: int) -> None:
         """Show a named wait: for the server, and why it cannot be reached."""
         reason = str(error)
         hint = self._describe_checks() if tries >= HINT_TRIES and not self.connects else ""
-        self._sink.emit(kinds.HomeLost(reason=f"{reason}{hint}", tries=tries))
+        self._sink.emit(types.BackendLost(reason=f"{reason}{hint}", tries=tries))
         if isinstance(error, wire.NotAllowed):
             return  # the server is there: the next answer to the subscription says what is waited for
         server = f"server {self.address.host}:{self.address.port}"
         what = reason if reason.startswith(server) else f"{server}: {reason}"
-        self._waits.start(kinds.Wait.HOME, what, "connect again" if self.connects else "connect")
+        self._waits.start(types.Wait.BACKEND, what, "connect again" if self.connects else "connect")
 
     def _describe_checks(self) -> str:
         """What the user can check where no server was ever found."""
@@ -449,7 +449,7 @@ class TcpBackend:
         try:
             raw = apply_delta(self._raw, self._nonce, push)
         except WireError as error:  # K5: ask for the full state
-            self._sink.emit(kinds.StateMismatch(reason=str(error)))
+            self._sink.emit(types.StateMismatch(reason=str(error)))
             self._send(self._encode(wire.SubscribeRequest()))
             return
         self._take_state(push.to_nonce, raw, push.now_unix)

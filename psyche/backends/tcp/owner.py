@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from psyche.backends.port import Administration
 from psyche.backends.tcp.dial import ServerAddress, ask, dial
 from psyche.backends.tcp.push import read_full
 from psyche.core.encoding.account import decode_state
@@ -16,7 +17,6 @@ from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, WireError
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
-from psyche.wire.home import Home
 from psyche.wire.line.handshake import HandshakeError
 from psyche.wire.messages import AnyMessage
 from psyche.wire.nursery import open_plain_nursery
@@ -33,8 +33,8 @@ def _say_nothing(_text: str) -> None:
 
 
 @dataclass(frozen=True)
-class TcpHome:
-    """A run on a TCP server, as its owner reaches it (`wire.home.Home`).
+class TcpAdministration:
+    """A run on a TCP server, as its owner reaches it (`backends.port.Administration`).
 
     Args:
         address: where the server is.
@@ -182,5 +182,5 @@ class _Attempts:
         return answer
 
 
-def _is_port(home: TcpHome) -> Home:
-    return home
+def _is_port(backend: TcpAdministration) -> Administration:
+    return backend

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from psyche.cli.helpers.chain import ChainOptions, choose_home
+from psyche.cli.helpers.chain import ChainOptions, choose_backend
 from psyche.cli.helpers.common import parse_hex, run_async
 
 if TYPE_CHECKING:
+    from psyche.backends.port import Backend
     from psyche.backends.solana.member.entry import ChainMember, Entry
     from psyche.backends.tcp.dial import ServerAddress
     from psyche.telemetry.sink import EventSink
     from psyche.wire.crypto import Identity
-    from psyche.wire.ports import Backend
 
 GREETING_S: Final = 3.0
 
@@ -86,7 +86,7 @@ class ChainPlace:
 def make_place(
     run_id: str, server_addr: str | None, server_key: str | None, chain: ChainOptions, authorizer: str | None
 ) -> ServerPlace | ChainPlace:
-    address, _ = choose_home(server_addr, chain.rpc)
+    address, _ = choose_backend(server_addr, chain.rpc)
     if address is not None:
         from psyche.backends.tcp.dial import parse_server
 

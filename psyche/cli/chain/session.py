@@ -7,7 +7,7 @@ import typer
 
 from psyche.backends.solana.cluster import name_foreign
 from psyche.backends.solana.interface.addresses import use_program_ids
-from psyche.backends.solana.owner.administration import SolanaHome
+from psyche.backends.solana.owner.administration import SolanaAdministration
 from psyche.backends.solana.programs.vouching import choose_programs
 from psyche.backends.solana.rpc.client import open_rpc
 from psyche.backends.solana.rpc.transaction import FeePolicy
@@ -51,16 +51,18 @@ def make_approval(foreign: str, *, yes: bool) -> Approve:
     return approve
 
 
-async def get_home(session: ChainSession, run_id: str, treasurer_index: int | None = None) -> SolanaHome:
+async def get_administration(
+    session: ChainSession, run_id: str, treasurer_index: int | None = None
+) -> SolanaAdministration:
     if not run_id:
         raise ConfigError("a chain has many runs: name this one with --run-id (or RUN_ID in the environment)")
-    home = SolanaHome(session, run_id)
+    backend = SolanaAdministration(session, run_id)
     if treasurer_index is not None:
-        treasurer = (await home.find()).treasurer
+        treasurer = (await backend.find()).treasurer
         if treasurer is None or treasurer.index != treasurer_index:
             found = "has no treasurer" if treasurer is None else f"has the index {treasurer.index}"
             raise ConfigError(f"--treasurer-index {treasurer_index}: run {run_id!r} {found}; leave the option out")
-    return home
+    return backend
 
 
 def _say(text: str) -> None:

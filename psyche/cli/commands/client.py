@@ -16,11 +16,11 @@ from psyche.durable import expand_user
 from psyche.telemetry.events import DEFAULT_KEEP
 
 if TYPE_CHECKING:
+    from psyche.backends.port import Backend
     from psyche.cli.chain.places import ChainPlace, ServerPlace
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
     from psyche.wire.crypto import Identity
-    from psyche.wire.ports import Backend
 
 DEFAULT: Final = ClientSettings(run_id="", data_dir=Path())
 group = make_group(
@@ -155,12 +155,14 @@ def run(
     from psyche.telemetry.live import open_live_view
     from psyche.wire.line.descriptors import raise_limit
 
-    def open_home(client: "ClientSettings", identity: "Identity") -> "contextlib.AbstractAsyncContextManager[Backend]":
+    def open_backend(
+        client: "ClientSettings", identity: "Identity"
+    ) -> "contextlib.AbstractAsyncContextManager[Backend]":
         return place.open(identity, client.data_dir, events)
 
     async def main() -> int:
         async with open_live_view(events, console, logs.value):
-            return await run_client(settings, events, open_home)
+            return await run_client(settings, events, open_backend)
 
     raise_limit()
     with contextlib.closing(events):

@@ -142,7 +142,7 @@ def list_next(draft: "Draft") -> list[str]:
     folder, answers = quote(draft.folder), draft.answers
     if answers.is_on_chain:
         return list_next_on_chain(draft)
-    address, port = f"--server-addr {draft.home}", draft.home.rpartition(":")[2]
+    address, port = f"--server-addr {draft.backend}", draft.backend.rpartition(":")[2]
     return [
         "# try it, everything on this machine",
         f"psyche local-testnet start --num-clients {answers.members} --config-path {folder}",
@@ -155,7 +155,7 @@ def list_next(draft: "Draft") -> list[str]:
 
 
 def list_next_on_chain(draft: "Draft") -> list[str]:
-    folder, answers, rpc = quote(draft.folder), draft.answers, f"--rpc {shlex.quote(draft.home)}"
+    folder, answers, rpc = quote(draft.folder), draft.answers, f"--rpc {shlex.quote(draft.backend)}"
     trial = f"psyche local-testnet start --backend solana --num-clients {answers.members} --config-path {folder}"
     return [
         "# try it, everything on this machine",

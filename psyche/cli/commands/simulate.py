@@ -10,7 +10,7 @@ import typer
 from psyche.cli.commands.trace import Json, Picture, check_outputs, write_figures
 from psyche.cli.helpers.common import ending_on_sigterm
 from psyche.cli.helpers.outputs import Output, Speaker
-from psyche.testnet.settings import HomeKind
+from psyche.testnet.settings import BackendKind
 
 if TYPE_CHECKING:
     from psyche.config.load import LoadedRun
@@ -30,7 +30,7 @@ EXAMPLES = (
     "    --backend solana --rounds 3 --no-suggestions",
 )
 Backend = Annotated[
-    HomeKind,
+    BackendKind,
     typer.Option(
         help="What keeps the run's record: a server (tcp), or a chain as the profile's [chain] describes it (solana)."
     ),
@@ -45,7 +45,7 @@ def simulate(
     profile: Annotated[
         Path, typer.Option(help="The machines: a TOML file of classes, as in config/profiles/home.toml.")
     ],
-    backend: Backend = HomeKind.tcp,
+    backend: Backend = BackendKind.tcp,
     faults: Annotated[Path | None, typer.Option(help="What goes wrong, and when: a TOML file of [[fault]].")] = None,
     rounds: Annotated[
         int,
@@ -111,7 +111,7 @@ def _foretell(
 
 
 def _read_question(
-    state: Path, clients: int, profile: Path, backend: HomeKind, faults: Path | None, rounds: int, seed: int,
+    state: Path, clients: int, profile: Path, backend: BackendKind, faults: Path | None, rounds: int, seed: int,
     compute: Compute,
 ) -> "Question":  # fmt: skip
     from psyche.config.load import load_run
@@ -120,7 +120,7 @@ def _read_question(
     from psyche.forecast.question import Question, check_question
 
     run, machines = load_run(state), load_profile(profile)
-    classes, chain = machines.classes, machines.chain if backend is HomeKind.solana else None
+    classes, chain = machines.classes, machines.chain if backend is BackendKind.solana else None
     question = Question(
         run=run,
         workload=compute(run),

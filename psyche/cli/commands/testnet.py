@@ -7,7 +7,7 @@ import typer
 
 from psyche.cli.helpers.common import format_examples, make_group
 from psyche.localchain.validator import Validator
-from psyche.testnet.settings import HomeKind, TestnetSettings
+from psyche.testnet.settings import BackendKind, TestnetSettings
 
 DEFAULT: Final = TestnetSettings(num_clients=1, config_path=Path())
 
@@ -61,7 +61,7 @@ def start(
     run_dir: RunDir = None,
     cache_dir: CacheDir = DEFAULT.cache_dir,
     backend: Annotated[
-        HomeKind, typer.Option(help="What keeps the run: tcp, a server; solana, a local chain with the programs.")
+        BackendKind, typer.Option(help="What keeps the run: tcp, a server; solana, a local chain with the programs.")
     ] = DEFAULT.backend,
     slot_ms: Annotated[
         int, typer.Option(min=10, max=60_000, help="Length of the local chain's slots; a public chain has 400 ms.")

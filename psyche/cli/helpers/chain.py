@@ -168,7 +168,7 @@ def set_signature(
     run.__annotations__ = {p.name: p.annotation for p in [*parameters, *others]}
 
 
-def choose_home(server_addr: str | None, rpc: str | None) -> tuple[str | None, str | None]:
+def choose_backend(server_addr: str | None, rpc: str | None) -> tuple[str | None, str | None]:
     """Return the server's address or the chain's endpoint, whichever the person wants; the other is None.
 
     What the command line names wins over what only the environment names."""
@@ -179,10 +179,12 @@ def choose_home(server_addr: str | None, rpc: str | None) -> tuple[str | None, s
         is_rpc_typed = rpc != os.environ.get("RPC")
         if is_server_typed == is_rpc_typed:
             raise ConfigError(
-                "--server-addr and --rpc: a run has one home; name the one that it has, and unset SERVER_ADDR or RPC "
-                "if the environment names the other"
+                "--server-addr and --rpc: a run has one backend; name the one that it has, and unset SERVER_ADDR or "
+                "RPC if the environment names the other"
             )
         return (server_addr, None) if is_server_typed else (None, rpc)
     if not server_addr and not rpc:
-        raise ConfigError("name the run's home: --server-addr HOST:PORT for a server, or --rpc URL for a run on Solana")
+        raise ConfigError(
+            "name the run's backend: --server-addr HOST:PORT for a server, or --rpc URL for a run on Solana"
+        )
     return server_addr or None, rpc or None

@@ -50,19 +50,19 @@ def ask_draft(questions: Interviewer, flags: Flags) -> Draft:
         "--steps", flags.steps, f"Steps, each a round that trains {format_count(round_tokens)} tokens",
         model.recipe.steps, partial(read_number, "--steps", MAX_STEPS),
     )  # fmt: skip
-    home, data_server = _ask_home(questions, flags)
+    backend, data_server = _ask_backend(questions, flags)
     answers = Answers(make_run_id(folder), members, least, steps, data_server)
     is_prepared = ask("--prepare or --no-prepare", flags.prepare, "Write tokens and first weights now?",
                       "yes" if is_small(model, data) else "no", read_yes)  # fmt: skip
     return Draft(
-        folder, answers, model, data, tokenizer, tokenizer_path, home, is_prepared, flags.tokenizer is not None
+        folder, answers, model, data, tokenizer, tokenizer_path, backend, is_prepared, flags.tokenizer is not None
     )
 
 
-def _ask_home(questions: Interviewer, flags: Flags) -> tuple[str, str]:
+def _ask_backend(questions: Interviewer, flags: Flags) -> tuple[str, str]:
     if flags.rpc is not None:
         if flags.server_addr is not None:
-            raise ConfigError("--server-addr and --rpc: a run has one home; name the one that it is to have")
+            raise ConfigError("--server-addr and --rpc: a run has one backend; name the one that it is to have")
         parse_endpoint(flags.rpc)
         return flags.rpc, ""
     question = "The server, as members reach it"

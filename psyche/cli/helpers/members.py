@@ -16,7 +16,7 @@ KEY_CHARS: Final = 8
 LATE_S: Final = 60  # a client reports at least every 30 s
 HEAD: Final = ("member", "key", "record", "phase", "step", "loss", "tok/s", "heard")
 NOTHING: Final = SelfReport()
-NameKey: TypeAlias = Callable[[bytes], str]  # `Home.name_key`
+NameKey: TypeAlias = Callable[[bytes], str]  # `Backend.name_key`
 
 
 def format_members_table(members: Members, name_key: NameKey) -> str:

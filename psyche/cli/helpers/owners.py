@@ -1,4 +1,4 @@
-"""An owner's access to a run's home, a server or a chain, and the key that commands."""
+"""An owner's access to a run's backend, a server or a chain, and the key that commands."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import typer
 
-from psyche.cli.helpers.chain import ChainOptions, choose_home, spell_options
+from psyche.cli.helpers.chain import ChainOptions, choose_backend, spell_options
 from psyche.cli.helpers.common import parse_hex, run_async
 
 if TYPE_CHECKING:
+    from psyche.backends.port import Administration
     from psyche.backends.solana.session import ChainSession
-    from psyche.backends.tcp.owner import TcpHome
+    from psyche.backends.tcp.owner import TcpAdministration
     from psyche.wire.backend import RunStatus
     from psyche.wire.crypto import Identity
-    from psyche.wire.home import Home
     from psyche.wire.messages import AnyMessage
 
 SERVER_KEY_NAME = "server.key"  # in the state folder
@@ -30,9 +30,9 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True)
 class Owner:
-    """The owner's options: which run to command, at which home, and with which key.
+    """The owner's options: which run to command, at which backend, and with which key.
 
-    A run is on a server (`server_addr`) or on a chain; what is for the other home has no effect.
+    A run is on a server (`server_addr`) or on a chain; what is for the other backend has no effect.
     """
 
     server_addr: str | None
@@ -47,7 +47,7 @@ class Owner:
 
     @property
     def is_on_chain(self) -> bool:
-        return choose_home(self.server_addr, self.chain.rpc)[0] is None
+        return choose_backend(self.server_addr, self.chain.rpc)[0] is None
 
     @property
     def has_key(self) -> bool:
@@ -57,9 +57,9 @@ class Owner:
     def _has_file(self) -> bool:
         return self.state_dir is not None or self.identity_secret_key_path is not None
 
-    def _open_server(self, *, as_anybody: bool) -> "TcpHome":
+    def _open_server(self, *, as_anybody: bool) -> "TcpAdministration":
         from psyche.backends.tcp.dial import parse_server
-        from psyche.backends.tcp.owner import TcpHome
+        from psyche.backends.tcp.owner import TcpAdministration
         from psyche.wire.key_file import make_identity
 
         is_stranger = as_anybody and not self._has_file
@@ -74,22 +74,22 @@ class Owner:
                 "warning: the server's identity cannot be checked: name the server's key with "
                 "--server-key HEX (`psyche server run` prints it)"
             )
-        return TcpHome(parse_server(self.server_addr or "", self.run_id, key), identity, self.timeout_s, say)
+        return TcpAdministration(parse_server(self.server_addr or "", self.run_id, key), identity, self.timeout_s, say)
 
-    def run(self, function: "Callable[[Home], Awaitable[_Found]]", *, as_anybody: bool = False) -> _Found:
+    def run(self, function: "Callable[[Administration], Awaitable[_Found]]", *, as_anybody: bool = False) -> _Found:
         from psyche.cli.helpers.refusals import call_in_words
 
         if not self.is_on_chain:
             return run_async(call_in_words, function, self._open_server(as_anybody=as_anybody), self.spell)
-        from psyche.cli.chain.session import call_at_chain, get_home
+        from psyche.cli.chain.session import call_at_chain, get_administration
 
         async def ask(session: "ChainSession") -> _Found:
-            home = await get_home(session, self.run_id, self.treasurer_index)
-            return await call_in_words(function, home, self.spell)
+            backend = await get_administration(session, self.run_id, self.treasurer_index)
+            return await call_in_words(function, backend, self.spell)
 
         return call_at_chain(ask, self.chain, yes=self.yes, reads=as_anybody)
 
-    def run_at_server(self, function: "Callable[[TcpHome], Awaitable[_Found]]", instead: str) -> _Found:
+    def run_at_server(self, function: "Callable[[TcpAdministration], Awaitable[_Found]]", instead: str) -> _Found:
         from psyche.cli.helpers.refusals import call_in_words
         from psyche.errors import ConfigError
 
@@ -105,7 +105,7 @@ class Owner:
         return f"`{' '.join((f'psyche {command}', *words.values()))}`"
 
     def command(self, message: "AnyMessage") -> "RunStatus":
-        return self.run(lambda home: home.command(message))
+        return self.run(lambda backend: backend.command(message))
 
 
 def find_server_key(server_key: str | None, state_dir: Path | None) -> bytes | None:

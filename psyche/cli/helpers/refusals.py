@@ -4,15 +4,16 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+from psyche.backends.port import Administration
 from psyche.core.state.errors import CannotResume, CannotUpdate, ConfigRefused, CoordinatorError, Halted
 from psyche.core.state.state import RunState
 from psyche.errors import BackendError, PsycheError
 from psyche.telemetry.status import PHASES
 from psyche.wire.backend import RunStatus
-from psyche.wire.home import Home, Spell, spell_briefly
+from psyche.wire.commands import WriteCommand, write_briefly
 
 _Found = TypeVar("_Found")
-_Home = TypeVar("_Home", bound=Home)
+_Backend = TypeVar("_Backend", bound=Administration)
 STANDINGS: Final = PHASES | {  # in a sentence
     RunState.WARMUP: "warming up",
     RunState.ROUND_WITNESS: PHASES[RunState.ROUND_TRAIN],
@@ -22,9 +23,9 @@ _STATES: Final = re.compile(rf"\b({'|'.join(state.name for state in RunState)})\
 
 
 async def call_in_words(
-    function: Callable[[_Home], Awaitable[_Found]], home: _Home, spell: Spell = spell_briefly
+    function: Callable[[_Backend], Awaitable[_Found]], backend: _Backend, spell: WriteCommand = write_briefly
 ) -> _Found:
-    """Call `function` with a run's home; a refusal of the record becomes a sentence for the run's owner.
+    """Call `function` with a run's backend; a refusal of the record becomes a sentence for the run's owner.
 
     `spell` writes the commands that it names.
 
@@ -32,16 +33,16 @@ async def call_in_words(
         BackendError: the record refuses the command; the message says why, and what to do.
     """
     try:
-        return await function(home)
+        return await function(backend)
     except CoordinatorError as error:
         try:
-            status = await home.get_status()
+            status = await backend.get_status()
         except PsycheError:
             raise BackendError(put_in_words(error)) from error
         raise BackendError(explain_refusal(error, status, spell)) from error
 
 
-def explain_refusal(error: CoordinatorError, status: RunStatus, spell: Spell = spell_briefly) -> str:
+def explain_refusal(error: CoordinatorError, status: RunStatus, spell: WriteCommand = write_briefly) -> str:
     """Explain a refusal to the run's owner; `status` is how the run stands just after it."""
     match error:
         case CannotResume():
@@ -64,7 +65,7 @@ def put_in_words(error: CoordinatorError) -> str:
     return _STATES.sub(lambda found: STANDINGS[RunState[found[1]]], error.message)
 
 
-def _explain_resume(status: RunStatus, spell: Spell) -> str:
+def _explain_resume(status: RunStatus, spell: WriteCommand) -> str:
     state = RunState(status.run_state)
     if state is RunState.FINISHED:
         return "the run is finished and cannot be resumed; docs/owner.md shows how to train its weights further"
@@ -75,14 +76,14 @@ def _explain_resume(status: RunStatus, spell: Spell) -> str:
     return f"the run is not paused: it is {STANDINGS[state]}, and there is nothing to resume"
 
 
-def _describe_way_to_pause(status: RunStatus, spell: Spell) -> str:
+def _describe_way_to_pause(status: RunStatus, spell: WriteCommand) -> str:
     watch = f"{spell('run info --watch', signed=False)} shows when it is paused"
     if status.pending_pause:
         return f"The pause takes effect at the end of this epoch, a few rounds from now: wait for it ({watch})"
     return f"Pause it with {spell('run pause')}, and wait until it is paused ({watch})"
 
 
-def _explain_pause(error: Halted, state: RunState, spell: Spell) -> str:
+def _explain_pause(error: Halted, state: RunState, spell: WriteCommand) -> str:
     match state:
         case RunState.PAUSED:
             return f"the run is paused already; {spell('run resume')} lets it go on"

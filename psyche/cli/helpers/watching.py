@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import trio
 
+from psyche.backends.port import Administration
 from psyche.backends.solana.amounts import format_amount
 from psyche.cli.helpers.members import COLUMNS, NameKey, format_members_table, get_plain_members
 from psyche.cli.helpers.owners import say
@@ -23,14 +24,14 @@ from psyche.telemetry.plain import get_plain
 from psyche.telemetry.run_line import describe_progress, format_members, get_phase
 from psyche.telemetry.text import format_clock, format_number, format_seconds
 from psyche.wire.backend import Members, NotOwner, RequestRefused, RunStatus
-from psyche.wire.home import Home, Spell, spell_briefly
+from psyche.wire.commands import WriteCommand, write_briefly
 from psyche.wire.nursery import open_plain_nursery
 
 EVERY_S: Final = 2.0
 
 
 def format_run(
-    status: RunStatus, members: Members | None = None, *, spell: Spell = spell_briefly,
+    status: RunStatus, members: Members | None = None, *, spell: WriteCommand = write_briefly,
     name_key: NameKey = bytes.hex,
 ) -> str:  # fmt: skip
     """Lay out a run's status, and its members if they are given.
@@ -40,7 +41,7 @@ def format_run(
     return "\n".join([*_describe(status, spell), *_describe_members(status, members, name_key)])
 
 
-def _describe(status: RunStatus, spell: Spell) -> Iterator[str]:
+def _describe(status: RunStatus, spell: WriteCommand) -> Iterator[str]:
     since = format_seconds(max(0, status.now_unix - status.state_start_unix))
     lasts = f" for {since}" if status.state_start_unix else ""  # a new run's clock stands at 0
     pausing = ", pauses at the end of this epoch" if status.pending_pause else ""
@@ -79,36 +80,40 @@ def get_plain_run(status: RunStatus, members: Members | None = None, name_key: N
     return fields | ({} if members is None else {"clients": get_plain_members(members, name_key)})
 
 
-async def ask_once(home: Home, with_members: bool, as_json: bool, spell: Spell = spell_briefly) -> str:
+async def ask_once(
+    backend: Administration, with_members: bool, as_json: bool, spell: WriteCommand = write_briefly
+) -> str:
     """Return the state of a run as text or JSON.
 
     Raises:
-        BackendError: the home refuses, or could not be reached in time.
+        BackendError: the backend refuses, or could not be reached in time.
     """
-    status, members = await _ask(home, with_members=with_members)
+    status, members = await _ask(backend, with_members=with_members)
     if as_json:
-        return json.dumps(get_plain_run(status, members, home.name_key), indent=2)
-    return format_run(status, members, spell=spell, name_key=home.name_key)
+        return json.dumps(get_plain_run(status, members, backend.name_key), indent=2)
+    return format_run(status, members, spell=spell, name_key=backend.name_key)
 
 
-async def _ask(home: Home, *, with_members: bool) -> tuple[RunStatus, Members | None]:
+async def _ask(backend: Administration, *, with_members: bool) -> tuple[RunStatus, Members | None]:
     """Ask for status and members; there are none if the key may not see them."""
-    status = await home.get_status()
+    status = await backend.get_status()
     if not with_members:
         return status, None
     try:
-        return status, await home.get_members()
+        return status, await backend.get_members()
     except NotOwner as error:
         say(f"warning: {error}")
         return status, None
 
 
-async def watch_until_signal(home: Home, with_members: bool, as_json: bool, spell: Spell = spell_briefly) -> None:
+async def watch_until_signal(
+    backend: Administration, with_members: bool, as_json: bool, spell: WriteCommand = write_briefly
+) -> None:
     """Show the state of a run again and again until it is finished, or until SIGINT or SIGTERM."""
-    from psyche.backends.tcp.owner import TcpHome
+    from psyche.backends.tcp.owner import TcpAdministration
 
-    quiet = dataclasses.replace(home, say=lambda _text: None) if isinstance(home, TcpHome) else home
-    view = WatchView(Console(sys.stdout), as_json=as_json, spell=spell, name_key=home.name_key)
+    quiet = dataclasses.replace(backend, say=lambda _text: None) if isinstance(backend, TcpAdministration) else backend
+    view = WatchView(Console(sys.stdout), as_json=as_json, spell=spell, name_key=backend.name_key)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         try:
             async with open_plain_nursery() as nursery:
@@ -128,7 +133,12 @@ class WatchView:
     """A page that is drawn in place on a terminal; elsewhere each state is printed below the one before."""
 
     def __init__(
-        self, console: Console, *, as_json: bool = False, spell: Spell = spell_briefly, name_key: NameKey = bytes.hex
+        self,
+        console: Console,
+        *,
+        as_json: bool = False,
+        spell: WriteCommand = write_briefly,
+        name_key: NameKey = bytes.hex,
     ) -> None:
         self._console = console
         self._as_json = as_json
@@ -166,14 +176,14 @@ class WatchView:
             self._console.print("\n".join(self._page))
 
 
-async def watch_run(home: Home, view: WatchView, *, with_members: bool) -> None:
+async def watch_run(backend: Administration, view: WatchView, *, with_members: bool) -> None:
     """Show the state of a run every two seconds until it is finished."""
     from psyche.wire.line.handshake import HandshakeError
 
     has_answered = False
     while True:
         try:
-            status, members = await _ask(home, with_members=with_members)
+            status, members = await _ask(backend, with_members=with_members)
             with_members = members is not None  # a key that may not see them is told so once
         except (HandshakeError, RequestRefused):
             raise

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.messages import Message
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.trainer import ApplyReply, SentResult, SnapshotReply, TrainReply
 
 
@@ -17,7 +17,7 @@ from psyche.wire.trainer import ApplyReply, SentResult, SnapshotReply, TrainRepl
 class Log:
     """Write one event to the log. The deadline of a wait is on the caller's clock, which is not the log's."""
 
-    event: kinds.Event
+    event: types.Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class WriteSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ReconnectSoon:
-    """Members are in a round that this client has not seen: if its home is lost, try to reach it soon."""
+    """Members are in a round that this client has not seen: if its backend is lost, try to reach it soon."""
 
 
 class ExportTime(Enum):
@@ -284,7 +284,7 @@ class Expire:
 class Exit:
     code: int
     reason: str
-    cause: kinds.LeaveCause
+    cause: types.LeaveCause
     serve_s: float = 0.0  # P8: how long to go on serving
 
 
@@ -302,7 +302,7 @@ class Loaded:
 
     epoch: int
     digest: bytes
-    source: kinds.WeightSource
+    source: types.WeightSource
     plan: bytes
     parameters: int
     vocab_size: int

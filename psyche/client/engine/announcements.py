@@ -16,8 +16,8 @@ from psyche.core.state.messages import ReportEquivocation
 from psyche.core.state.state import ZERO32, Coordinator, RoundFlag, RunState
 from psyche.core.state.timeline import get_round
 from psyche.errors import WireError
-from psyche.telemetry import kinds
-from psyche.telemetry.kinds import Refusable
+from psyche.telemetry import types
+from psyche.telemetry.types import Refusable
 from psyche.wire.gossip import decode_gossip, encode_gossip, is_signed_by
 
 MAX_COMMITMENTS = 2  # per member and round: two are evidence, a third adds nothing
@@ -96,7 +96,7 @@ class Announcements:
             return
         if is_signed_by(message, clients[message.member].p2p):
             if not self._early:
-                self._x.do(ReconnectSoon())  # once for each round: a lost home is there again (H1)
+                self._x.do(ReconnectSoon())  # once for each round: a lost backend is there again (H1)
             self._early[message.member] = [*kept, raw]
 
     def replay_early(self, now: float) -> None:
@@ -129,7 +129,7 @@ class Announcements:
         record.ready[member] = ready
         own = self._weights.digests.get(record.height)
         if own is not None and not ready.flags and ready.digest != own:
-            differs = kinds.ReadyDiffers(member=member, height=record.height, digest=ready.digest, own=own)
+            differs = types.ReadyDiffers(member=member, height=record.height, digest=ready.digest, own=own)
             self._x.log(differs)
 
     def _take_result(self, message: Gossip, record: RoundRecord, now: float) -> None:
@@ -163,7 +163,7 @@ class Announcements:
             record.timely.add(message.body.commitment)
         if len(signed) == MAX_COMMITMENTS:
             first, second = signed.values()
-            self._x.log(kinds.Equivocation(member=message.member, height=record.height))
+            self._x.log(types.Equivocation(member=message.member, height=record.height))
             report = ReportEquivocation(message.epoch, message.height, message.member)
             self._x.do(Submit(report, evidence=Evidence(first, second)))
 
@@ -305,7 +305,7 @@ class Announcements:
 
     def _refuse(self, what: Refusable, reason: str, *, member: int | None = None, height: int | None = None) -> None:
         self.refused += 1
-        self._x.log(kinds.Refused(what=what, reason=reason, member=member, height=height))
+        self._x.log(types.Refused(what=what, reason=reason, member=member, height=height))
 
 
 def judge_result(

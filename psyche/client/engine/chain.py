@@ -28,7 +28,7 @@ from psyche.core.state.timeline import (
     get_round,
     is_full_digest_height,
 )
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.gossip import decode_gossip
 from psyche.wire.trainer import SentResult
 
@@ -191,7 +191,7 @@ class Chain:
             outcome = decide(view)
             if not isinstance(outcome, Undecided):
                 self._open.pop(height, None)
-                x.end_wait(f"decide {height}", kinds.WaitOutcome.DECIDED)
+                x.end_wait(f"decide {height}", types.WaitOutcome.DECIDED)
                 if isinstance(outcome, Decided):
                     contradictors = find_contradictors(view, outcome, record.signed)
                     self.tables.ask(record, deciding, contradictors[:EVIDENCE_WITNESSES], now)
@@ -223,7 +223,7 @@ class Chain:
         self._decisions[record.height] = chosen
         self.own.decide(record.height, chosen, x.member)
         is_void = isinstance(outcome, Void)
-        x.log(kinds.Decided(height=record.height, members=tuple(sorted(chosen)), void=is_void))
+        x.log(types.Decided(height=record.height, members=tuple(sorted(chosen)), void=is_void))
 
     def _adopt(self, record: RoundRecord, member: int, commitment: bytes, now: float) -> None:
         """Start fetching a decided result that was deferred or that gossip dropped."""
@@ -236,9 +236,9 @@ class Chain:
     def _ask(self, record: RoundRecord, deciding: Round, outcome: Undecided, now: float) -> None:
         x = self.context
         until = record.started_at + self._round_limit_s() * 2
-        wait = kinds.WaitStarted(
+        wait = types.WaitStarted(
             what=f"the witnesses' lists of round {record.height}", until=until, then="fall behind",
-            wait=kinds.Wait.WITNESS_LISTS, height=record.height,
+            wait=types.Wait.WITNESS_LISTS, height=record.height,
         )  # fmt: skip
         x.wait(f"decide {record.height}", wait)
         self.tables.ask(record, deciding, outcome.ask, now, is_one_enough=outcome.is_one_enough)
@@ -272,7 +272,7 @@ class Chain:
         if entry is None:
             return False
         self.applying = entry
-        x.end_wait("payloads", kinds.WaitOutcome.ALL_HELD)
+        x.end_wait("payloads", types.WaitOutcome.ALL_HELD)
         x.do(StoreReplay(entry))
         x.do(
             Apply(
@@ -361,9 +361,9 @@ class Chain:
         return config.max_round_train_time + config.round_witness_time
 
 
-def _name_payloads_wait(missing: list[int], decided: int, height: int, until: float) -> kinds.WaitStarted:
-    return kinds.WaitStarted(
-        what=kinds.describe_payloads(describe_awaited(missing), decided, height), until=until,
-        then="fall behind: keep fetching, stop training", wait=kinds.Wait.PAYLOADS,
+def _name_payloads_wait(missing: list[int], decided: int, height: int, until: float) -> types.WaitStarted:
+    return types.WaitStarted(
+        what=types.describe_payloads(describe_awaited(missing), decided, height), until=until,
+        then="fall behind: keep fetching, stop training", wait=types.Wait.PAYLOADS,
         members=tuple(missing) if len(missing) <= NAMED_MEMBERS else (), height=decided, apply_height=height,
     )  # fmt: skip

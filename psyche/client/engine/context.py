@@ -8,8 +8,8 @@ from psyche.client.engine.actions import Action, Log
 from psyche.client.engine.records import RoundBook, RoundRecord
 from psyche.core.state.bits import get_members
 from psyche.core.state.state import ZERO32, ClientState, Coordinator, RunState
-from psyche.telemetry import kinds
-from psyche.telemetry.kinds import WaitOutcome, WaitStarted
+from psyche.telemetry import types
+from psyche.telemetry.types import WaitOutcome, WaitStarted
 from psyche.wire.crypto import Identity
 
 NAMED_MEMBERS: Final = 8
@@ -66,7 +66,7 @@ class EngineContext:
     def do(self, action: Action) -> None:
         self.actions.append(action)
 
-    def log(self, event: kinds.Event) -> None:
+    def log(self, event: types.Event) -> None:
         self.actions.append(Log(event))
 
     def drain(self) -> list[Action]:
@@ -85,7 +85,7 @@ class EngineContext:
     def end_wait(self, key: str, outcome: WaitOutcome) -> None:
         wait = self.waits.pop(key, None)
         if wait is not None:
-            ended = kinds.WaitEnded(
+            ended = types.WaitEnded(
                 what=wait.what, until=wait.until, outcome=outcome, wait=wait.wait, height=wait.height
             )
             self.log(ended)

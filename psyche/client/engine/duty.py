@@ -26,8 +26,8 @@ from psyche.core.state.gossip import Finished, GossipBody, Ready, ReadyFlag
 from psyche.core.state.messages import HealthCheck
 from psyche.core.state.state import ZERO32, Coordinator, RoundFlag, RunState
 from psyche.core.state.timeline import get_attested_height, get_round, is_last_drain
-from psyche.telemetry import kinds
-from psyche.telemetry.kinds import Wait, WaitOutcome, WaitStarted, describe_finish
+from psyche.telemetry import types
+from psyche.telemetry.types import Wait, WaitOutcome, WaitStarted, describe_finish
 from psyche.wire.gossip import encode_gossip, sign_gossip
 
 PRESENCE_S = 1.0  # less than the slack that every member is granted (A3)
@@ -248,7 +248,7 @@ class Duty:
             record, x.member or 0, report, digest=digest, is_full=self.weights.full.get(record.height, False),
             is_complete=complete, now=now, metadata=self._make_metadata(record),
         )  # fmt: skip
-        sent = kinds.WitnessSent(epoch=message.epoch, height=message.height, reason=reason)
+        sent = types.WitnessSent(epoch=message.epoch, height=message.height, reason=reason)
         x.do(Submit(message, before=Log(sent)))
 
     def _is_complete(self, record: RoundRecord) -> bool:

@@ -14,8 +14,8 @@ from psyche.core.state.bits import get_members
 from psyche.core.state.limits import FULL_DIGEST_MAX_PARAMETERS
 from psyche.core.state.state import ZERO32, Round, RoundFlag, RunState
 from psyche.core.state.timeline import get_round, is_full_digest_height, is_last_drain
-from psyche.telemetry import kinds
-from psyche.telemetry.kinds import LeaveCause, Wait, WaitOutcome, WaitStarted
+from psyche.telemetry import types
+from psyche.telemetry.types import LeaveCause, Wait, WaitOutcome, WaitStarted
 
 MAX_REPLAY_CONTRADICTIONS: Final = 2
 HELPERS: Final = 2  # members asked to keep a copy for a comparison; what they send is checked
@@ -69,7 +69,7 @@ class Healing:
 
     def _leave_with_evidence(self, reason: str) -> None:
         """Leave rather than adopt weights that contradict this client's own replay (section 9, last table)."""
-        self._x.log(kinds.Evidence(digests=dict(self._weights.digests), reason=reason))
+        self._x.log(types.Evidence(digests=dict(self._weights.digests), reason=reason))
         self.give_up(LeaveCause.CONTRADICTED, reason)
 
     # --- (1) replay -------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class Healing:
             self._training.cancel()  # S4: at once; healing starts when the training has ended
             return
         weights.begin_replay()
-        x.log(kinds.Healing(reason=reason, height=weights.next_height - 1))
+        x.log(types.Healing(reason=reason, height=weights.next_height - 1))
         x.do(Heal(x.epoch, certified, weights.next_height - 1))
 
     def on_healed(self, event: Healed) -> None:
@@ -112,7 +112,7 @@ class Healing:
         elif isinstance(weights.state, Comparing) or not self._can_compare(weights.state):
             self.give_up(LeaveCause.WRONG_WEIGHTS, f"cannot heal: {event.reason}")
         else:
-            x.log(kinds.Healing(reason=f"comparing weights with peers: {event.reason}", height=x.height))
+            x.log(types.Healing(reason=f"comparing weights with peers: {event.reason}", height=x.height))
             self._compared = x.epoch
             weights.begin_comparison(weights_kept=event.weights_kept)
 

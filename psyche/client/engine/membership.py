@@ -34,8 +34,8 @@ from psyche.core.state.messages import Join, WarmupWitness, Withdraw
 from psyche.core.state.roster import get_healthy
 from psyche.core.state.state import ZERO32, Client, ClientState, Config, RunState, Slot, SlotState
 from psyche.errors import WireError
-from psyche.telemetry import kinds
-from psyche.telemetry.kinds import LeaveCause, Wait, WaitOutcome, WaitStarted
+from psyche.telemetry import types
+from psyche.telemetry.types import LeaveCause, Wait, WaitOutcome, WaitStarted
 from psyche.wire.crypto import blake3_hash
 
 LOAD_AGAIN_S = 1.0
@@ -161,7 +161,7 @@ class Membership:
         key = (x.epoch, registry.next_active)
         if self.joined != key or now >= self.join_at:
             self.joined, self.join_at = key, now + JOIN_AGAIN_S
-            x.do(Submit(Join(x.identity.public), after=Log(kinds.Joined(epoch=x.epoch))))  # M2
+            x.do(Submit(Join(x.identity.public), after=Log(types.Joined(epoch=x.epoch))))  # M2
 
     def _fetch_ahead(self, now: float) -> None:
         """Begin to fetch the weights of the next epoch before its Warmup, half of which a slow line may outlast (T8).
@@ -193,11 +193,11 @@ class Membership:
         if self.passed_warmup != x.epoch or x.member != index:
             x.member = index
             self.passed_warmup = x.epoch
-            x.log(kinds.Member(index=index, members=get_healthy(x.state).bit_count()))
+            x.log(types.Member(index=index, members=get_healthy(x.state).bit_count()))
         self._ensure_weights(now)
         if self.weights.is_loaded and self.weights_digest is not None and self.warm_digest != self.weights_digest:
             self.warm_digest = self.weights_digest
-            ready = Log(kinds.WarmupReady(epoch=x.epoch, digest=self.weights_digest))
+            ready = Log(types.WarmupReady(epoch=x.epoch, digest=self.weights_digest))
             x.do(Submit(WarmupWitness(x.epoch, index, self.weights_digest), after=ready))
 
     def _ensure_weights(self, now: float) -> None:
@@ -265,13 +265,13 @@ class Membership:
         self.chain.own.clear()
         x.do(SetPlan(x.state.run_uid, x.facts.plan_hash))
         x.end_wait("weights", WaitOutcome.LOADED)
-        x.log(kinds.ModelLoaded(source=event.source, digest=event.digest, parameters=event.parameters))
+        x.log(types.ModelLoaded(source=event.source, digest=event.digest, parameters=event.parameters))
 
     def on_load_failed(self, event: LoadFailed, now: float) -> None:
         self.loading = False
         self.load_at = now + LOAD_AGAIN_S
         self.lacks_source = True
-        self.context.log(kinds.LoadFailed(reason=event.reason))
+        self.context.log(types.LoadFailed(reason=event.reason))
         if event.for_good:
             self.end(LeaveCause.UNUSABLE_MODEL, event.reason)
 
@@ -295,7 +295,7 @@ class Membership:
         there = index is not None and x.is_healthy(index)
         if x.member is not None and index is not None and not there:
             client = x.state.clients[index]
-            x.log(kinds.Dropped(state=client.state, reason=explain_drop(client, x.state.config)))
+            x.log(types.Dropped(state=client.state, reason=explain_drop(client, x.state.config)))
         taking_part = there and self.passed_warmup == x.epoch and self.withdrawn_epoch != x.epoch
         x.member = index if taking_part else None
 
@@ -319,7 +319,7 @@ class Membership:
         if x.member is None or self.withdrawn_epoch == x.epoch:
             return
         self.withdrawn_epoch = x.epoch
-        x.log(kinds.LeftEpoch(reason=reason, cause=cause))
+        x.log(types.LeftEpoch(reason=reason, cause=cause))
         self._send_withdrawal(x.member, cause, reason)
         x.member = None
         self.weights_digest = None
@@ -342,7 +342,7 @@ class Membership:
 
     def _send_withdrawal(self, member: int, cause: LeaveCause, reason: str) -> None:
         x = self.context
-        withdrew = kinds.Withdrew(epoch=x.epoch, reason=reason, cause=cause)
+        withdrew = types.Withdrew(epoch=x.epoch, reason=reason, cause=cause)
         x.do(Submit(Withdraw(x.epoch, member), after=Log(withdrew)))
 
     def _has_joined(self, slot: Slot) -> bool:
@@ -426,7 +426,7 @@ class Membership:
         self._share_checkpoint()
         self.done = True
         is_held = self.weights_digest == certified
-        x.log(kinds.Finished(digest=certified, step=x.state.progress.step, held=is_held))
+        x.log(types.Finished(digest=certified, step=x.state.progress.step, held=is_held))
         serve_s = float(x.state.config.cooldown_time)
         x.do(Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=serve_s))
 

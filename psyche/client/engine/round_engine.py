@@ -45,7 +45,7 @@ from psyche.core.state.gossip import Leave
 from psyche.core.state.limits import STORED_ROUNDS, U32_MAX
 from psyche.core.state.roster import get_healthy, is_in_epoch
 from psyche.core.state.state import ZERO32, Coordinator, RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.crypto import Identity
 from psyche.wire.gossip import encode_gossip, sign_gossip
 
@@ -90,7 +90,7 @@ class RoundEngine:
     def member(self) -> int | None:
         return self._x.member
 
-    def waits(self) -> Sequence[kinds.WaitStarted]:
+    def waits(self) -> Sequence[types.WaitStarted]:
         return tuple(self._x.waits.values())
 
     def statistics(self) -> EngineStatistics:
@@ -178,9 +178,9 @@ class RoundEngine:
                 if event.trainer_lost:
                     self.membership.on_trainer_lost()
                 if event.for_good:
-                    self.membership.end(kinds.LeaveCause.UNUSABLE_DATA, event.reason)
+                    self.membership.end(types.LeaveCause.UNUSABLE_DATA, event.reason)
             case TrainerLost():
-                self._x.log(kinds.TrainerLost(reason=event.reason))
+                self._x.log(types.TrainerLost(reason=event.reason))
                 self.membership.on_trainer_lost()
             case Applied():
                 self._on_applied(event, now)
@@ -219,9 +219,9 @@ class RoundEngine:
         if x.member is not None and x.state.run_state in ACTIVE_STATES:
             message = sign_gossip(x.identity, x.state.run_uid, x.epoch, x.height, x.member, Leave())
             x.do(Publish(encode_gossip(message)))
-        self.membership.withdraw(kinds.LeaveCause.STOPPED, reason)
-        self.membership.take_join_back(kinds.LeaveCause.STOPPED, reason)
-        x.do(Exit(0, reason, kinds.LeaveCause.STOPPED))
+        self.membership.withdraw(types.LeaveCause.STOPPED, reason)
+        self.membership.take_join_back(types.LeaveCause.STOPPED, reason)
+        x.do(Exit(0, reason, types.LeaveCause.STOPPED))
         x.has_exited = True
         return x.drain()
 
@@ -232,12 +232,12 @@ class RoundEngine:
         if seen == self._seen_state:
             return
         if self._seen_state is None or seen[:2] != self._seen_state[:2]:
-            self._x.end_all_waits(kinds.WaitOutcome.STATE_CHANGED)
+            self._x.end_all_waits(types.WaitOutcome.STATE_CHANGED)
         self._seen_state = seen
         self._x.state_since = now
         members = get_healthy(state).bit_count() if is_in_epoch(state) else 0
         self._x.log(
-            kinds.StateChanged(
+            types.StateChanged(
                 epoch=seen[1], height=seen[2], run_state=state.run_state, step=state.progress.step, members=members
             )
         )
@@ -266,11 +266,11 @@ class RoundEngine:
             return
         lost = before.progress.step - state.progress.step
         if lost > 0:
-            self._x.log(kinds.Rollback(step=state.progress.step, data_index=state.progress.epoch_start_data_index))
+            self._x.log(types.Rollback(step=state.progress.step, data_index=state.progress.epoch_start_data_index))
         failed = before.run_state is RunState.WARMUP and state.run_state is RunState.WAITING_FOR_MEMBERS
         if lost > 0 or failed:
             reason = "Warmup abandoned" if failed else before.epoch.stop_reason.name.lower()
-            self._x.log(kinds.EpochFailed(epoch=before.progress.epoch, reason=reason, steps_lost=max(0, lost)))
+            self._x.log(types.EpochFailed(epoch=before.progress.epoch, reason=reason, steps_lost=max(0, lost)))
 
     def _is_new_epoch(self, state: Coordinator) -> bool:
         """Whether this epoch, or this attempt to form it, is seen for the first time.
@@ -308,18 +308,18 @@ class RoundEngine:
         self.membership.find_member()
         if new:
             step = x.state.current.step
-            x.log(kinds.RoundStarted(epoch=x.epoch, height=x.height, step=step, drain=new[-1].drain))
+            x.log(types.RoundStarted(epoch=x.epoch, height=x.height, step=step, drain=new[-1].drain))
         too_long = self.chain.count_behind()
         if self.chain.behind_rounds:
-            x.log(kinds.Behind(rounds=self.chain.behind_rounds, next_height=self.weights.next_height))
+            x.log(types.Behind(rounds=self.chain.behind_rounds, next_height=self.weights.next_height))
         gap = self.chain.find_gap() if x.member is not None else ""
         if gap:
             why = f"this client can no longer learn the sets of this epoch: {gap}"
-            self.healing.give_up(kinds.LeaveCause.UNSEEN, why)
+            self.healing.give_up(types.LeaveCause.UNSEEN, why)
         elif too_long:
             is_loaded = self.weights.is_loaded
             what = "decided payloads could not be fetched" if is_loaded else "the weights did not arrive in time"
-            self.healing.give_up(kinds.LeaveCause.BEHIND, what)
+            self.healing.give_up(types.LeaveCause.BEHIND, what)
         self.duty.enter_round()
         self.announcements.retry_soon(now)
         self.announcements.replay_early(now)
@@ -361,7 +361,7 @@ class RoundEngine:
             return
         members, digest = tuple(m for m, _ in entry.applied), self.weights.digests[entry.height]
         self._x.log(
-            kinds.Applied(
+            types.Applied(
                 epoch=entry.epoch, height=entry.height, step=entry.step, members=members, count=len(members),
                 update=entry.run_update, digest=digest,
             )

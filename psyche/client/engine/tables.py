@@ -16,7 +16,7 @@ from psyche.core.state.limits import MAX_CLIENTS
 from psyche.core.state.state import Round, RoundFlag, WitnessRecord
 from psyche.core.state.timeline import get_attested_height, get_round
 from psyche.errors import WireError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.gossip import decode_gossip, is_signed_by
 
 ASK_AGAIN_S: Final = 2.0
@@ -141,7 +141,7 @@ class Tables:
         table = self._read(record, claimed, event)
         if table is None:
             why = "the list does not give its root"
-            x.log(kinds.Refused(what=kinds.Refusable.TABLE, reason=why, member=event.member))
+            x.log(types.Refused(what=types.Refusable.TABLE, reason=why, member=event.member))
             return
         record.tables[event.root] = table
         for raw in table.items:

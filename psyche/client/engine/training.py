@@ -12,7 +12,7 @@ from psyche.core.committee.schedule import get_lr_bits
 from psyche.core.encoding.header import NumericClass, ResultHeader, encode_header
 from psyche.core.state.gossip import Result
 from psyche.core.state.state import ZERO32
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.crypto import blob_id_of, compute_commitment
 from psyche.wire.gossip import encode_gossip, sign_gossip
 from psyche.wire.trainer import SentResult
@@ -116,15 +116,15 @@ class Training:
         timely = event.epoch == x.epoch and event.height == self.work.height and x.state.in_round
         if reply.cancelled or reply.refused or not reply.payload:
             cut = "cancelled" if timely else "its round ended before this client had trained its samples"
-            x.log(kinds.NotSent(height=event.height, reason=reply.refused or cut))
+            x.log(types.NotSent(height=event.height, reason=reply.refused or cut))
         elif not timely:
             # trained to the end, but its round is over: it counts as not applied
             self.chain.own.note_unsent(event.height)
-            x.log(kinds.NotSent(height=event.height, reason="trained too late: the round was over"))
+            x.log(types.NotSent(height=event.height, reason="trained too late: the round was over"))
         elif self.weights.is_diverged:
             self.chain.own.note_unsent(event.height)
             reason = "this client's digest is not the agreed one"  # S4
-            x.log(kinds.NotSent(height=event.height, reason=reason))
+            x.log(types.NotSent(height=event.height, reason=reason))
         else:
             self._announce(event, now)
         if timely:
@@ -152,7 +152,7 @@ class Training:
         self.chain.own.note_sent(record.height, body.commitment)
         self.prev_commitment = body.commitment
         x.log(
-            kinds.ResultSent(
+            types.ResultSent(
                 epoch=record.epoch, height=record.height, step=record.step, bytes=len(event.reply.payload),
                 loss=event.reply.loss, commitment=body.commitment,
             )
@@ -199,4 +199,4 @@ class Training:
         if event.epoch == self.context.epoch and event.height == self.work.height:
             self.work.is_running = False
             self.work.is_done = True
-        self.context.log(kinds.NotSent(height=event.height, reason=event.reason, failed=True))
+        self.context.log(types.NotSent(height=event.height, reason=event.reason, failed=True))

@@ -24,7 +24,7 @@ from typing import Final
 from psyche.client.engine.actions import AppliedSet, Healed
 from psyche.client.engine.context import EngineContext
 from psyche.core.state.state import ZERO32, Round, RoundFlag
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.crypto import compute_chain_digest, compute_state_digest
 from psyche.wire.trainer import ApplyReply
 
@@ -191,7 +191,7 @@ class Weights:
                 continue
             self._checked.add(round_.height)
             agrees = own == round_.agreed_digest
-            self.context.log(kinds.Digest(height=round_.height, digest=own, agreed=agrees))
+            self.context.log(types.Digest(height=round_.height, digest=own, agreed=agrees))
             self._note_compared(round_, own, agrees=agrees)
         if isinstance(self._state, Diverged) and self._state.doubt.agreeing >= AGREEING_TO_HEAL:
             self._settle()
@@ -212,12 +212,12 @@ class Weights:
                 pass
 
     def _log_diverged(self, round_: Round, own: bytes) -> None:
-        self.context.log(kinds.Diverged(height=round_.height, digest=own, agreed=round_.agreed_digest))
+        self.context.log(types.Diverged(height=round_.height, digest=own, agreed=round_.agreed_digest))
 
     def _settle(self) -> None:
         """The weights were confirmed by agreed digests: follow the record again."""
         self._state = Following()
-        self.context.log(kinds.Healed(height=self.next_height - 1))
+        self.context.log(types.Healed(height=self.next_height - 1))
 
     # --- healing (S7) ------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class Weights:
         """The agreed weights are loaded and checked against the agreed digest: follow the record again."""
         assert self.is_fetching, "the agreed weights were asked for"
         self._replace_digests(event)
-        self.context.end_wait("compare", kinds.WaitOutcome.AGREED_LOADED)
+        self.context.end_wait("compare", types.WaitOutcome.AGREED_LOADED)
         self._settle()
 
     def _replace_digests(self, event: Healed) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import trio
 
+from psyche.backends.port import Backend
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.preflight import check_participation
@@ -30,13 +31,13 @@ from psyche.modeling.device_name import check_device_name
 from psyche.modeling.snapshot import clean_leftovers
 from psyche.modeling.trainer.process import TrainerProcess
 from psyche.network.node import open_node
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.loading import EXIT_INTERRUPTED
 from psyche.telemetry.sink import EventSink
 from psyche.wire.crypto import Identity
 from psyche.wire.key_file import make_identity, read_key_file, write_key_file
 from psyche.wire.nursery import open_plain_nursery
-from psyche.wire.ports import Backend, Network
+from psyche.wire.ports import Network
 from psyche.wire.trainer import CheckReply, CheckRequest
 
 LOCK_NAME = "client.lock"
@@ -211,7 +212,7 @@ async def _run(settings: ClientSettings, log: EventSink, open_backend: OpenBacke
     threads = settings.threads or os.cpu_count() or 1
     trainer = TrainerProcess(threads=threads, log_path=settings.data_dir / "trainer.log")
     reporter = log = Reporter(log, settings.node_name)
-    log.emit(kinds.ClientStarted(identity=identity.public, run_id=settings.run_id, pid=os.getpid()))
+    log.emit(types.ClientStarted(identity=identity.public, run_id=settings.run_id, pid=os.getpid()))
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(open_backend(settings, identity))  # found before torch is loaded
         network = await stack.enter_async_context(
@@ -219,7 +220,7 @@ async def _run(settings: ClientSettings, log: EventSink, open_backend: OpenBacke
         )
         stack.push_async_callback(_stop_trainer, trainer)
         await trainer.start()  # M2: join only once the trainer is up
-        log.emit(kinds.TrainerStarted(pid=trainer.pid))
+        log.emit(types.TrainerStarted(pid=trainer.pid))
         await check_before_join(settings, backend, trainer, reporter)
         await _participate(settings, identity, reporter, backend, network, trainer, orders)
 
@@ -238,7 +239,7 @@ async def check_before_join(
             state = await anext(states)
         await trio.to_thread.run_sync(check_participation, state, settings)
     except (ConfigError, TrainerError) as error:
-        reporter.emit(kinds.CannotTakePart(reason=str(error)))
+        reporter.emit(types.CannotTakePart(reason=str(error)))
         await reporter.say_last(backend)
         raise
 

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from psyche.client.runtime.weights.loading import Log
 from psyche.errors import WireError
-from psyche.telemetry import kinds
-from psyche.telemetry.kinds import Wait, WaitOutcome, WaitStarted
+from psyche.telemetry import types
+from psyche.telemetry.types import Wait, WaitOutcome, WaitStarted
 from psyche.wire.peer_address import PeerAddress, parse_peer_address
 from psyche.wire.ports import BootstrapPeer, Network
 
@@ -49,7 +49,7 @@ class Bootstrapping:
             try:
                 peer = parse_peer_address(text)
             except WireError as error:
-                self._log(kinds.Error(message=f"the record's bootstrap address {text!r} is not dialed: {error}"))
+                self._log(types.Error(message=f"the record's bootstrap address {text!r} is not dialed: {error}"))
                 continue
             if peer.key not in {given.key for given in self._given}:
                 found.append(peer)
@@ -72,13 +72,13 @@ class Bootstrapping:
                 self._waits[place] = wait
                 self._log(replace(wait, until=self._get_unix(wait.until)))
         if peer.is_connected and place not in self._connected:
-            self._log(kinds.BootstrapConnected(peer=peer.key, address=peer.address))
+            self._log(types.BootstrapConnected(peer=peer.key, address=peer.address))
         (self._connected.add if peer.is_connected else self._connected.discard)(place)
 
     def _end_wait(self, place: Place, outcome: WaitOutcome) -> None:
         wait = self._waits.pop(place)
         until = self._get_unix(wait.until)
-        self._log(kinds.WaitEnded(what=wait.what, until=until, outcome=outcome, wait=wait.wait))
+        self._log(types.WaitEnded(what=wait.what, until=until, outcome=outcome, wait=wait.wait))
 
     def _get_unix(self, until: float | None) -> float | None:
         return None if until is None else self._unix_now() + until - trio.current_time()

@@ -7,7 +7,7 @@ import trio
 
 from psyche.client.engine.actions import Exit
 from psyche.client.runtime.weights.loading import Log
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 LAST_WRITES_S: Final = 600.0  # for an export that still runs when the client has finished serving
 FAREWELL_S: Final = 0.2
@@ -40,7 +40,7 @@ class Departure:
 
     @property
     def is_stopped(self) -> bool:
-        return self._exit is not None and self._exit.cause is kinds.LeaveCause.STOPPED
+        return self._exit is not None and self._exit.cause is types.LeaveCause.STOPPED
 
     async def leave(self, action: Exit) -> None:
         """Let the last messages go out, or serve the final weights; then `wait` returns."""
@@ -54,12 +54,12 @@ class Departure:
             await trio.sleep(min(FAREWELL_S, self._grace_s))  # time for Leave to be sent
             with trio.move_on_after(min(WITHDRAW_S, self._grace_s)):
                 await self._withdrawn.wait()
-        self._log(kinds.ClientEnded(reason=action.reason, code=action.code, cause=action.cause))
+        self._log(types.ClientEnded(reason=action.reason, code=action.code, cause=action.cause))
         self._ended.set()
 
     async def _serve(self, seconds: float) -> None:
         """P8: serve the final weights for a while, then wait for pending writes; a second Exit ends both at once."""
-        self._log(kinds.Serving(seconds=seconds))
+        self._log(types.Serving(seconds=seconds))
         with trio.move_on_after(seconds):
             await self._hurry.wait()
         async with trio.open_nursery() as nursery:

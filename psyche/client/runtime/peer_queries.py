@@ -14,7 +14,7 @@ from psyche.client.engine.actions import (
     WeightsPromised,
 )
 from psyche.errors import NetworkError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.ports import Network, SyncRequest
 
 SYNC_PEERS: Final = 4  # peers asked for announcements at a time
@@ -26,7 +26,7 @@ class QueryContext(Protocol):
 
     def take_answer(self, items: tuple[bytes, ...]) -> None: ...
 
-    def log(self, event: kinds.Event) -> None: ...
+    def log(self, event: types.Event) -> None: ...
 
 
 class PeerQueries:
@@ -66,7 +66,7 @@ class PeerQueries:
             reply = await self._network.ask(action.key, request, timeout_s=SYNC_TIMEOUT_S)
             items = reply.items if reply.found else None
         except NetworkError as error:
-            self._x.log(kinds.Error(message=str(error)))
+            self._x.log(types.Error(message=str(error)))
         self._x.feed(TableArrived(action.epoch, action.height, action.member, action.root, items))
 
     async def ask_weights(self, action: AskWeights) -> None:

@@ -1,4 +1,4 @@
-"""Tells the run's home what this client does, for the owner to see (K8): folded from the client's own events."""
+"""Tells the run's backend what this client does, for the owner to see (K8): folded from the client's own events."""
 
 import time
 from collections.abc import Callable
@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import trio
 
-from psyche.telemetry import kinds
+from psyche.backends.port import Backend
+from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
 from psyche.telemetry.status import NodeView, format_drop
-from psyche.wire.ports import Backend
 from psyche.wire.report import SelfReport, clean_report
 
 LOOK_S: Final = 0.25
@@ -17,9 +17,9 @@ REPORT_EVERY_S: Final = 5.0  # while something changes
 ERROR_AFTER_S: Final = 1.0  # a new error is not held back longer
 REPEAT_S: Final = 30.0  # while nothing changes
 FAREWELL_S: Final = 0.2  # for the last report to be sent
-_OWN_WILL: Final = frozenset({kinds.LeaveCause.STOPPED, kinds.LeaveCause.FINISHED, kinds.LeaveCause.HOME})
-_DIALS: Final = frozenset({kinds.Wait.BOOTSTRAP_PLACE, kinds.Wait.BOOTSTRAP_DIAL})  # besides all else that it does
-_CURES: Final = frozenset({kinds.ModelLoaded, kinds.Applied, kinds.Healed})
+_OWN_WILL: Final = frozenset({types.LeaveCause.STOPPED, types.LeaveCause.FINISHED, types.LeaveCause.BACKEND})
+_DIALS: Final = frozenset({types.Wait.BOOTSTRAP_PLACE, types.Wait.BOOTSTRAP_DIAL})  # besides all else that it does
+_CURES: Final = frozenset({types.ModelLoaded, types.Applied, types.Healed})
 
 
 class Reporter:
@@ -33,7 +33,7 @@ class Reporter:
         self._sent: SelfReport | None = None
         self._sent_at = 0.0
 
-    def emit(self, event: kinds.Event) -> None:
+    def emit(self, event: types.Event) -> None:
         self._log.emit(event)
         self._view.update(self._unix_now(), event)
         kind = type(event)
@@ -48,7 +48,7 @@ class Reporter:
         first = min(waits, key=lambda wait: float("inf") if wait.until is None else wait.until, default=None)
         return clean_report(
             SelfReport(
-                name=view.node, phase=view.phase, wait="" if first is None else kinds.describe_wait(first),
+                name=view.node, phase=view.phase, wait="" if first is None else types.describe_wait(first),
                 epoch=view.epoch, height=view.height, step=view.step, loss=view.loss, tokens_per_s=view.tokens_per_s,
                 error=self._error,
             )
@@ -79,16 +79,16 @@ class Reporter:
         backend.report(report)
 
 
-def _describe_left(event: kinds.LeftEpoch | kinds.ClientEnded) -> str:
+def _describe_left(event: types.LeftEpoch | types.ClientEnded) -> str:
     return "" if event.cause in _OWN_WILL else event.reason
 
 
-_FAILURES: Final[dict[type[kinds.Event], Callable[[Any], str]]] = {
-    kinds.LoadFailed: lambda event: f"cannot load the weights: {event.reason}",
-    kinds.TrainerLost: lambda event: f"the trainer was lost: {event.reason}",
-    kinds.Error: lambda event: event.message,
-    kinds.LeftEpoch: _describe_left,
-    kinds.Dropped: format_drop,
-    kinds.ClientEnded: _describe_left,
-    kinds.CannotTakePart: lambda event: f"cannot take part: {event.reason}",
+_FAILURES: Final[dict[type[types.Event], Callable[[Any], str]]] = {
+    types.LoadFailed: lambda event: f"cannot load the weights: {event.reason}",
+    types.TrainerLost: lambda event: f"the trainer was lost: {event.reason}",
+    types.Error: lambda event: event.message,
+    types.LeftEpoch: _describe_left,
+    types.Dropped: format_drop,
+    types.ClientEnded: _describe_left,
+    types.CannotTakePart: lambda event: f"cannot take part: {event.reason}",
 }

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 import trio
 from msgspec.structs import replace
 
+from psyche.backends.port import Backend
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.bootstrapping import Bootstrapping
@@ -33,13 +34,13 @@ from psyche.core.state.messages import Join, NameCheckpoint, Withdraw
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, NetworkError, PsycheError, VersionMismatch, WireError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.backend import NotAllowed
 from psyche.wire.line.turns import AtOnce
 from psyche.wire.messages import get_kind
-from psyche.wire.ports import Backend, Network, Proof, SyncReply, SyncRequest
+from psyche.wire.ports import Network, Proof, SyncReply, SyncRequest
 
 T = TypeVar("T")
 FETCHES: Final = 1_024  # payload fetches at once: 256 members, four rounds; the node limits the transfers itself
@@ -115,7 +116,7 @@ class Shell:
     def statistics(self) -> ShellStatistics:
         return ShellStatistics(len(self._payloads), int(self._fetches.borrowed_tokens), self._tasks.open_requests)
 
-    def log(self, event: kinds.Event) -> None:
+    def log(self, event: types.Event) -> None:
         self._parts.log.emit(event)
 
     def feed(self, event: act.EngineEvent) -> None:
@@ -218,19 +219,19 @@ class Shell:
         try:
             await function(*args)
         except (PsycheError, OSError) as error:  # F16: not even a full disk ends the client
-            self.log(kinds.Error(message=str(error), action=getattr(function, "__name__", "task")))
+            self.log(types.Error(message=str(error), action=getattr(function, "__name__", "task")))
 
     def _write_log(self, action: act.Log) -> None:
         event = action.event
-        if isinstance(event, kinds.WaitStarted | kinds.WaitEnded) and event.until is not None:
+        if isinstance(event, types.WaitStarted | types.WaitEnded) and event.until is not None:
             # the engine's deadlines are monotonic; the log needs unix time
             event = replace(event, until=self._parts.unix_now() + event.until - trio.current_time())
         self.log(event)
-        if isinstance(event, kinds.Evidence):
+        if isinstance(event, types.Evidence):
             self._start(self._write_evidence, event)
 
-    async def _write_evidence(self, event: kinds.Evidence) -> None:
-        text = json.dumps(kinds.get_plain_fields(event), indent=1) + "\n"
+    async def _write_evidence(self, event: types.Evidence) -> None:
+        text = json.dumps(types.get_plain_fields(event), indent=1) + "\n"
         path = self._settings.data_dir / f"evidence-epoch-{self.state.progress.epoch:05d}.json"
         await trio.to_thread.run_sync(_write_file, path, text.encode())
 
@@ -241,11 +242,11 @@ class Shell:
             async for state in self._parts.backend.states():
                 self._execute(self._engine.on_state(state, trio.current_time()))
         except VersionMismatch as error:
-            self.log(kinds.Error(message=str(error)))
-            self._do(act.Exit(error.exit_code, str(error), kinds.LeaveCause.WRONG_VERSION))
+            self.log(types.Error(message=str(error)))
+            self._do(act.Exit(error.exit_code, str(error), types.LeaveCause.WRONG_VERSION))
         except BackendError as error:
-            self.log(kinds.Error(message=str(error)))
-            self._do(act.Exit(error.exit_code, str(error), kinds.LeaveCause.HOME))
+            self.log(types.Error(message=str(error)))
+            self._do(act.Exit(error.exit_code, str(error), types.LeaveCause.BACKEND))
 
     async def _follow_gossip(self) -> None:
         """Pass on all waiting messages together: an engine step gets more expensive with the number of members."""
@@ -313,11 +314,11 @@ class Shell:
         try:
             await (self._submit(action) if isinstance(action, act.Submit) else self._share_checkpoint(action))
         except (WrongRound, InvalidRunState, Halted) as error:
-            self.log(kinds.TooLate(action=name, reason=str(error)))  # T7: the state has moved on
+            self.log(types.TooLate(action=name, reason=str(error)))  # T7: the state has moved on
         except CoordinatorError as error:
-            self.log(kinds.RefusedByCoordinator(action=name, code=error.code, reason=str(error)))
+            self.log(types.RefusedByCoordinator(action=name, code=error.code, reason=str(error)))
         except NotAllowed as error:  # M12: the backend waits until the owner lets this key in
-            self.log(kinds.RefusedByCoordinator(action=name, code="NotAllowed", reason=str(error)))
+            self.log(types.RefusedByCoordinator(action=name, code="NotAllowed", reason=str(error)))
 
     async def _share_checkpoint(self, action: act.ShareCheckpoint) -> None:
         settings, state = self._settings, self.state
@@ -327,7 +328,7 @@ class Shell:
         path = settings.checkpoint_dir / get_shared_name(state.run_id, action.epoch, action.step)
         place = await trio.to_thread.run_sync(share_snapshot, own.path, path, settings.local_root)
         await self._parts.backend.submit(NameCheckpoint(action.epoch, action.digest, place))
-        shared = kinds.CheckpointShared(epoch=action.epoch, step=action.step, digest=action.digest, path=place.name)
+        shared = types.CheckpointShared(epoch=action.epoch, step=action.step, digest=action.digest, path=place.name)
         self.log(shared)
         kept = get_names_on_record(self.state)
         await trio.to_thread.run_sync(
@@ -362,7 +363,7 @@ class Shell:
             self._feed_soon(act.PayloadFailed(action.commitment, str(error), refused=True))
         else:
             self._payloads.keep(action.blob_id, action.epoch, action.height, body)
-            self.log(kinds.PayloadReceived(from_member=action.member, height=action.height, bytes=len(body)))
+            self.log(types.PayloadReceived(from_member=action.member, height=action.height, bytes=len(body)))
             self._feed_soon(act.PayloadArrived(action.commitment))
 
     async def _store_replay(self, entry: act.AppliedSet, bodies: tuple[bytes, ...] | None) -> None:
@@ -409,7 +410,7 @@ class Shell:
     def _log_statistics(self) -> None:
         s = self._parts.network.statistics()
         self.log(
-            kinds.Network(
+            types.Network(
                 bytes_sent=s.bytes_sent, bytes_received=s.bytes_received, peers=s.peers,
                 gossip_sent=s.gossip_sent, gossip_received=s.gossip_received, gossip_refused=s.gossip_refused,
             )

@@ -41,14 +41,17 @@ from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import DataError, NetworkError, PsycheError, TrainerError, UnusableDataError, UnusableModelError
 from psyche.modeling.trainer.failure import TrainerFailure
-from psyche.telemetry import kinds
-from psyche.telemetry.kinds import WeightSource
+from psyche.telemetry import types
+from psyche.telemetry.types import WeightSource
 from psyche.wire.crypto import compute_data_hash, compute_state_digest
 from psyche.wire.ports import Trainer
 from psyche.wire.trainer import ApplyRequest, LoadReply, LoadRequest, SnapshotRequest, TrainReply, TrainRequest
 
 QUEUE: Final = 64  # the engine has at most a handful of requests out
-CHECKED_SOURCES: Final = (kinds.WeightSource.OWN_SNAPSHOT, kinds.WeightSource.PEERS)  # known by the digest on record
+CHECKED_SOURCES: Final = (
+    types.WeightSource.OWN_SNAPSHOT,
+    types.WeightSource.PEERS,
+)  # known by the digest on record
 TrainerAction = Load | Train | Apply | Heal | Compare | WriteSnapshot | Export | FetchSnapshot | FetchAhead
 _Queued = tuple[TrainerAction, tuple[bytes, ...] | None]  # with the bodies to apply
 
@@ -67,7 +70,7 @@ class TrainerContext(Protocol):
 
     def feed(self, event: EngineEvent) -> None: ...
 
-    def log(self, event: kinds.Event) -> None: ...
+    def log(self, event: types.Event) -> None: ...
 
     async def wait_for_replay(self) -> None: ...
 
@@ -138,14 +141,14 @@ class TrainerTasks:
             try:
                 await self._do(action, bodies)
             except TrainerFailure as error:
-                self._x.log(kinds.Error(message=str(error), trainer=str(error.kind)))
+                self._x.log(types.Error(message=str(error), trainer=str(error.kind)))
                 stale = self._take_stale()
                 self._report_lost(action, str(error))  # before the restart, which takes seconds
                 for other in stale:
                     self._report_failed(other, "the trainer was lost before its turn came")
                 await self._restart()
             except (PsycheError, OSError) as error:
-                self._x.log(kinds.Error(message=str(error)))
+                self._x.log(types.Error(message=str(error)))
                 self._report_failed(action, str(error))
             finally:
                 self._close(1)
@@ -192,7 +195,7 @@ class TrainerTasks:
         try:
             await self._trainer.restart()
         except TrainerError as error:
-            self._x.log(kinds.Error(message=f"the trainer cannot be started again: {error}"))
+            self._x.log(types.Error(message=f"the trainer cannot be started again: {error}"))
 
     def _report_lost(self, action: TrainerAction, reason: str) -> None:
         match action:
@@ -284,7 +287,7 @@ class TrainerTasks:
         return await self._loader.fetch(state, certified, deadline, self._log_progress)
 
     def _log_progress(self, done: int, total: int) -> None:
-        self._x.log(kinds.ModelFetch(bytes=done, total=total))
+        self._x.log(types.ModelFetch(bytes=done, total=total))
 
     async def _try_source(self, source: Source, action: Load, reasons: Reasons) -> tuple[bytes, LoadReply | None]:
         try:
@@ -383,7 +386,7 @@ class TrainerTasks:
         data_hash = compute_data_hash(tokens)
         if not reply.cancelled:
             self._x.log(
-                kinds.Trained(
+                types.Trained(
                     epoch=action.epoch, height=action.height, step=action.step, loss=reply.loss, tokens=reply.tokens,
                     seconds=reply.seconds, compute_seconds=reply.compute_seconds,
                     micro_batch_size=reply.micro_batch_size, grad_norm=reply.grad_norm, data_hash=data_hash,
@@ -440,7 +443,7 @@ class TrainerTasks:
         if compute_state_digest(action.chain, reply.weight_root) != action.digest:
             await trio.to_thread.run_sync(shutil.rmtree, path)
             raise TrainerError(f"snapshot {path}: the weights in the trainer have changed since their digest was taken")
-        self._x.log(kinds.SnapshotWritten(path=str(path), bytes=reply.size_bytes, digest=action.digest))
+        self._x.log(types.SnapshotWritten(path=str(path), bytes=reply.size_bytes, digest=action.digest))
         self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, path, reply))
 
     async def _write_export(self, action: Export) -> None:
@@ -451,7 +454,7 @@ class TrainerTasks:
         settings, state = self._settings, self._x.state
         path = get_export_path(settings, action.step)
         if size := await trio.to_thread.run_sync(measure_export, path, action.digest, settings.export_dtype):
-            self._x.log(kinds.Exported(path=str(path), bytes=size, step=action.step))
+            self._x.log(types.Exported(path=str(path), bytes=size, step=action.step))
             return
         reply = await self._trainer.snapshot(
             SnapshotRequest(
@@ -466,7 +469,7 @@ class TrainerTasks:
                 card=build_run_card(state, action, settings.export_dtype),
             )
         )
-        self._x.log(kinds.Exported(path=str(path), bytes=reply.size_bytes, step=action.step))
+        self._x.log(types.Exported(path=str(path), bytes=reply.size_bytes, step=action.step))
         await trio.to_thread.run_sync(remove_old_exports, path.parent, state.run_id, settings.keep_steps)
 
 

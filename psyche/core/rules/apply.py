@@ -81,12 +81,12 @@ def process_tick(state: Coordinator, context: Context, message: msg.Tick) -> boo
 
 
 class Sender(Enum):
-    """Who may send a message. The coordinator's home (a TCP server or a chain) checks it: only it knows the owner."""
+    """Who may send a message. The backend (a TCP server or a chain) checks it: only it knows the owner."""
 
     ANYBODY = "any key that the message's rule accepts"
-    ANYBODY_WITH_EVIDENCE = "any key, with evidence that the home has checked"
+    ANYBODY_WITH_EVIDENCE = "any key, with evidence that the backend has checked"
     OWNER = "the owner of the run"
-    HOME = "the coordinator's home itself"
+    BACKEND = "the coordinator's backend itself"
 
 
 class Kind(NamedTuple):
@@ -101,7 +101,7 @@ class Kind(NamedTuple):
 
 
 KINDS: Final = (
-    Kind(1, "tick", msg.Tick, process_tick, Sender.HOME),
+    Kind(1, "tick", msg.Tick, process_tick, Sender.BACKEND),
     Kind(2, "join", msg.Join, process_join, Sender.ANYBODY, is_joined),
     Kind(3, "leave", msg.LeaveRun, process_leave, Sender.ANYBODY),
     Kind(4, "withdraw", msg.Withdraw, process_withdrawal, Sender.ANYBODY, is_withdrawn),
@@ -112,8 +112,8 @@ KINDS: Final = (
     Kind(9, "report_equivocation", msg.ReportEquivocation, process_ejection, Sender.ANYBODY_WITH_EVIDENCE, is_ejected),
     Kind(10, "pause", msg.Pause, process_pause, Sender.OWNER),
     Kind(11, "resume", msg.Resume, process_resume, Sender.OWNER),
-    Kind(12, "recover", msg.Recover, process_recovery, Sender.HOME),
-    Kind(13, "reclaim_slot", msg.ReclaimSlot, process_reclaim, Sender.HOME),
+    Kind(12, "recover", msg.Recover, process_recovery, Sender.BACKEND),
+    Kind(13, "reclaim_slot", msg.ReclaimSlot, process_reclaim, Sender.BACKEND),
     Kind(14, "set_rates", msg.SetRates, process_rates, Sender.OWNER),
     Kind(15, "collect", msg.Collect, process_collection, Sender.OWNER),
     Kind(16, "update", msg.Update, process_update, Sender.OWNER),

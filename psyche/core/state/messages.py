@@ -135,7 +135,7 @@ class NameCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ReportEquivocation:
-    """Eject a member that signed two results for one round; the home has checked both signatures (R7)."""
+    """Eject a member that signed two results for one round; the backend has checked both signatures (R7)."""
 
     epoch: Epoch
     height: Height

@@ -1,4 +1,4 @@
-"""Address exchange: a node whose home does not know the peers' addresses asks its connected peers for them."""
+"""Address exchange: a node whose backend does not know the peers' addresses asks its connected peers for them."""
 
 import logging
 import random

@@ -14,7 +14,7 @@ from psyche.server.connections.connection import Connection
 from psyche.server.connections.push import StateVersion, make_push
 from psyche.server.connections.replies import Answer
 from psyche.server.handler import CoordinatorHandler
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
@@ -135,7 +135,7 @@ class Hub:
         if key is not None and self._subscribed.get(key) is connection:
             del self._subscribed[key]
             self._handler.disconnected(key, self._clock.now())
-            self._sink.emit(kinds.ClientDisconnected(key=key, reason=connection.reason or "server stops"))
+            self._sink.emit(types.ClientDisconnected(key=key, reason=connection.reason or "server stops"))
 
     async def _talk(self, connection: Connection) -> None:
         async with trio.open_nursery() as nursery:
@@ -152,10 +152,10 @@ class Hub:
             connection.reason = connection.reason or str(error)
         except (WireError, BackendError) as error:  # malformed, oversized, slow, a stranger
             connection.reason = connection.reason or str(error)
-            self._sink.emit(kinds.ConnectionClosed(connection=connection.name, reason=connection.reason))
+            self._sink.emit(types.ConnectionClosed(connection=connection.name, reason=connection.reason))
         except Exception as error:  # noqa: BLE001  # a bug must not end the others
             connection.reason = connection.reason or f"internal error: {error!r}"
-            self._sink.emit(kinds.ServerDefect(connection=connection.name, error=traceback.format_exc()))
+            self._sink.emit(types.ServerDefect(connection=connection.name, error=traceback.format_exc()))
         connection.scope.cancel()
 
     async def _receive_all(self, connection: Connection, greeted: trio.Event) -> None:
@@ -175,7 +175,7 @@ class Hub:
                 connection.admit()
                 self._handle(connection, key, request)
             except wire.Overloaded as error:
-                self._sink.emit(kinds.ConnectionClosed(connection=connection.name, reason=str(error)))
+                self._sink.emit(types.ConnectionClosed(connection=connection.name, reason=str(error)))
                 connection.end(error)
         await trio.sleep_forever()  # the sender task says goodbye and ends this one
 
@@ -209,7 +209,7 @@ class Hub:
         if former is not connection:
             self._subscribed[key] = connection
             self._handler.connected(key)
-            self._sink.emit(kinds.ClientConnected(key=key))
+            self._sink.emit(types.ClientConnected(key=key))
             if former is not None:
                 former.reason = "replaced by a newer connection with the same key"
                 former.end(wire.Replaced("a newer connection with the same key has taken this one's place"))

@@ -64,7 +64,7 @@ def find_departure(state: Coordinator, number: int) -> tuple[int, int] | None:
 
 
 def can_be_given_up(state: Coordinator, number: int) -> bool:
-    """Whether the home may free the slot of an absent key now (H6)."""
+    """Whether the backend may free the slot of an absent key now (H6)."""
     return _is_worth_nothing(state.registry.slots[number]) and find_member(state, number) is None
 
 

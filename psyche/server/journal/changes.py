@@ -22,9 +22,9 @@ from psyche.wire.msgpack import UNREADABLE
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A message that changed the run or the home's allow list (M12).
+    """A message that changed the run or the backend's allow list (M12).
 
-    `sender` is the signer's key, or zeros if the home acts by itself; `op_id` identifies an owner's command across
+    `sender` is the signer's key, or zeros if the backend acts by itself; `op_id` identifies an owner's command across
     resends (K3) and is empty for other messages.
     """
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from psyche.backends.port import Backend
 from psyche.backends.tcp.backend import TcpBackend
 from psyche.backends.tcp.dial import ask, dial
 from psyche.client.runtime.weights.serving import read_offer
@@ -31,7 +32,7 @@ from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity, blob_id_of, compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
 from psyche.wire.line.handshake import HandshakeError
-from psyche.wire.ports import Backend, Network, SyncReply, SyncRequest
+from psyche.wire.ports import Network, SyncReply, SyncRequest
 
 FORGE_S: Final = 1.0
 STRANGE_COUNT: Final = 79  # a `train_count` that no trainer has reached

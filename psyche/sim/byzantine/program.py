@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 
 import trio
 
+from psyche.backends.port import Backend
 from psyche.client.engine.records import RoundRecord
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import WitnessMessage
@@ -17,7 +18,7 @@ from psyche.sim.trainer import PayloadCodec
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity
 from psyche.wire.line.tls import TlsConnection
-from psyche.wire.ports import Backend, Network, SyncReply, SyncRequest
+from psyche.wire.ports import Network, SyncReply, SyncRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class Participant(Protocol):
         ...
 
     async def connect(self, host: str, port: int) -> TlsConnection:
-        """A connection to the home, made by hand."""
+        """A connection to the backend, made by hand."""
         ...
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 import trio
 
+from psyche.backends.port import Backend
 from psyche.client.engine.witness_report import build_witness, compute_report
 from psyche.core.committee.bloom import BLOOM_BYTES
 from psyche.core.encoding.gossip import RESULT_TAG
@@ -26,7 +27,7 @@ from psyche.sim.byzantine.forgery import STRANGE_COUNT, Forge, Impersonate, Othe
 from psyche.sim.byzantine.program import ByzantineMember, ByzantineProgram, Participant
 from psyche.wire.crypto import blake3_hash, blob_id_of
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
-from psyche.wire.ports import Backend, Network, Proof, SyncHandler, SyncReply, SyncRequest
+from psyche.wire.ports import Network, Proof, SyncHandler, SyncReply, SyncRequest
 
 
 def _derive(what: str, message: WitnessMessage) -> bytes:

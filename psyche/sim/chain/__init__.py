@@ -1,4 +1,4 @@
-"""A chain in simulated time: the second home of a simulated run.
+"""A chain in simulated time: the second backend of a simulated run.
 
 `blocks` is the ledger, which applies the state machine itself and needs no virtual machine. `endpoints` are what a
 client sees of it, each with its own delay and faults. Belongs here: how a chain and its endpoints behave. Does not:

@@ -15,7 +15,7 @@ from psyche.core.state.state import ZERO32, Coordinator, Round, RoundFlag, Witne
 from psyche.core.state.timeline import get_round
 from psyche.sim.invariants.outcomes import Outcomes
 from psyche.sim.invariants.views import Check, ClientView
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 _NO_DIGEST: Final = WitnessFlag.NO_DIGEST
 _MOST_WITNESSES: Final = 32
@@ -212,13 +212,13 @@ class Agreement:
 
     # --- what honest members log -------------------------------------------------------------------------
 
-    def check_signed(self, host: ClientView, event: kinds.ResultSent) -> None:
+    def check_signed(self, host: ClientView, event: types.ResultSent) -> None:
         """M9: a member signs one result for a round, over all its lives."""
         place = (host.name, event.epoch, event.height)
         known = self._signed.setdefault(place, event.commitment)
         self._check(known == event.commitment, "R7", f"one result of {place}", "a second one was signed")
 
-    def check_decided(self, host: ClientView, event: kinds.Decided) -> None:
+    def check_decided(self, host: ClientView, event: types.Decided) -> None:
         """I4: an honest member decides what the record says."""
         epoch, height = host.get_state().progress.epoch, event.height
         found = frozenset(event.members)
@@ -226,7 +226,7 @@ class Agreement:
         member = self._indexes.get(epoch, {}).get(host.name)
         self._outcomes.note(host, epoch, height, applied=member in found)
 
-    def check_applied(self, host: ClientView, event: kinds.Applied) -> None:
+    def check_applied(self, host: ClientView, event: types.Applied) -> None:
         """I4: an honest member applies the set of the round that is due, and nothing else."""
         place = (event.epoch, event.height - self._lag)
         is_due = place in self._decisions

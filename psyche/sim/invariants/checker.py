@@ -44,7 +44,7 @@ from psyche.sim.invariants.liveness import Liveness
 from psyche.sim.invariants.outcomes import Outcomes
 from psyche.sim.invariants.resource_limits import ResourceLimits
 from psyche.sim.invariants.views import ClientView, WorldView
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 MAX_VIOLATIONS: Final = 8
 
@@ -268,29 +268,29 @@ class Invariants:
 
     # --- what the machines log --------------------------------------------------------------------------
 
-    def check_event(self, node: str, event: kinds.Event) -> None:
+    def check_event(self, node: str, event: types.Event) -> None:
         """Check one event of any machine."""
-        if isinstance(event, kinds.Crashed | kinds.ServerDefect):
+        if isinstance(event, types.Crashed | types.ServerDefect):
             self.fail("no defects", "no process dies of a defect of the program", f"{node}: {event.error}")
         host = self._hosts.get(node)
         if host is None or not host.is_honest:
             return
         match event:
-            case kinds.RoundStarted() | kinds.Equivocation():
+            case types.RoundStarted() | types.Equivocation():
                 self._authenticity.check_gossip(host)
-            case kinds.Applied():
+            case types.Applied():
                 self.agreement.check_applied(host, event)
                 self._check_applied(host, event)
-            case kinds.Decided():
+            case types.Decided():
                 self.agreement.check_decided(host, event)
-            case kinds.ResultSent():
+            case types.ResultSent():
                 self.agreement.check_signed(host, event)
-            case kinds.Dropped():
+            case types.Dropped():
                 self.dropped[node] = self.dropped.get(node, 0) + 1
             case _:
                 pass
 
-    def _check_applied(self, host: ClientView, event: kinds.Applied) -> None:
+    def _check_applied(self, host: ClientView, event: types.Applied) -> None:
         """I1: equal digests after the same round; I2: a process applies each round once, in order."""
         place = (event.epoch, event.height)
         if host.is_corrupt:
@@ -330,7 +330,7 @@ class Invariants:
                 self.fail("R8", "each result's outcome is told once", f"{host.name}: {complaint}")
         self.liveness.check_end()
         self._check_weights()
-        self.world.home.check_end(self.check)
+        self.world.backend.check_end(self.check)
 
     def _check_weights(self) -> None:
         """I1: all honest clients that believe to hold the certified weights hold the same bits."""

@@ -12,7 +12,7 @@ from psyche.core.rules.formation import get_joined
 from psyche.core.state.bits import compute_bits
 from psyche.core.state.state import Coordinator, Round, RoundFlag, RunState
 from psyche.core.state.timeline import get_round
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 ROUND_STATES = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 
@@ -184,18 +184,18 @@ class Ledger:
 
     # --- what machines log -------------------------------------------------------------------------------
 
-    def take_event(self, node: str, event: kinds.Event) -> None:
+    def take_event(self, node: str, event: types.Event) -> None:
         """Take one event of any machine."""
         match event:
-            case kinds.ResultSent():
+            case types.ResultSent():
                 facts = self.rounds.get((event.epoch, event.height))
                 if facts is not None:
                     facts.sent |= self._find_bits(facts.epoch, {node})
-            case kinds.Applied(update=True) if node in self.honest:
+            case types.Applied(update=True) if node in self.honest:
                 facts = self.rounds.get((event.epoch, event.height - self._lag))
                 if facts is not None:
                     facts.applied = compute_bits(event.members)
-            case kinds.Killed() | kinds.Ended():
+            case types.Killed() | types.Ended():
                 self._dead.add(event.who)
             case _:
                 pass

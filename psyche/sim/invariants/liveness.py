@@ -11,7 +11,7 @@ from psyche.core.state.timeline import get_round
 from psyche.sim.faults import BitFlip
 from psyche.sim.invariants.views import Check, ClientView, WorldView
 from psyche.sim.scenarios.scenario import compute_patience_s, compute_transition_s
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 QUIET_S: Final = 60.0  # the after-effects of a fault, such as a trainer that hangs, are over by then
 HEALING_DIGESTS: Final = 3  # one that shows the fault, one during the healing, one that comes late
@@ -34,12 +34,12 @@ class Liveness:
         self._struck: dict[str, int] = {}  # by client: number of trainer faults when its weights were last right
         self._wrong: dict[str, int] = {}  # by client: number of agreed digests in a row that its weights contradict
 
-    def take_event(self, node: str, event: kinds.Event) -> None:
+    def take_event(self, node: str, event: types.Event) -> None:
         """Take one event of any machine."""
         match event:
-            case kinds.Applied():
+            case types.Applied():
                 self._digests[node] = (event.epoch, event.height, event.digest)
-            case kinds.Fault() | kinds.FaultOver():
+            case types.Fault() | types.FaultOver():
                 self._fault_at = trio.current_time()
                 if event.what != BitFlip.kind:
                     self._disturbed_at = self._fault_at

@@ -39,7 +39,7 @@ class ResourceLimits:
             if held is not None:
                 self._measure_client(held)
                 self._measure_node(held)
-        self._world.home.measure(self._note)
+        self._world.backend.measure(self._note)
         self._note("tasks", trio.lowlevel.current_statistics().tasks_living, None)
         if epoch != self._looked_at:
             self._looked_at = epoch

@@ -1,6 +1,6 @@
-"""The record, followed independently of its home: each change is replayed as it reaches the journal or the chain.
+"""The record, followed independently of its backend: each change is replayed as it reaches the journal or the chain.
 
-A shadow shares only the core with the home, so it sees what any reader of the journal or the chain would find (I8),
+A shadow shares only the core with the backend, so it sees what any reader of the journal or the chain would find (I8),
 at every event.
 """
 
@@ -26,7 +26,7 @@ class Shadow:
     """Follows the record of a run.
 
     `on_record` is called after each record, when `state` is that of the record; `complaints` lists where the
-    home contradicts itself.
+    backend contradicts itself.
     """
 
     def __init__(self, on_record: OnRecord) -> None:

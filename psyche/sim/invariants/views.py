@@ -138,15 +138,15 @@ class ClientView(Protocol):
         ...
 
 
-class HomeView(Protocol):
-    """The home of the run as the checks see it."""
+class BackendView(Protocol):
+    """The backend of the run as the checks see it."""
 
     def measure(self, note: NoteSize) -> None:
-        """Measure what the home keeps (I6)."""
+        """Measure what the backend keeps (I6)."""
         ...
 
     def check_end(self, check: Check) -> None:
-        """Check that the home still has the whole record (I8, I10)."""
+        """Check that the backend still has the whole record (I8, I10)."""
         ...
 
 
@@ -170,7 +170,7 @@ class WorldView(Protocol):
 
     @property
     def shadow(self) -> Shadow:
-        """The record, followed independently of the home."""
+        """The record, followed independently of the backend."""
         ...
 
     @property
@@ -179,8 +179,8 @@ class WorldView(Protocol):
         ...
 
     @property
-    def home(self) -> HomeView:
-        """The home of the run."""
+    def backend(self) -> BackendView:
+        """The backend of the run."""
         ...
 
     @property

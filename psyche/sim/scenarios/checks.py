@@ -34,7 +34,7 @@ from psyche.sim.faults import (
     TornWrite,
     TrainerHang,
 )
-from psyche.sim.scenarios.scenario import CHAIN, HOMES, MachineClass, Scenario, build_run_config, build_small_model
+from psyche.sim.scenarios.scenario import BACKENDS, CHAIN, MachineClass, Scenario, build_run_config, build_small_model
 from psyche.sim.trainer import MOST_PARTS, WEIGHTS
 
 MACHINES: Final = re.compile(r"server|all|witnesses|trainers|random:[1-9]\d*|client-(0|[1-9]\d*)")
@@ -175,11 +175,11 @@ def check_scenario(scenario: Scenario) -> None:
         check_within(f"class[{number}]", _check_class, one)
     right = f"1 to {MOST_CLIENTS} clients"
     _require(1 <= scenario.clients <= MOST_CLIENTS, "the sum of count over all [[class]]", scenario.clients, right)
-    _require(scenario.home in HOMES, "home", scenario.home, f"one of {', '.join(HOMES)}")
+    _require(scenario.backend in BACKENDS, "backend", scenario.backend, f"one of {', '.join(BACKENDS)}")
     check_within("chain", _check_chain, scenario.chain)
     for number, fault in enumerate(scenario.faults):
         check_within(f"fault[{number}]", check_fault, fault, scenario.clients)
-        check_within(f"fault[{number}]", check_home_of_fault, fault, scenario.home, scenario.chain.endpoints)
+        check_within(f"fault[{number}]", check_backend_of_fault, fault, scenario.backend, scenario.chain.endpoints)
     for number, liar in enumerate(scenario.byzantine):
         check_within(f"byzantine[{number}]", _check_byzantine, liar, scenario.clients)
     check_within("config", _check_config, scenario)
@@ -196,13 +196,13 @@ def _check_chain(chain: ChainConditions) -> None:
         _require(share < 1, name, share, "below 1, or nothing ever lands")
 
 
-def check_home_of_fault(fault: Fault, home: str, endpoints: int) -> None:
-    """Check that a fault can happen in the home of the run, where each client knows so many endpoints.
+def check_backend_of_fault(fault: Fault, backend: str, endpoints: int) -> None:
+    """Check that a fault can happen in the backend of the run, where each client knows so many endpoints.
 
     Raises:
-        ConfigError: naming the fault and what the home lacks.
+        ConfigError: naming the fault and what the backend lacks.
     """
-    if home == CHAIN:
+    if backend == CHAIN:
         named = [*getattr(fault, "who", ()), *(one for group in getattr(fault, "groups", ()) for one in group)]
         if isinstance(fault, WITH_SERVER) or "server" in named:
             raise ConfigError(f"{fault.kind}: a run on a chain has no server")

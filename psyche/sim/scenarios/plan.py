@@ -2,7 +2,7 @@
 
 Only values that differ from the defaults are written. Tables: `[config]` (keys of the run), `[[class]]` with
 `[class.machine]`, `[class.uplink]` and `[class.downlink]`, `[[fault]]` with its `kind`, `[[byzantine]]`, `[limits]`
-of the clients' nodes, and `[chain]` for runs with `home = "chain"`.
+of the clients' nodes, and `[chain]` for runs with `backend = "solana"`.
 """
 
 import dataclasses

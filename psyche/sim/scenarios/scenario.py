@@ -29,7 +29,7 @@ from psyche.sim.trainer import MachineModel
 RUN_ID = "simulated"
 START_UNIX = 1_700_000_000
 MODEL_FOLDER = "model"
-TCP, CHAIN = HOMES = ("tcp", "chain")
+TCP, CHAIN = BACKENDS = ("tcp", "solana")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Scenario:
         respawn_s: seconds after which a client that ended by itself without success is restarted; 0: never.
         sync_s: the duration of a write on the server's disk.
         shares_checkpoints: whether clients announce places from which the certified weights can be loaded (S10).
-        home: what keeps the record: a server ("tcp") or a chain ("chain").
+        backend: what keeps the record: a server ("tcp") or a chain ("chain").
         chain: the conditions of the chain; without effect in a run with a server.
 
     `origin` is the command that replays the scenario, set by code that draws scenarios from seeds (`with_origin`).
@@ -98,7 +98,7 @@ class Scenario:
     respawn_s: float = 5.0
     sync_s: float = 0.002
     shares_checkpoints: bool = False
-    home: str = TCP
+    backend: str = TCP
     chain: ChainConditions = field(default_factory=ChainConditions)
     origin: str = field(default="", init=False, compare=False)
 
@@ -151,7 +151,7 @@ DEFAULTS: Mapping[str, int] = {
 
 def build_run_config(scenario: Scenario) -> Config:
     """The run's configuration."""
-    usual = {"entropy_delay": ENTROPY_DELAY_SLOTS} if scenario.home == CHAIN else {}
+    usual = {"entropy_delay": ENTROPY_DELAY_SLOTS} if scenario.backend == CHAIN else {}
     values: dict[str, Any] = dict(DEFAULTS) | usual | dict(scenario.config)
     return Config(**values)
 
@@ -187,7 +187,7 @@ def compute_transition_s(scenario: Scenario) -> float:
     A message is sent, lands after skipped slots, is lost once, and is confirmed. Then the slot of a seed must come, and
     somebody must tick.
     """
-    if scenario.home != CHAIN:
+    if scenario.backend != CHAIN:
         return 0.0
     chain = scenario.chain
     slots_s = (ENTROPY_DELAY_SLOTS + LANDING_SLOTS) * chain.slot_s / (1 - chain.skipped)

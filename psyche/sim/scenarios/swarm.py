@@ -56,9 +56,9 @@ def draw_chain_scenario(seed: int) -> Scenario:
     config = _draw_config(rng, clients, banned=len(found))
     config |= {"round_witness_time": rng.choice((6, 10)), "warmup_time": rng.choice((30, 60)), "witness_nodes": 0}
     return Scenario(
-        seed=seed, home=CHAIN, classes=_draw_classes(rng, clients), config=config, chain=_draw_chain(rng),
+        seed=seed, backend=CHAIN, classes=_draw_classes(rng, clients), config=config, chain=_draw_chain(rng),
         faults=_draw_faults(rng, CHAIN_DRAWS), byzantine=found,
-    ).with_origin(f"python scripts/soak.py --home chain --seed {seed}")  # fmt: skip
+    ).with_origin(f"python scripts/soak.py --backend solana --seed {seed}")  # fmt: skip
 
 
 def _draw_chain(rng: random.Random) -> ChainConditions:

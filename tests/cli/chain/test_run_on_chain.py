@@ -367,8 +367,8 @@ class TestRefusals:
             empty.refuse("run", "create", "--state", file, "-r", "any", wallet="stranger")
             assert empty.get_lamports(wallet.pubkey()) == 10 * SOL
 
-    def test_two_homes_no_home_and_the_commands_of_the_other_one(self, box: ChainBox) -> None:
-        assert "one home" in box.refuse("run", "info", "--server-addr", "127.0.0.1:1", "-r", "x")
+    def test_two_backends_no_backend_and_the_commands_of_the_other_one(self, box: ChainBox) -> None:
+        assert "one backend" in box.refuse("run", "info", "--server-addr", "127.0.0.1:1", "-r", "x")
         done = CliRunner().invoke(app, ["run", "info"])
         assert (done.exit_code, "--rpc URL" in done.output) == (1, True)
         box.fund("other")

@@ -97,7 +97,7 @@ def test_what_cannot_be_trained_on_a_chain_and_what_is_not_there_is_said_at_once
     change_state(box, "served", run_state=RunState.FINISHED)
     assert enter(box, "ada", "served").notes == ()  # the client says so itself, and ends with 0
     both = box.refuse("client", "train", "--run-id", "served", "--server-addr", "127.0.0.1:1", wallet="ada")
-    assert "a run has one home" in both
+    assert "a run has one backend" in both
 
 
 def test_an_epoch_is_estimated_by_its_rounds_or_by_its_time() -> None:

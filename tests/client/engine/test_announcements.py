@@ -14,7 +14,7 @@ from psyche.core.encoding.header import encode_header
 from psyche.core.state.gossip import Finished, Leave, Ready, ReadyFlag, Result
 from psyche.core.state.messages import ReportEquivocation
 from psyche.core.state.state import ZERO32, RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_hash, build_identity
 from psyche.wire.crypto import compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip
@@ -30,7 +30,7 @@ def bench() -> Bench:
 
 
 def get_refusals(bench: Bench) -> list[str]:
-    return [f.reason for f in bench.get_logs(kinds.Refused)]
+    return [f.reason for f in bench.get_logs(types.Refused)]
 
 
 def get_statuses(bench: Bench, member: int, height: int | None = None) -> list[PayloadStatus]:
@@ -181,7 +181,7 @@ def test_messages_of_the_next_round_wait_until_it_is_seen(bench: Bench) -> None:
     assert bench.get_record(1).finished[1].seen == 5
 
 
-def test_the_first_message_of_the_next_round_asks_for_the_home_once(bench: Bench) -> None:
+def test_the_first_message_of_the_next_round_asks_for_the_backend_once(bench: Bench) -> None:
     """H1: a client whose server was away hears from its peers that the run goes on without it."""
     bench.hear(bench.sign(2, Finished(0, ZERO32, 0), height=1, identity=bench.get_identity(3)))
     assert bench.get_all(act.ReconnectSoon) == []
@@ -286,7 +286,7 @@ def test_a_member_cannot_fill_the_room_for_deferred_results() -> None:
 # --- R7
 
 
-def test_two_signatures_of_one_member_are_shown_to_the_home_and_its_bit_stays_zero(bench: Bench) -> None:
+def test_two_signatures_of_one_member_are_shown_to_the_backend_and_its_bit_stays_zero(bench: Bench) -> None:
     first, second = bench.build_result(1), bench.build_result(1, data_hash=OTHER)
     bench.hear(first)
     bench.feed(act.PayloadArrived(get_commitment(first)))
@@ -326,7 +326,7 @@ def test_results_of_two_rounds_are_no_evidence(bench: Bench) -> None:
     assert bench.get_all(ReportEquivocation) == []
 
 
-def test_somebody_who_signs_another_result_with_the_own_key_is_shown_to_the_home(bench: Bench) -> None:
+def test_somebody_who_signs_another_result_with_the_own_key_is_shown_to_the_backend(bench: Bench) -> None:
     """R7, M9: a second process with this key cannot stay unseen."""
     bench.train()
     bench.hear(bench.build_result(0, data_hash=OTHER))

@@ -11,7 +11,7 @@ from psyche.client.engine.weights import Doubt, Replaying
 from psyche.core.state.gossip import Finished, Gossip, ReadyFlag, Result
 from psyche.core.state.messages import Withdraw
 from psyche.core.state.state import ZERO32, ClientState, RoundFlag, RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import blake3_hash, compute_state_digest
 
@@ -82,11 +82,11 @@ def test_a_comparison_is_named_as_what_is_waited_for_until_it_ends() -> None:
     for _ in range(2):
         bench.settle()
         bench.show()
-        (wait,) = [w for w in bench.engine.waits() if (w.wait, w.height) == (kinds.Wait.AGREED_TENSORS, 3)]
+        (wait,) = [w for w in bench.engine.waits() if (w.wait, w.height) == (types.Wait.AGREED_TENSORS, 3)]
         assert (wait.until, wait.then) == (bench.get_all(act.Compare)[0].deadline, "leave the epoch")
         bench.now += bench.state.config.max_round_train_time
     bench.feed(act.Healed(1, 3, bench.engine.weights.chain, {3: agreed}, {3: True}))
-    assert not [w for w in bench.engine.waits() if w.wait is kinds.Wait.AGREED_TENSORS]
+    assert not [w for w in bench.engine.waits() if w.wait is types.Wait.AGREED_TENSORS]
 
 
 def test_weights_that_the_trainer_lost_are_fetched_whole() -> None:
@@ -128,7 +128,7 @@ def test_the_agreed_weights_heal_at_once_and_the_next_batch_is_trained() -> None
     bench.show()
     bench.manual = ()
     bench.feed(act.Healed(1, 3, bench.engine.weights.chain, {3: agreed}, {3: True}))
-    assert [f.height for f in bench.get_logs(kinds.Healed)] == [3]
+    assert [f.height for f in bench.get_logs(types.Healed)] == [3]
     assert not bench.engine.weights.is_diverged
     assert [(a.height, a.decided) for a in bench.get_all(act.Train)] == [(4, ())]
 
@@ -236,7 +236,7 @@ def test_a_comparison_that_fails_makes_the_client_leave(contradicts: bool) -> No
     bench.feed(act.HealFailed(1, "no helper has it", weights_kept=True, contradicts=contradicts))
     (reason,) = bench.get_reasons(Withdraw)
     assert "no helper has it" in reason
-    assert len(bench.get_logs(kinds.Evidence)) == contradicts
+    assert len(bench.get_logs(types.Evidence)) == contradicts
 
 
 def test_one_comparison_an_epoch_is_enough() -> None:
@@ -360,9 +360,9 @@ def test_a_client_that_cannot_replay_gets_the_agreed_weights_from_others_and_sta
     victim = world.nodes[2]
     world.run_until(lambda: world.state.run_state is RunState.COOLDOWN, 300.0)
     assert world.state.progress.epoch == 1
-    assert [f.height for f in victim.get_logs(kinds.Healed)]
-    assert victim.get_logs(kinds.LeftEpoch) == []
-    assert victim.get_logs(kinds.Dropped) == []
+    assert [f.height for f in victim.get_logs(types.Healed)]
+    assert victim.get_logs(types.LeftEpoch) == []
+    assert victim.get_logs(types.Dropped) == []
     assert {slot.strikes for slot in world.state.registry.slots} == {0}
     helpers = [n for n in world.nodes if n is not victim and len(n.disk.snapshots) > 2]
     assert 1 <= len(helpers) <= HELPERS
@@ -377,6 +377,6 @@ def test_a_client_whose_peers_give_nothing_leaves_and_comes_back_in_the_next_epo
     spoil(world, 2)
     world.run_to_end()
     world.assert_all_equal()
-    (left,) = [f for f in world.nodes[2].get_logs(kinds.LeftEpoch) if f.cause is kinds.LeaveCause.WRONG_WEIGHTS]
+    (left,) = [f for f in world.nodes[2].get_logs(types.LeftEpoch) if f.cause is types.LeaveCause.WRONG_WEIGHTS]
     assert "no peer showed the agreed weights in time" in left.reason
     assert {slot.strikes for slot in world.state.registry.slots} == {0}

@@ -8,7 +8,7 @@ from psyche.client.engine import actions as act
 from psyche.client.engine.witness_report import GOSSIP_BUDGET, is_over_gossip_budget
 from psyche.core.state.gossip import Finished, Ready, ReadyFlag
 from psyche.core.state.state import ZERO32
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 from psyche.wire.gossip import decode_gossip, encode_gossip
 
@@ -119,7 +119,7 @@ def test_a_ready_that_rides_is_heard_like_one_that_does_not() -> None:
     other = Ready(build_hash("other weights"), ReadyFlag(0))
     bench.hear(bench.sign(1, Finished(0, ZERO32, 0, other)))
     assert bench.get_record().ready[1] == other
-    assert [(f.member, f.digest) for f in bench.get_logs(kinds.ReadyDiffers)] == [(1, other.digest)]
+    assert [(f.member, f.digest) for f in bench.get_logs(types.ReadyDiffers)] == [(1, other.digest)]
     assert 1 in bench.get_record().finished
 
 
@@ -147,6 +147,6 @@ def test_a_crowded_run_goes_on_as_any_other_and_nobody_counts_as_absent(slow_s: 
     world.gossip_filter = count
     world.run_to_end()
     world.assert_all_equal()
-    assert all(node.get_logs(kinds.Dropped) == [] for node in world.nodes)
+    assert all(node.get_logs(types.Dropped) == [] for node in world.nodes)
     assert all(client.missed == 0 for client in world.state.clients)
     assert slow_s or {h for h in plain if plain.count(h) > MEMBERS} == {0}, "one message each, seen by seven others"

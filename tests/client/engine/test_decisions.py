@@ -10,7 +10,7 @@ from psyche.core.state.bits import compute_bits
 from psyche.core.state.gossip import Gossip
 from psyche.core.state.messages import ReportEquivocation, Withdraw, WitnessMessage
 from psyche.core.state.state import ZERO32, ClientFlag
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 from psyche.wire.gossip import decode_gossip, encode_gossip
 
@@ -72,7 +72,7 @@ def test_a_list_that_a_witness_shows_decides_and_its_payloads_are_fetched_and_ap
         bench.feed(act.PayloadArrived(fetch.commitment))
     batches = bench.get_record(0).assignments
     in_order = sorted(range(4), key=lambda m: batches[m][0])
-    assert list(bench.get_logs(kinds.Applied)[-1].members) == in_order
+    assert list(bench.get_logs(types.Applied)[-1].members) == in_order
 
 
 def test_witnesses_that_did_not_answer_are_asked_again_although_nothing_else_happens() -> None:
@@ -104,7 +104,7 @@ def test_a_list_with_a_result_of_another_round_is_refused() -> None:
     foreign = bench.sign(1, results[1].body, height=1)
     show_table(bench, asked, encode_all(results | {1: foreign}))
     assert bench.get_decided() == {}
-    assert [f.what for f in bench.get_logs(kinds.Refused)] == [kinds.Refusable.TABLE]
+    assert [f.what for f in bench.get_logs(types.Refused)] == [types.Refusable.TABLE]
 
 
 def test_a_list_that_does_not_give_the_root_is_refused() -> None:
@@ -115,7 +115,7 @@ def test_a_list_that_does_not_give_the_root_is_refused() -> None:
     for items in ((), encode_all({m: results[m] for m in (0, 2, 3)}), encode_all(results | {1: other}), (b"noise",)):
         show_table(bench, asked, items)
     assert bench.get_decided() == {}
-    assert len(bench.get_logs(kinds.Refused)) == 4
+    assert len(bench.get_logs(types.Refused)) == 4
     assert bench.get_all(act.FetchPayload) == []
 
 
@@ -212,7 +212,7 @@ def test_a_void_round_is_applied_with_the_empty_set() -> None:
     """C4: weight decay and digest go on."""
     bench, _ = build_bench_without_news()
     bench.close(1, 2, 3, held=0, commitments={})
-    assert [f.void for f in bench.get_logs(kinds.Decided)] == [True]
+    assert [f.void for f in bench.get_logs(types.Decided)] == [True]
     last = bench.get_all(act.Apply)[-1]
     assert (last.height, last.blobs, last.run_update) == (2, (), True)
 
@@ -289,11 +289,11 @@ def test_who_is_behind_does_not_train_and_catches_up_in_order() -> None:
         bench.record(witness, held=1, commitments=own, state_digest=build_hash("none agrees", witness))
     bench.close(0, held=1, commitments=own, state_digest=build_hash("none agrees", 0))
     assert bench.state.current.height == 3
-    assert [f.rounds for f in bench.get_logs(kinds.Behind)] == [1]
+    assert [f.rounds for f in bench.get_logs(types.Behind)] == [1]
     assert len(bench.get_all(act.Train)) == trained
     assert bench.engine.member == 0
     bench.feed(act.PayloadArrived(get_commitment(results[3])))
-    assert [f.height for f in bench.get_logs(kinds.Applied)] == [0, 1, 2, 3]
+    assert [f.height for f in bench.get_logs(types.Applied)] == [0, 1, 2, 3]
     assert [a.height for a in bench.get_all(act.Train)[trained:]] == [3]
 
 
@@ -333,7 +333,7 @@ def test_a_newcomers_results_are_left_out_and_its_own_values_given_back() -> Non
     bench.train()
     close_round(bench, results)
     assert bench.get_decided() == {0: [1, 3]}
-    assert sorted(bench.get_logs(kinds.Applied)[-1].members) == [1, 3]
+    assert sorted(bench.get_logs(types.Applied)[-1].members) == [1, 3]
     told = bench.get_all(act.Train)[-1].decided
     assert [(sent.height, sent.applied) for sent in told] == [(0, False)]
 
@@ -370,7 +370,7 @@ def test_a_refused_batch_leaves_the_fates_to_be_told_again() -> None:
     bench, results = build_bench_without_news()
     play_round(bench, results)
     bench.train(payload=b"", refused="non-finite gradient")
-    assert bench.get_logs(kinds.NotSent)[-1].reason == "non-finite gradient"
+    assert bench.get_logs(types.NotSent)[-1].reason == "non-finite gradient"
     bench.deliver(1, 2, 3)
     bench.close(1, 2, 3)
     told = [(s.height, s.applied) for s in bench.get_all(act.Train)[-1].decided]

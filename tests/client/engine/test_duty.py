@@ -15,7 +15,7 @@ from psyche.core.encoding.header import decode_header
 from psyche.core.state.gossip import Finished, Result
 from psyche.core.state.messages import Withdraw, WitnessMessage
 from psyche.core.state.state import ZERO32, Role, RunState, WitnessFlag
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import blob_id_of
 from psyche.wire.gossip import decode_gossip
@@ -26,7 +26,7 @@ def get_headers(bench: Bench) -> list[tuple[int, object]]:
 
 
 def get_reasons(bench: Bench) -> list[object]:
-    return [f.reason for f in bench.get_logs(kinds.NotSent)]
+    return [f.reason for f in bench.get_logs(types.NotSent)]
 
 
 # --- R1: what is announced
@@ -302,7 +302,7 @@ def test_a_verifier_says_finished_and_witnesses_like_everybody() -> None:
     for _ in range(4):
         bench.run_round()
     assert len(bench.get_all(WitnessMessage)) == 4
-    assert bench.get_logs(kinds.Diverged) == []
+    assert bench.get_logs(types.Diverged) == []
 
 
 def build_config_of(verification_percent: int) -> object:
@@ -325,7 +325,7 @@ def test_a_single_member_runs_an_epoch_alone(overlap: bool) -> None:
         rounds += 1
     assert rounds == (4 if overlap else 3)
     assert bench.state.certified.digest == bench.engine.membership.weights_digest
-    assert [f.members for f in bench.get_logs(kinds.Applied) if f.update] == [(0,), (0,)]
+    assert [f.members for f in bench.get_logs(types.Applied) if f.update] == [(0,), (0,)]
 
 
 def test_a_wait_for_very_many_is_not_named_anew_with_each_that_comes() -> None:

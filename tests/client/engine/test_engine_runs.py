@@ -8,7 +8,7 @@ from psyche.core.encoding.header import decode_header
 from psyche.core.state.gossip import Result
 from psyche.core.state.messages import Withdraw
 from psyche.core.state.state import RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.crypto import blake3_hash
 from psyche.wire.gossip import decode_gossip
 
@@ -44,7 +44,7 @@ def test_a_killed_client_comes_back_and_ends_with_the_same_weights() -> None:
     world.restart(victim)
     world.run_to_end()
     world.assert_all_equal()
-    sources = [f.source for f in victim.get_logs(kinds.ModelLoaded)]
+    sources = [f.source for f in victim.get_logs(types.ModelLoaded)]
     assert sources[-1] in ("peers", "own snapshot", "configured source")
 
 
@@ -83,7 +83,7 @@ def test_a_client_that_heard_nothing_for_two_rounds_decides_by_the_witnesses_lis
     world = build_world(4, total_steps=13, rounds_per_epoch=12)
     victim = cut_for_two_rounds(world, "deaf")
     world.assert_all_equal()
-    assert len(victim.get_logs(kinds.Member)) == 1, "it stayed a member all along"
+    assert len(victim.get_logs(types.Member)) == 1, "it stayed a member all along"
     assert victim.get_applied_sets() == world.nodes[0].get_applied_sets()
 
 
@@ -92,9 +92,9 @@ def test_a_client_that_could_not_fetch_is_behind_and_catches_up_in_order() -> No
     world = build_world(4, total_steps=13, rounds_per_epoch=12)
     victim = cut_for_two_rounds(world, "fetch_cut")
     world.assert_all_equal()
-    assert len(victim.get_logs(kinds.Member)) == 1, "it stayed a member all along"
+    assert len(victim.get_logs(types.Member)) == 1, "it stayed a member all along"
     assert victim.get_applied_sets() == world.nodes[0].get_applied_sets()
-    assert kinds.Wait.PAYLOADS in [f.wait for f in victim.get_logs(kinds.WaitStarted)]
+    assert types.Wait.PAYLOADS in [f.wait for f in victim.get_logs(types.WaitStarted)]
 
 
 def test_a_client_with_wrong_weights_stops_heals_and_goes_on() -> None:
@@ -104,8 +104,8 @@ def test_a_client_with_wrong_weights_stops_heals_and_goes_on() -> None:
     victim.weights = blake3_hash(b"a flipped bit")
     world.run_to_end()
     world.assert_all_equal()
-    assert victim.get_logs(kinds.Diverged)
-    assert victim.get_logs(kinds.Healed)
+    assert victim.get_logs(types.Diverged)
+    assert victim.get_logs(types.Healed)
 
 
 @pytest.mark.parametrize("moment", range(20))

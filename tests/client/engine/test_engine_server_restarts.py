@@ -5,7 +5,7 @@ from kits.world import build_world
 
 from psyche.core.state.messages import Recover
 from psyche.core.state.state import RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 MOMENTS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.COOLDOWN)  # RoundWitness takes no time in a quiet round
 
@@ -25,24 +25,24 @@ def test_a_server_that_comes_back_costs_no_epoch_and_no_membership(moment: RunSt
     world.run_to_end()
     world.assert_all_equal()
     for node in world.nodes:
-        assert [f.index for f in node.get_logs(kinds.Member)].count(node.index) >= 3
+        assert [f.index for f in node.get_logs(types.Member)].count(node.index) >= 3
         assert len([members for members in node.get_applied_sets().values() if members]) == 12
-        assert not node.get_logs(kinds.LeftEpoch)
-        assert not node.get_logs(kinds.EpochFailed)
+        assert not node.get_logs(types.LeftEpoch)
+        assert not node.get_logs(types.EpochFailed)
 
 
 def test_every_wait_that_is_named_is_ended_by_its_name() -> None:
     world = build_world(3, total_steps=13, rounds_per_epoch=4)
     world.run_to_end()
     for node in world.nodes:
-        waiting: set[tuple[str, kinds.Wait]] = set()
+        waiting: set[tuple[str, types.Wait]] = set()
         for event in node.events:
             match event:
-                case kinds.WaitStarted():
+                case types.WaitStarted():
                     waiting.add((event.what, event.wait))
-                case kinds.WaitEnded():
+                case types.WaitEnded():
                     waiting.remove((event.what, event.wait))
-                case kinds.Finished():
+                case types.Finished():
                     assert not waiting
                 case _:
                     pass

@@ -4,7 +4,7 @@ from kits.world import build_world
 
 from psyche.client.engine import actions as act
 from psyche.core.state.state import RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.crypto import blake3_hash
 
 
@@ -16,9 +16,9 @@ def test_a_lost_trainer_leaves_the_epoch_and_comes_back_in_the_next() -> None:
     victim.feed(act.TrainerLost("killed"))
     world.run_to_end()
     world.assert_all_equal()
-    assert victim.get_logs(kinds.TrainerLost)
-    assert kinds.LeaveCause.TRAINER_LOST in [f.cause for f in victim.get_logs(kinds.LeftEpoch)]
-    assert len(victim.get_logs(kinds.ModelLoaded)) >= 2
+    assert victim.get_logs(types.TrainerLost)
+    assert types.LeaveCause.TRAINER_LOST in [f.cause for f in victim.get_logs(types.LeftEpoch)]
+    assert len(victim.get_logs(types.ModelLoaded)) >= 2
 
 
 def test_a_batch_that_fails_costs_nobody_else_anything() -> None:
@@ -37,7 +37,7 @@ def test_a_batch_that_fails_costs_nobody_else_anything() -> None:
     victim.trained = fail_twice  # type: ignore[method-assign]
     world.run_to_end()
     world.assert_all_equal()
-    assert len(victim.get_logs(kinds.NotSent)) == 2
+    assert len(victim.get_logs(types.NotSent)) == 2
 
 
 def test_an_epoch_without_agreement_is_reported_with_the_steps_it_cost() -> None:
@@ -46,7 +46,7 @@ def test_an_epoch_without_agreement_is_reported_with_the_steps_it_cost() -> None
     for number, node in enumerate(world.nodes):
         node.weights = blake3_hash(b"split", bytes([number]))
     world.run_until(lambda: world.nodes[0].engine.state.progress.epoch == 2, limit_s=300)
-    reports = world.nodes[0].get_logs(kinds.EpochFailed)
+    reports = world.nodes[0].get_logs(types.EpochFailed)
     assert reports
     assert reports[-1].steps_lost > 0
     world.run_to_end()

@@ -8,7 +8,7 @@ from psyche.client.engine import actions as act
 from psyche.core.state.gossip import Ready, ReadyFlag
 from psyche.core.state.messages import WarmupWitness, Withdraw, WitnessMessage
 from psyche.core.state.state import ZERO32, WitnessFlag
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import blake3_hash
 
@@ -47,7 +47,7 @@ def test_a_result_that_was_done_before_the_cut_is_not_announced() -> None:
     announced = len(bench.get_all(act.Announce))
     bench.feed(act.Trained(1, 3, build_train_reply(), ZERO32))
     assert len(bench.get_all(act.Announce)) == announced
-    assert bench.get_logs(kinds.NotSent)[-1].reason == "this client's digest is not the agreed one"
+    assert bench.get_logs(types.NotSent)[-1].reason == "this client's digest is not the agreed one"
 
 
 def test_a_diverged_witness_reports_what_it_holds_without_a_digest() -> None:
@@ -73,7 +73,7 @@ def test_a_replay_that_agrees_heals_and_training_goes_on() -> None:
     digests = diverge(bench)
     let_go(bench)
     bench.feed(build_healed(bench, digests))
-    assert [f.height for f in bench.get_logs(kinds.Healed)] == [3]
+    assert [f.height for f in bench.get_logs(types.Healed)] == [3]
     assert not bench.engine.weights.is_diverged
     bench.manual = ()
     bench.forget()
@@ -88,7 +88,7 @@ def test_a_replay_is_not_yet_healed_by_digests_from_before_the_mistake() -> None
     digests = diverge(bench)
     let_go(bench)
     bench.feed(build_healed(bench, spoil(digests, 4)))
-    assert bench.get_logs(kinds.Healed) == []
+    assert bench.get_logs(types.Healed) == []
     assert bench.engine.weights.is_diverged
 
 
@@ -118,7 +118,7 @@ def test_several_wrong_digests_seen_at_once_are_healed_before_anything_is_conclu
     bench.engine.weights._checked.clear()
     bench.show()
     assert bench.engine.weights.is_diverged
-    assert bench.get_logs(kinds.Evidence) == []
+    assert bench.get_logs(types.Evidence) == []
     assert bench.get_all(Withdraw) == []
     assert len(bench.get_all(act.Heal)) == 1
 
@@ -129,12 +129,12 @@ def test_a_replay_that_contradicts_the_record_twice_is_evidence_and_the_client_l
     digests = diverge(bench)
     let_go(bench)
     bench.feed(build_healed(bench, spoil(digests, 3)))
-    (evidence,) = bench.get_logs(kinds.Evidence)
+    (evidence,) = bench.get_logs(types.Evidence)
     assert evidence.digests == spoil(digests, 3)
     (reason,) = bench.get_reasons(Withdraw)
     assert "contradicts" in reason
     bench.wait(10.0)
-    assert len(bench.get_logs(kinds.Evidence)) == 1
+    assert len(bench.get_logs(types.Evidence)) == 1
     assert bench.engine.membership.weights_digest is None
 
 
@@ -143,10 +143,10 @@ def test_a_replay_that_contradicts_the_record_once_is_tried_once_more() -> None:
     digests = diverge(bench)
     let_go(bench)
     bench.feed(build_healed(bench, spoil(digests, 4)))
-    assert bench.get_logs(kinds.Evidence) == []
+    assert bench.get_logs(types.Evidence) == []
     assert len(bench.get_all(act.Heal)) == 2
     bench.feed(build_healed(bench, spoil(digests, 4)))
-    assert len(bench.get_logs(kinds.Evidence)) == 1
+    assert len(bench.get_logs(types.Evidence)) == 1
 
 
 def test_divergences_that_healed_do_not_add_up_to_evidence() -> None:
@@ -159,8 +159,8 @@ def test_divergences_that_healed_do_not_add_up_to_evidence() -> None:
         bench.manual = ()
         bench.settle()
         bench.show()
-    assert len(bench.get_logs(kinds.Healed)) == 3
-    assert bench.get_logs(kinds.Evidence) == []
+    assert len(bench.get_logs(types.Healed)) == 3
+    assert bench.get_logs(types.Evidence) == []
 
 
 def test_who_is_behind_and_wrong_leaves() -> None:
@@ -207,5 +207,5 @@ def test_digests_of_the_last_epoch_are_not_held_against_the_next() -> None:
         bench.settle()
     bench.show()
     assert (bench.state.progress.epoch, bench.state.current.height) == (2, 2)
-    assert bench.get_logs(kinds.Diverged) == []
-    assert bench.get_logs(kinds.Digest) == []
+    assert bench.get_logs(types.Diverged) == []
+    assert bench.get_logs(types.Digest) == []

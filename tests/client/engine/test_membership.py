@@ -22,8 +22,8 @@ from psyche.core.state.messages import (
     WitnessMessage,
 )
 from psyche.core.state.state import ZERO32, ClientState, Mark, Round, RunState, SlotState
-from psyche.telemetry import kinds
-from psyche.telemetry.kinds import Wait
+from psyche.telemetry import types
+from psyche.telemetry.types import Wait
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import blake3_hash
 
@@ -90,7 +90,7 @@ def test_a_client_joins_whenever_the_run_waits_for_members() -> None:
     bench.show()
     bench.wait(60.0)
     assert len(bench.get_all(Join)) == 2
-    assert ("3 more members", Wait.MORE_MEMBERS) in [(f.what, f.wait) for f in bench.get_logs(kinds.WaitStarted)]
+    assert ("3 more members", Wait.MORE_MEMBERS) in [(f.what, f.wait) for f in bench.get_logs(types.WaitStarted)]
 
 
 def test_a_join_holds_for_one_epoch_only() -> None:
@@ -110,7 +110,7 @@ def test_who_is_not_a_member_waits_for_the_next_epoch_without_a_word() -> None:
     bench.wait(30.0)
     for kind in (Join, act.Load, WarmupWitness, act.Publish, Withdraw):
         assert bench.get_all(kind) == []
-    assert Wait.NEXT_EPOCH in [f.wait for f in bench.get_logs(kinds.WaitStarted)]
+    assert Wait.NEXT_EPOCH in [f.wait for f in bench.get_logs(types.WaitStarted)]
 
 
 def test_an_ejected_client_ends_with_a_reason() -> None:
@@ -427,7 +427,7 @@ def test_a_changed_configuration_is_what_headers_name_after_the_resume() -> None
     bench.start()
     assert bench.engine._x.facts.config_hash != before
     bench.play()
-    assert bench.get_logs(kinds.Refused) == []
+    assert bench.get_logs(types.Refused) == []
 
 
 # --- M4, F26: leaving
@@ -529,7 +529,7 @@ def test_a_process_that_restarted_in_warmup_and_loads_past_its_end_catches_up() 
     assert bench.get_all(act.Apply) == []
     bench.close(1, 2, 3, state_digest=digest, held=0, commitments={})
     bench.feed(bench.build_loaded(bench.get_all(act.Load)[0]))
-    assert [f.height for f in bench.get_logs(kinds.Applied)] == [0, 1]
+    assert [f.height for f in bench.get_logs(types.Applied)] == [0, 1]
 
 
 def test_a_member_whose_weights_never_come_leaves_after_three_rounds() -> None:
@@ -555,7 +555,7 @@ def test_a_dropped_member_does_nothing_more_in_the_epoch_and_joins_the_next() ->
     bench.state.clients[0].state = ClientState.DROPPED
     bench.forget()
     bench.show()
-    assert [f.state for f in bench.get_logs(kinds.Dropped)] == [ClientState.DROPPED]
+    assert [f.state for f in bench.get_logs(types.Dropped)] == [ClientState.DROPPED]
     assert bench.engine.member is None
     bench.wait(30.0)
     for kind in (act.Train, act.Publish, WitnessMessage, Withdraw, act.AskAnnouncements, act.FetchPayload):
@@ -580,7 +580,7 @@ def test_a_dropped_client_is_told_why_and_what_helps(counts: dict[str, int], tol
     for name, count in counts.items():
         setattr(client, name, count)
     bench.show()
-    (event,) = bench.get_logs(kinds.Dropped)
+    (event,) = bench.get_logs(types.Dropped)
     assert all(words in event.reason for words in told), event.reason
 
 
@@ -593,9 +593,9 @@ def test_a_rollback_is_an_event() -> None:
     for _ in range(3):
         bench.run_round()
     finish_epoch(bench, agree=False)
-    (rollback,) = bench.get_logs(kinds.Rollback)
+    (rollback,) = bench.get_logs(types.Rollback)
     assert rollback.step == bench.state.certified.step
-    failed = bench.get_logs(kinds.EpochFailed)
+    failed = bench.get_logs(types.EpochFailed)
     assert failed[-1].steps_lost
 
 
@@ -607,7 +607,7 @@ def test_an_abandoned_warmup_is_an_event() -> None:
     bench.now += 100
     bench.settle()
     bench.show()
-    assert [f.reason for f in bench.get_logs(kinds.EpochFailed)] == ["Warmup abandoned"]
+    assert [f.reason for f in bench.get_logs(types.EpochFailed)] == ["Warmup abandoned"]
 
 
 # --- P8: the end
@@ -644,7 +644,7 @@ def test_who_lacks_the_final_weights_fetches_them_before_it_ends() -> None:
     assert len(bench.get_all(act.FetchSnapshot)) == 2
     bench.feed(act.SnapshotFetched(certified, ok=True))
     assert [a.code for a in bench.get_all(act.Exit)] == [0]
-    assert bench.get_logs(kinds.Finished)[-1].held is True
+    assert bench.get_logs(types.Finished)[-1].held is True
 
 
 def test_who_cannot_get_the_final_weights_ends_all_the_same() -> None:
@@ -656,7 +656,7 @@ def test_who_cannot_get_the_final_weights_ends_all_the_same() -> None:
     assert bench.get_all(act.Exit) == []
     bench.wait(1.1)
     assert [a.code for a in bench.get_all(act.Exit)] == [0]
-    assert bench.get_logs(kinds.Finished)[-1].held is False
+    assert bench.get_logs(types.Finished)[-1].held is False
 
 
 @pytest.mark.parametrize(

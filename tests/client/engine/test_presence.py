@@ -5,7 +5,7 @@ from kits.bench import Bench, build_bench
 from psyche.client.engine import actions as act
 from psyche.core.state.gossip import Ready, ReadyFlag
 from psyche.core.state.state import ZERO32
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.crypto import blake3_hash
 
 
@@ -38,16 +38,16 @@ def test_a_digest_that_follows_a_behind_is_taken_and_a_third_word_is_not() -> No
     bench = build_bench().start()
     other = blake3_hash(b"other weights")
     bench.hear(bench.build_ready(1, ZERO32, ReadyFlag.BEHIND))
-    assert bench.get_logs(kinds.ReadyDiffers) == []
+    assert bench.get_logs(types.ReadyDiffers) == []
     bench.hear(bench.build_ready(1, other))
-    assert [(f.member, f.digest) for f in bench.get_logs(kinds.ReadyDiffers)] == [(1, other)]
+    assert [(f.member, f.digest) for f in bench.get_logs(types.ReadyDiffers)] == [(1, other)]
     bench.hear(bench.build_ready(1, blake3_hash(b"yet another")))
-    assert len(bench.get_logs(kinds.ReadyDiffers)) == 1
+    assert len(bench.get_logs(types.ReadyDiffers)) == 1
 
 
 def test_a_ready_with_the_own_digest_is_no_difference() -> None:
     bench = build_bench().start()
     bench.hear(bench.build_ready(2, bench.engine.weights.digests[0]))
-    assert bench.get_logs(kinds.ReadyDiffers) == []
+    assert bench.get_logs(types.ReadyDiffers) == []
     assert bench.get_record().ready[2].digest == bench.engine.weights.digests[0]
     assert bench.get_record().heard >> 2 & 1

@@ -6,7 +6,7 @@ from psyche.client.engine import actions as act
 from psyche.core.state.bits import compute_bits
 from psyche.core.state.messages import Withdraw, WitnessMessage
 from psyche.core.state.state import RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 
 
@@ -50,9 +50,9 @@ def test_results_that_wait_for_their_decision_are_kept_while_states_are_skipped(
     bench.blind = False
     bench.forget()
     bench.show()
-    decided = {f.height: list(f.members) for f in bench.get_logs(kinds.Decided)}
+    decided = {f.height: list(f.members) for f in bench.get_logs(types.Decided)}
     assert decided[4] == [0, 1, 2, 3]
-    assert 6 in {f.height for f in bench.get_logs(kinds.Applied)}
+    assert 6 in {f.height for f in bench.get_logs(types.Applied)}
 
 
 def test_a_client_that_missed_the_record_of_a_decision_leaves_the_epoch_at_once() -> None:
@@ -67,8 +67,8 @@ def test_a_client_that_missed_the_record_of_a_decision_leaves_the_epoch_at_once(
     bench.blind = False
     bench.show()
     assert [a.member for a in bench.get_all(Withdraw)] == [bench.index]
-    (left,) = bench.get_logs(kinds.LeftEpoch)[-1:]
-    assert left.cause is kinds.LeaveCause.UNSEEN
+    (left,) = bench.get_logs(types.LeftEpoch)[-1:]
+    assert left.cause is types.LeaveCause.UNSEEN
     assert "round 5" in left.reason
 
 

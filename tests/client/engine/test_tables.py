@@ -9,7 +9,7 @@ from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.tables import ASK_AGAIN_S, FEW_AT_ONCE, MOST_AT_ONCE
 from psyche.core.committee.bloom import compute_bloom
 from psyche.core.state.gossip import Gossip
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_hash, build_identity
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
 
@@ -112,7 +112,7 @@ def test_a_table_whose_entries_are_not_all_signed_is_refused() -> None:
         forged = sign_gossip(stranger, message.run_uid, message.epoch, message.height, message.member, message.body)
         changed = (*items[:place], encode_gossip(forged), *items[place + 1 :])
         kept_from_it.feed(act.TableArrived(question.epoch, question.height, question.member, question.root, changed))
-    assert [f.what for f in kept_from_it.get_logs(kinds.Refused)] == [kinds.Refusable.TABLE] * len(items)
+    assert [f.what for f in kept_from_it.get_logs(types.Refused)] == [types.Refusable.TABLE] * len(items)
     assert kept_from_it.engine.get_table(question.root) is None
 
 

@@ -5,8 +5,8 @@ from kits.bench import Bench, build_bench
 from psyche.client.engine import actions as act
 from psyche.core.state.messages import Join, Withdraw
 from psyche.core.state.state import ZERO32, RunState
-from psyche.telemetry import kinds
-from psyche.telemetry.kinds import LeaveCause
+from psyche.telemetry import types
+from psyche.telemetry.types import LeaveCause
 
 REASON = "model config config.json: model_type is 'qwen2', only 'llama' is supported"
 
@@ -34,13 +34,13 @@ def assert_ended(bench: Bench, cause: LeaveCause, reason: str) -> None:
 def test_weights_that_never_can_be_loaded_end_the_client() -> None:
     bench = load_in_warmup()
     bench.feed(act.LoadFailed(0, REASON, for_good=True))
-    assert [event.reason for event in bench.get_logs(kinds.LoadFailed)] == [REASON]
+    assert [event.reason for event in bench.get_logs(types.LoadFailed)] == [REASON]
     assert_ended(bench, LeaveCause.UNUSABLE_MODEL, REASON)
 
 
 def test_a_plan_that_cannot_be_used_ends_the_client_and_its_membership() -> None:
     bench = load_in_warmup()
-    bench.feed(act.Loaded(0, ZERO32, kinds.WeightSource.CONFIGURED, b"no plan", 1, 1, 0, 0, ZERO32))
+    bench.feed(act.Loaded(0, ZERO32, types.WeightSource.CONFIGURED, b"no plan", 1, 1, 0, 0, ZERO32))
     assert bench.get_all(act.Exit)[0].reason.startswith("the model's transform plan cannot be used")
     assert len(bench.get_all(Withdraw)) == 1
 
@@ -48,7 +48,7 @@ def test_a_plan_that_cannot_be_used_ends_the_client_and_its_membership() -> None
 def test_tokens_that_the_model_does_not_have_end_the_client() -> None:
     bench = build_bench(4).start()
     bench.feed(act.TrainFailed(0, 0, "data: token 4000", trainer_lost=False, for_good=True))
-    (event,) = bench.get_logs(kinds.NotSent)
+    (event,) = bench.get_logs(types.NotSent)
     assert event.failed
     assert_ended(bench, LeaveCause.UNUSABLE_DATA, "data: token 4000")
 

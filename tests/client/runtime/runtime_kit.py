@@ -19,7 +19,7 @@ from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator
 from psyche.errors import NetworkError
 from psyche.modeling.snapshot import get_file_entries, list_snapshots
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_hash, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.crypto import blake3_hash, blob_id_of, compute_state_digest
@@ -189,7 +189,7 @@ class TaskShell:
         self.heard.set()
         self.heard = trio.Event()
 
-    def log(self, event: kinds.Event) -> None:
+    def log(self, event: types.Event) -> None:
         self.told.emit(event)
 
     async def take(self, *_place: int) -> bytes:

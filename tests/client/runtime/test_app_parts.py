@@ -13,6 +13,7 @@ import pytest
 import trio
 from kits.power_loss import watch_disk
 
+from psyche.backends.port import Backend
 from psyche.client.runtime import app
 from psyche.client.runtime.app import LazyData, PayloadCheck, get_client_name, load_identity, lock_data_dir
 from psyche.client.runtime.settings import ClientSettings
@@ -23,7 +24,6 @@ from psyche.telemetry.events import EventLog
 from psyche.testing.builders import build_model
 from psyche.wire.crypto import Identity
 from psyche.wire.key_file import write_key_file
-from psyche.wire.ports import Backend
 
 PLAN = compute_plan({"w": (64, 64)}, chunk=64, topk=8, one_bit=True)
 SECRET = bytes(range(32))
@@ -277,7 +277,7 @@ async def test_what_keeps_a_client_from_coming_up_is_told(
         await app.run_client(unstarted, EventLog(None, node="n"), open_nothing)
 
 
-async def test_a_client_finds_its_home_before_it_starts_a_trainer(
+async def test_a_client_finds_its_backend_before_it_starts_a_trainer(
     settings: ClientSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look_in_vain(_settings: ClientSettings, _identity: Identity) -> AbstractAsyncContextManager[Backend]:

@@ -13,9 +13,9 @@ from trio.testing import MockClock
 from psyche.client.runtime.bootstrapping import Bootstrapping
 from psyche.core.state.state import RunState
 from psyche.network.memory.node import MemoryHub, MemoryNode
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import read_event
-from psyche.telemetry.kinds import Wait, WaitStarted
+from psyche.telemetry.types import Wait, WaitStarted
 from psyche.testing.builders import build_config, build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import open_swarm
@@ -35,7 +35,7 @@ class Forgetful(dict[Any, Any]):
         pass
 
 
-async def test_clients_of_a_home_without_a_book_find_each_other_by_an_address_on_record(tmp_path: Path) -> None:
+async def test_clients_of_a_backend_without_a_book_find_each_other_by_an_address_on_record(tmp_path: Path) -> None:
     """Real nodes on loopback: the record names the first of three."""
     config = build_config(init_min_clients=3, min_clients=2, total_steps=4, rounds_per_epoch=4)
     with trio.fail_after(LIMIT_S):
@@ -51,7 +51,7 @@ async def test_clients_of_a_home_without_a_book_find_each_other_by_an_address_on
     assert swarm.coordinator.state.run_state is RunState.FINISHED
     assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
     for member in swarm.members[1:]:
-        found = choose(map(read_event, member.events.drain()), kinds.BootstrapConnected)[0]
+        found = choose(map(read_event, member.events.drain()), types.BootstrapConnected)[0]
         assert (found.peer, f"{found.address}/p2p/{found.peer.hex()}") == (first.key, place)
 
 
@@ -94,9 +94,9 @@ async def test_each_wait_for_a_bootstrap_peer_is_named_and_ends(
         known.set_plan(RUN, PLAN)
         known.set_allowed(frozenset({node.key, KEY}))
         await look(bootstrapping, 60)
-        assert [one.peer for one in log.get(kinds.BootstrapConnected)] == [KEY]
-        ended = log.get(kinds.WaitEnded)
-        assert [one.outcome for one in ended].count(kinds.WaitOutcome.CONNECTED) <= 1
+        assert [one.peer for one in log.get(types.BootstrapConnected)] == [KEY]
+        ended = log.get(types.WaitEnded)
+        assert [one.outcome for one in ended].count(types.WaitOutcome.CONNECTED) <= 1
         assert [one.what for one in ended] == [one.what for one in log.get(WaitStarted)]
         ends = [one for one in ended if one.until is not None]
         assert ends, "every wait for the next attempt has named its end"
@@ -117,8 +117,8 @@ async def test_a_wait_ends_when_the_record_drops_its_address(
     begun = [one.what for one in log.get(WaitStarted)]
     assert begun, "the test waits for something"
     bootstrapping.follow([])
-    assert [one.what for one in log.get(kinds.WaitEnded)] == begun
-    assert log.get(kinds.WaitEnded)[-1].outcome is kinds.WaitOutcome.OFF_RECORD
+    assert [one.what for one in log.get(types.WaitEnded)] == begun
+    assert log.get(types.WaitEnded)[-1].outcome is types.WaitOutcome.OFF_RECORD
     bootstrapping.follow(recorded)
     await trio.sleep(0.5)
     bootstrapping.follow(recorded)
@@ -139,7 +139,7 @@ async def test_a_peer_that_the_record_drops_and_names_again_is_told_of_as_connec
         bootstrapping = Bootstrapping(node, [], log, trio.current_time)
         for recorded in ([PLACE], [], [PLACE]):
             bootstrapping.follow(recorded)
-    assert [one.peer for one in log.get(kinds.BootstrapConnected)] == [KEY, KEY]
+    assert [one.peer for one in log.get(types.BootstrapConnected)] == [KEY, KEY]
 
 
 async def test_what_a_person_names_wins_over_the_record_and_what_cannot_be_dialed_is_said(
@@ -152,7 +152,7 @@ async def test_what_a_person_names_wins_over_the_record_and_what_cannot_be_diale
     at = "/ip4/192.0.2.1/tcp/4001"
     bootstrapping.follow([f"{at}/p2p/{KEY.hex()}", f"{at}/p2p/{other.hex()}", at, f"{at}/p2p/{node.key.hex()}"])
     assert [(peer.key, peer.address) for peer in node.bootstrap()] == [(KEY, "/memory/7"), (other, at)]
-    (error,) = log.get(kinds.Error)
+    (error,) = log.get(types.Error)
     assert error.message.startswith(f"the record's bootstrap address '{at}' is not dialed: names no key")
     bootstrapping.follow([])
     assert [peer.key for peer in node.bootstrap()] == [KEY], "the owner has taken them back"

@@ -15,6 +15,7 @@ import trio.testing
 from kits.log import Log
 from kits.models import write_model_folder
 
+from psyche.backends.port import Backend
 from psyche.client.runtime import app, preflight
 from psyche.client.runtime.preflight import check_participation
 from psyche.client.runtime.reporting import Reporter
@@ -31,10 +32,9 @@ from psyche.core.state.state import (
 )
 from psyche.errors import ConfigError, PsycheError, TrainerError
 from psyche.modeling.first_weights import compute_first_digest
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import EventLog
 from psyche.testing.builders import build_hash, build_model, build_state
-from psyche.wire.ports import Backend
 from psyche.wire.report import SelfReport
 from psyche.wire.trainer import CheckReply, CheckRequest
 
@@ -256,7 +256,7 @@ async def test_the_owner_is_told_why_a_client_does_not_join(
     place.settings.device = "cuda"
     with pytest.raises(PsycheError, match=reason) as caught:
         await app.check_before_join(place.settings, cast("Backend", backend), trainer, reporter)
-    assert [event.reason for event in log.get(kinds.CannotTakePart)] == [str(caught.value)]
+    assert [event.reason for event in log.get(types.CannotTakePart)] == [str(caught.value)]
     assert [report.error for report in backend.reports] == [f"cannot take part: {caught.value}"]
 
 

@@ -9,8 +9,8 @@ from trio.testing import MockClock
 
 from psyche.client.engine.actions import Exit
 from psyche.client.runtime.departure import FAREWELL_S, LAST_WRITES_S, WITHDRAW_S, Departure
-from psyche.telemetry import kinds
-from psyche.telemetry.kinds import LeaveCause
+from psyche.telemetry import types
+from psyche.telemetry.types import LeaveCause
 
 
 @dataclass
@@ -47,7 +47,7 @@ async def test_who_has_nothing_to_withdraw_says_farewell_and_leaves(autojump_clo
     leaving = Leaving()
     await leaving.leave((0.0, Exit(3, "banned", LeaveCause.BANNED)))
     assert (leaving.code, leaving.left_at) == (3, pytest.approx(FAREWELL_S))
-    assert leaving.log.kinds == [kinds.ClientEnded]
+    assert leaving.log.kinds == [types.ClientEnded]
 
 
 @pytest.mark.parametrize(("answered_s", "left_s"), [(1.0, 1.0), (1_000.0, FAREWELL_S + WITHDRAW_S)])
@@ -72,7 +72,7 @@ async def test_the_final_weights_are_served_and_written_to_the_end(autojump_cloc
     leaving = Leaving()
     await leaving.leave((0.0, Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=30.0)))
     assert leaving.left_at == pytest.approx(30.0 + LAST_WRITES_S), "a write that hangs has a limit"
-    assert leaving.log.kinds == [kinds.Serving, kinds.ClientEnded]
+    assert leaving.log.kinds == [types.Serving, types.ClientEnded]
     quick = Leaving()
     quick.writes.set()
     await quick.leave((0.0, Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=30.0)))

@@ -21,7 +21,7 @@ from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordina
 from psyche.durable import write_file
 from psyche.errors import NetworkError
 from psyche.modeling import snapshot as disk
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_hash, build_model
 from psyche.wire.crypto import blake3_hash, blob_id_of, compute_state_digest
 from psyche.wire.ports import SyncReply, SyncRequest
@@ -144,7 +144,7 @@ async def test_only_the_tensors_that_differ_are_fetched(place: Place) -> None:
     assert tuple(place.trainer.tensors) == RIGHT
     assert place.network.wanted == [blob_id_of(RIGHT[1])]
     assert place.network.sources == [KEYS[1], KEYS[2]]
-    assert kinds.Compared(height=3, tensors=3, differing=1) in place.shell.log.told
+    assert types.Compared(height=3, tensors=3, differing=1) in place.shell.log.told
 
 
 async def test_weights_that_are_lost_are_fetched_whole(place: Place) -> None:

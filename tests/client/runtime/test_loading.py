@@ -15,7 +15,7 @@ from psyche.core.encoding.manifest import TensorEntry, decode_manifest, encode_m
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Client, Mark
 from psyche.errors import NetworkError, TrainerError
 from psyche.modeling.snapshot import read_snapshot_info
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.crypto import blake3_hash, blob_id_of, compute_state_digest
@@ -37,7 +37,7 @@ async def test_an_own_snapshot_is_found_by_its_digest_alone(place: Place) -> Non
     digest = await place.write_snapshot()
     source = await place.loader.find_local(digest)
     assert source is not None
-    assert (source.is_snapshot, source.name) == (True, kinds.WeightSource.OWN_SNAPSHOT)
+    assert (source.is_snapshot, source.name) == (True, types.WeightSource.OWN_SNAPSHOT)
     assert await place.loader.find_local(build_hash("other")) is None
 
 
@@ -75,7 +75,7 @@ async def test_weights_of_a_peer_become_an_own_snapshot_under_the_names_of_the_r
     place.network.answers = {KEYS[1]: answer_with(offer)}
     source = await place.fetch(digest)
     info = read_snapshot_info(source.path)
-    assert source.name == kinds.WeightSource.PEERS
+    assert source.name == types.WeightSource.PEERS
     assert (info.epoch, info.step, info.data_index) == (2, 20, 200)
     assert (info.digest, info.chain) == (digest, CHAIN)
     assert [p.name for p in place.snapshots.iterdir()] == [get_snapshot_folder(2, 20, digest)], "no parts are left"
@@ -189,8 +189,8 @@ async def test_a_refused_peer_is_named_and_not_asked_again_for_these_weights(pla
             with pytest.raises(NetworkError, match="not asked again" if again else reason):
                 await place.fetch(digest)
     assert [request.key for _, request in place.network.asked].count(asked_for) == 1
-    assert place.log.kinds == [kinds.SourceRefused] * 4
-    assert {refused.peer for refused in place.log.get(kinds.SourceRefused)} == {KEYS[1]}
+    assert place.log.kinds == [types.SourceRefused] * 4
+    assert {refused.peer for refused in place.log.get(types.SourceRefused)} == {KEYS[1]}
     assert place.network.fetched == []
 
 
@@ -289,7 +289,7 @@ async def test_in_full_value_mode_the_first_members_copy_leads(tmp_path: Path) -
     await trainer.snapshot(request)
     source = await place.loader.find_leading(place.state, digest, 1e9)
     assert source is not None
-    assert source.name == kinds.WeightSource.OWN_SNAPSHOT
+    assert source.name == types.WeightSource.OWN_SNAPSHOT
     assert place.network.asked == [], "it is the first member itself"
     place.network.key = KEYS[2]
     offer, _ = build_offer()
@@ -297,7 +297,7 @@ async def test_in_full_value_mode_the_first_members_copy_leads(tmp_path: Path) -
     place.network.blobs = {blob_id_of(b"w" * 32): b"w" * 32, blob_id_of(b"{}"): b"{}"}
     source = await place.loader.find_leading(place.state, digest, 1e9)
     assert source is not None
-    assert source.name == kinds.WeightSource.PEERS
+    assert source.name == types.WeightSource.PEERS
     assert [peer for peer, _ in place.network.asked] == [KEYS[0], KEYS[1]], "the first of them is not connected"
 
 

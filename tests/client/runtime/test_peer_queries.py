@@ -9,7 +9,7 @@ from runtime_kit import KEYS, FakeNetwork
 from psyche.client.engine import actions as act
 from psyche.client.runtime.peer_queries import SYNC_PEERS, PeerQueries
 from psyche.errors import NetworkError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.ports import SyncReply
 
 ROOT = b"r" * 32
@@ -60,7 +60,7 @@ async def test_a_witness_that_does_not_answer_is_an_answer() -> None:
     queries, peers, context = build(fail=NOT_CONNECTED)
     await queries.ask_table(act.AskTable(0, 3, 1, KEYS[1], ROOT))
     assert context.events == [act.TableArrived(0, 3, 1, ROOT, None)]
-    assert context.log.kinds == [kinds.Error]
+    assert context.log.kinds == [types.Error]
     peers.fail = None
     await queries.ask_table(act.AskTable(0, 3, 1, KEYS[1], ROOT))
     assert context.events[1:] == [act.TableArrived(0, 3, 1, ROOT, (b"one", b"two"))]

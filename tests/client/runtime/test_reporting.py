@@ -1,4 +1,4 @@
-"""K8: what a client tells the home about itself, folded from its own events, and how often."""
+"""K8: what a client tells the backend about itself, folded from its own events, and how often."""
 
 from dataclasses import dataclass, field
 from typing import cast
@@ -9,20 +9,20 @@ from kits.events import make
 from kits.log import Log
 from trio.testing import MockClock
 
+from psyche.backends import port
 from psyche.client.runtime.reporting import ERROR_AFTER_S, LOOK_S, REPEAT_S, REPORT_EVERY_S, Reporter
 from psyche.core.state.state import RunState
-from psyche.telemetry import kinds
-from psyche.telemetry.kinds import LeaveCause, Wait
-from psyche.wire.ports import Backend
+from psyche.telemetry import types
+from psyche.telemetry.types import LeaveCause, Wait
 from psyche.wire.report import MAX_ERROR_BYTES, SelfReport
 
-TRAINING = make(kinds.StateChanged, run_state=RunState.ROUND_TRAIN, epoch=2, height=3, step=40)
-LOAD_FAILED = make(kinds.LoadFailed, reason="config.json: no such file")
-APPLIED = make(kinds.Applied, epoch=2, height=2, count=3)
+TRAINING = make(types.StateChanged, run_state=RunState.ROUND_TRAIN, epoch=2, height=3, step=40)
+LOAD_FAILED = make(types.LoadFailed, reason="config.json: no such file")
+APPLIED = make(types.Applied, epoch=2, height=2, count=3)
 
 
 @dataclass
-class Home:
+class Backend:
     """Keeps what it is told, and when."""
 
     told: list[tuple[float, SelfReport]] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Home:
         self.told.append((trio.current_time(), report))
 
 
-def fold(*events: kinds.Event) -> SelfReport:
+def fold(*events: types.Event) -> SelfReport:
     reporter = Reporter(Log(), "ada", unix_now=lambda: 100.0)
     for event in events:
         reporter.emit(event)
@@ -45,9 +45,9 @@ def test_events_are_passed_on_as_they_are() -> None:
 
 
 def test_a_report_tells_place_loss_speed_and_wait() -> None:
-    payloads = make(kinds.WaitStarted, what="payloads of members 1", wait=Wait.PAYLOADS, until=9.0)
-    dial = make(kinds.WaitStarted, what="bootstrap peer at /ip4/10.0.0.1", wait=Wait.BOOTSTRAP_DIAL, until=1.0)
-    report = fold(TRAINING, make(kinds.Trained, loss=2.5, tokens=300), dial, payloads)
+    payloads = make(types.WaitStarted, what="payloads of members 1", wait=Wait.PAYLOADS, until=9.0)
+    dial = make(types.WaitStarted, what="bootstrap peer at /ip4/10.0.0.1", wait=Wait.BOOTSTRAP_DIAL, until=1.0)
+    report = fold(TRAINING, make(types.Trained, loss=2.5, tokens=300), dial, payloads)
     assert (report.name, report.phase, report.wait) == ("ada", "training", "payloads of members 1")
     assert (report.epoch, report.height, report.step, report.loss) == (2, 3, 40, 2.5)
     assert report.tokens_per_s > 0
@@ -57,55 +57,55 @@ def test_a_report_tells_place_loss_speed_and_wait() -> None:
     ("event", "words"),
     [
         (LOAD_FAILED, "cannot load the weights: config.json: no such file"),
-        (make(kinds.TrainerLost, reason="killed by SIGKILL"), "the trainer was lost: killed by SIGKILL"),
-        (make(kinds.Error, message="no room on the disk"), "no room on the disk"),
-        (make(kinds.LeftEpoch, reason="fell behind", cause=LeaveCause.BEHIND), "fell behind"),
-        (make(kinds.ClientEnded, reason="Ctrl-C", cause=LeaveCause.STOPPED, code=0), ""),
-        (make(kinds.ClientEnded, reason="the run is finished", cause=LeaveCause.FINISHED, code=0), ""),
+        (make(types.TrainerLost, reason="killed by SIGKILL"), "the trainer was lost: killed by SIGKILL"),
+        (make(types.Error, message="no room on the disk"), "no room on the disk"),
+        (make(types.LeftEpoch, reason="fell behind", cause=LeaveCause.BEHIND), "fell behind"),
+        (make(types.ClientEnded, reason="Ctrl-C", cause=LeaveCause.STOPPED, code=0), ""),
+        (make(types.ClientEnded, reason="the run is finished", cause=LeaveCause.FINISHED, code=0), ""),
     ],
 )
-def test_what_keeps_a_client_from_its_part_is_its_error(event: kinds.Event, words: str) -> None:
+def test_what_keeps_a_client_from_its_part_is_its_error(event: types.Event, words: str) -> None:
     assert fold(TRAINING, event).error == words
 
 
 def test_an_error_outlives_the_epoch_that_failed_by_it_and_a_later_stop() -> None:
-    failed = make(kinds.EpochFailed, reason="Warmup abandoned")
-    stopped = make(kinds.ClientEnded, reason="Ctrl-C", cause=LeaveCause.STOPPED, code=0)
+    failed = make(types.EpochFailed, reason="Warmup abandoned")
+    stopped = make(types.ClientEnded, reason="Ctrl-C", cause=LeaveCause.STOPPED, code=0)
     assert fold(LOAD_FAILED, failed, stopped).error.startswith("cannot load")
 
 
-@pytest.mark.parametrize("cure", [APPLIED, make(kinds.ModelLoaded), make(kinds.Healed)])
-def test_an_error_is_over_once_the_client_does_its_part_again(cure: kinds.Event) -> None:
+@pytest.mark.parametrize("cure", [APPLIED, make(types.ModelLoaded), make(types.Healed)])
+def test_an_error_is_over_once_the_client_does_its_part_again(cure: types.Event) -> None:
     assert fold(LOAD_FAILED, cure).error == ""
 
 
-def test_a_long_error_is_cut_to_what_the_home_takes() -> None:
-    assert len(fold(make(kinds.Error, message="é" * 9_000)).error.encode()) == MAX_ERROR_BYTES
+def test_a_long_error_is_cut_to_what_the_backend_takes() -> None:
+    assert len(fold(make(types.Error, message="é" * 9_000)).error.encode()) == MAX_ERROR_BYTES
 
 
 async def test_a_client_reports_changes_every_five_seconds_and_errors_within_one(autojump_clock: MockClock) -> None:
-    home, reporter = Home(), Reporter(Log(), "ada", unix_now=lambda: 100.0)
+    backend, reporter = Backend(), Reporter(Log(), "ada", unix_now=lambda: 100.0)
     start = trio.current_time()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(reporter.run, cast("Backend", home))
+        nursery.start_soon(reporter.run, cast("port.Backend", backend))
         await trio.sleep(0.1)
         for height in range(9):
-            reporter.emit(make(kinds.RoundStarted, height=height))
+            reporter.emit(make(types.RoundStarted, height=height))
             await trio.sleep(1)
         reporter.emit(LOAD_FAILED)
         await trio.sleep(REPEAT_S + 8)
         nursery.cancel_scope.cancel()
-    times = [round(at - start, 3) for at, _ in home.told]
+    times = [round(at - start, 3) for at, _ in backend.told]
     assert times[:2] == [0, REPORT_EVERY_S]
-    error_at = next(at for at, report in home.told if report.error) - start
+    error_at = next(at for at, report in backend.told if report.error) - start
     assert 9 <= error_at <= 9.1 + ERROR_AFTER_S + LOOK_S
     assert times[-1] - times[-2] == pytest.approx(REPEAT_S, abs=LOOK_S), "unchanged, it is repeated"
     assert len(times) == 4
 
 
 async def test_a_client_that_fails_reports_once_more_before_it_ends(autojump_clock: MockClock) -> None:
-    home, reporter = Home(), Reporter(Log(), "ada")
+    backend, reporter = Backend(), Reporter(Log(), "ada")
     unusable = LeaveCause.UNUSABLE_MODEL
-    reporter.emit(make(kinds.ClientEnded, reason="the model's plan cannot be used", cause=unusable, code=1))
-    await reporter.say_last(cast("Backend", home))
-    assert [report.error for _, report in home.told] == ["the model's plan cannot be used"]
+    reporter.emit(make(types.ClientEnded, reason="the model's plan cannot be used", cause=unusable, code=1))
+    await reporter.say_last(cast("port.Backend", backend))
+    assert [report.error for _, report in backend.told] == ["the model's plan cannot be used"]

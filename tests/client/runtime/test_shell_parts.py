@@ -30,8 +30,8 @@ from psyche.errors import (
     VersionMismatch,
     WireError,
 )
-from psyche.telemetry import kinds
-from psyche.telemetry.kinds import LeaveCause
+from psyche.telemetry import types
+from psyche.telemetry.types import LeaveCause
 from psyche.testing.builders import build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.address_record import AddressRecord
@@ -219,7 +219,7 @@ async def test_a_payload_that_came_is_checked_and_kept(autojump_clock: MockClock
     """R4."""
     assert await place.do(build_fetch()) == [act.PayloadArrived(b"c" * 32)]
     assert place.shell._payloads.find((BLOB,)) == (BODY,)
-    assert place.log.get(kinds.PayloadReceived)[0].bytes == len(BODY)
+    assert place.log.get(types.PayloadReceived)[0].bytes == len(BODY)
 
 
 async def test_a_payload_that_did_not_come_is_asked_for_again_and_one_that_breaks_a_rule_is_not(
@@ -284,7 +284,7 @@ async def test_a_disk_that_is_full_is_an_event(
     monkeypatch.setattr(place.shell._replay, "write", fail)
     await place.do(build_fetch(), act.StoreReplay(build_entry()))
     await place.do(act.StoreReplay(build_entry()))
-    assert any("No space left" in f.message for f in place.log.get(kinds.Error))
+    assert any("No space left" in f.message for f in place.log.get(types.Error))
     assert place.code is None, "it goes on"
     with trio.fail_after(5):
         await place.shell.wait_for_replay()
@@ -304,7 +304,7 @@ async def test_a_set_is_in_the_replay_store_once_waiting_for_it_is_over(
 
 async def test_evidence_is_a_file_for_whoever_wants_to_judge(autojump_clock: MockClock, place: Place) -> None:
     """Section 9, last table."""
-    await place.do(act.Log(kinds.Evidence(digests={3: b"\1" * 32}, reason="replay contradicts")))
+    await place.do(act.Log(types.Evidence(digests={3: b"\1" * 32}, reason="replay contradicts")))
     (path,) = place.root.glob("evidence-epoch-*.json")
     assert json.loads(path.read_text()) == {"digests": {"3": "01" * 32}, "reason": "replay contradicts"}
 
@@ -314,11 +314,11 @@ async def test_evidence_is_a_file_for_whoever_wants_to_judge(autojump_clock: Moc
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [(WrongRound("round 3 is over"), kinds.TooLate), (DigestMismatch("other weights"), kinds.RefusedByCoordinator),
-     (BackendError("given up"), kinds.Error)],
+    [(WrongRound("round 3 is over"), types.TooLate), (DigestMismatch("other weights"), types.RefusedByCoordinator),
+     (BackendError("given up"), types.Error)],
 )  # fmt: skip
 async def test_what_the_coordinator_refuses_is_an_event(
-    autojump_clock: MockClock, place: Place, error: Exception, kind: type[kinds.Event]
+    autojump_clock: MockClock, place: Place, error: Exception, kind: type[types.Event]
 ) -> None:
     """T7: others were faster."""
     place.backend.refuse = error
@@ -331,8 +331,8 @@ async def test_a_backend_that_gives_up_ends_the_client_with_an_error(autojump_cl
     place.backend.given_up.set()
     await trio.sleep(5.0)
     assert place.code == 1
-    (ended,) = place.log.get(kinds.ClientEnded)
-    assert ended.cause is LeaveCause.HOME
+    (ended,) = place.log.get(types.ClientEnded)
+    assert ended.cause is LeaveCause.BACKEND
     assert "refuses this key" in ended.reason
 
 
@@ -343,7 +343,7 @@ async def test_a_version_that_the_owner_wants_while_the_run_is_paused_ends_the_c
     place.backend.given_up.set()
     await trio.sleep(5.0)
     assert place.code == 10
-    (ended,) = place.log.get(kinds.ClientEnded)
+    (ended,) = place.log.get(types.ClientEnded)
     assert ended.cause is LeaveCause.WRONG_VERSION
     assert "version 99.0" in ended.reason
 
@@ -356,7 +356,7 @@ async def test_a_run_that_is_gone_ends_the_client_with_the_exit_code_of_that(
     place.backend.given_up.set()
     await trio.sleep(5.0)
     assert place.code == reason.exit_code > 10
-    assert [event.reason for event in place.log.get(kinds.ClientEnded)] == [str(reason)]
+    assert [event.reason for event in place.log.get(types.ClientEnded)] == [str(reason)]
 
 
 # --- peers
@@ -380,19 +380,25 @@ async def test_stopping_ends_with_code_0_once_the_withdrawal_is_answered(
     """F26."""
     place.backend.answer_s = 1.0
     place.shell._execute(
-        [act.Submit(Withdraw(0, 1), after=act.Log(make(kinds.Withdrew))), act.Exit(0, "stopped", LeaveCause.STOPPED)]
+        [
+            act.Submit(Withdraw(0, 1), after=act.Log(make(types.Withdrew))),
+            act.Exit(0, "stopped", LeaveCause.STOPPED),
+        ]
     )
     await trio.sleep(5.0)
     assert place.code == 0
     assert place.backend.sent == [("submit", (Withdraw(0, 1), None))]
-    assert place.log.get(kinds.Withdrew)
+    assert place.log.get(types.Withdrew)
 
 
 async def test_a_server_that_does_not_answer_keeps_nobody_from_leaving(autojump_clock: MockClock, place: Place) -> None:
     """F26: within five seconds."""
     place.backend.answer_s = 1_000.0
     place.shell._execute(
-        [act.Submit(Withdraw(0, 1), after=act.Log(make(kinds.Withdrew))), act.Exit(0, "stopped", LeaveCause.STOPPED)]
+        [
+            act.Submit(Withdraw(0, 1), after=act.Log(make(types.Withdrew))),
+            act.Exit(0, "stopped", LeaveCause.STOPPED),
+        ]
     )
     await trio.sleep(3.0)
     assert place.code == 0
@@ -408,8 +414,8 @@ async def test_stopping_while_serving_ends_at_once_and_well(autojump_clock: Mock
 
 
 async def test_waits_are_logged_in_the_time_of_people(autojump_clock: MockClock, place: Place) -> None:
-    place.shell._execute([act.Log(make(kinds.WaitStarted, until=trio.current_time() + 60.0))])
-    (wait,) = place.log.get(kinds.WaitStarted)
+    place.shell._execute([act.Log(make(types.WaitStarted, until=trio.current_time() + 60.0))])
+    (wait,) = place.log.get(types.WaitStarted)
     assert wait.until == pytest.approx(1_000_060.0, abs=1e-3)
 
 

@@ -10,9 +10,9 @@ from kits.log import choose
 from trio.testing import MockClock
 
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, RunState
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import read_event
-from psyche.telemetry.kinds import WeightSource
+from psyche.telemetry.types import WeightSource
 from psyche.testing.builders import build_config, build_hash, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import open_swarm
@@ -48,8 +48,8 @@ async def test_a_newcomer_without_the_model_gets_the_weights_from_its_peers(
     assert codes == [0, 0, 0]
     certified = swarm.coordinator.state.certified.digest
     assert {m.digest for m in swarm.members} == {certified}
-    sources = [e.source for e in choose(map(read_event, late.events.drain()), kinds.ModelLoaded)]
-    assert sources[0] is kinds.WeightSource.PEERS
+    sources = [e.source for e in choose(map(read_event, late.events.drain()), types.ModelLoaded)]
+    assert sources[0] is types.WeightSource.PEERS
 
 
 async def compute_first_weights(folder: Path) -> bytes:
@@ -72,7 +72,7 @@ async def test_clients_without_the_model_folder_fetch_the_first_weights_from_mem
                 member.shell._loader._local_root = tmp_path / "nowhere"
             codes = await swarm.run()
     assert codes == [0] * clients
-    loads = [choose(map(read_event, m.events.drain()), kinds.ModelLoaded)[0].source for m in swarm.members]
+    loads = [choose(map(read_event, m.events.drain()), types.ModelLoaded)[0].source for m in swarm.members]
     peers, own = WeightSource.PEERS, WeightSource.CONFIGURED
     assert loads == [peers] * without + [own] * (clients - without)
     assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
@@ -92,8 +92,8 @@ async def test_a_model_folder_that_is_not_the_one_on_record_is_not_used(
             codes = await swarm.run()
     assert codes == [0, 0, 0]
     seen = [*map(read_event, swarm.members[1].events.drain())]
-    assert choose(seen, kinds.ModelLoaded)[0].source is WeightSource.PEERS
-    assert [event.files for event in choose(seen, kinds.ModelFilesDiffer)] == ["config.json (different content)"]
+    assert choose(seen, types.ModelLoaded)[0].source is WeightSource.PEERS
+    assert [event.files for event in choose(seen, types.ModelFilesDiffer)] == ["config.json (different content)"]
 
 
 async def test_a_newcomer_whose_line_is_too_slow_for_warmup_fetches_ahead_and_is_admitted(
@@ -118,8 +118,8 @@ async def test_a_newcomer_whose_line_is_too_slow_for_warmup_fetches_ahead_and_is
             codes = await swarm.run(delays={2: 12.0})
     assert codes == [0, 0, 0]
     events = [*map(read_event, late.events.drain())]
-    assert choose(events, kinds.Dropped), "its first Warmup was too short"
-    assert choose(events, kinds.Trained), "it was admitted later"
+    assert choose(events, types.Dropped), "its first Warmup was too short"
+    assert choose(events, types.Trained), "it was admitted later"
     assert swarm.coordinator.state.registry.slots[2].proven
 
 
@@ -134,7 +134,7 @@ async def test_in_full_value_mode_every_epoch_goes_on_from_one_members_copy(
         async with open_swarm(3, tmp_path, config=config, model=model, make_trainer=trainers.__getitem__) as swarm:
             codes = await swarm.run()
     assert codes == [0, 0, 0]
-    loads = [choose(map(read_event, m.events.drain()), kinds.ModelLoaded) for m in swarm.members]
+    loads = [choose(map(read_event, m.events.drain()), types.ModelLoaded) for m in swarm.members]
     assert all(len(seen) == 2 for seen in loads), "once at the start, once for the second epoch"
     assert sorted(seen[-1].source for seen in loads) == [
         WeightSource.OWN_SNAPSHOT,
@@ -163,10 +163,10 @@ async def test_a_client_that_lost_a_set_of_its_replay_store_takes_the_agreed_wei
     assert codes == [0, 0, 0, 0]
     assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
     seen = [type(read_event(line)) for line in swarm.members[2].events.drain()]
-    assert seen.count(kinds.Diverged) == seen.count(kinds.Compared) == seen.count(kinds.Healed) == 1
-    assert kinds.Dropped not in seen
-    assert kinds.LeftEpoch not in seen
-    assert seen.count(kinds.ClientEnded) == 1
+    assert seen.count(types.Diverged) == seen.count(types.Compared) == seen.count(types.Healed) == 1
+    assert types.Dropped not in seen
+    assert types.LeftEpoch not in seen
+    assert seen.count(types.ClientEnded) == 1
 
 
 @pytest.mark.parametrize("one_bit", [True, False])
@@ -190,11 +190,11 @@ async def test_who_starts_from_another_config_is_out_is_told_the_file_and_goes_o
     assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
     assert [dict(trainer.files) for trainer in trainers] == [{"config.json": b"{}"}] * 3
     events = [read_event(line) for line in odd.events.drain()]
-    told = choose(events, kinds.ModelFilesDiffer)
+    told = choose(events, types.ModelFilesDiffer)
     assert [(e.path, e.files) for e in told[:1]] == [
         (str(tmp_path / "other" / "model"), "config.json (different content)")
     ]
     before = [type(event) for event in events[: events.index(told[0])]]
-    assert kinds.Dropped in before, "it took part in no round before"
-    assert kinds.ResultSent not in before
+    assert types.Dropped in before, "it took part in no round before"
+    assert types.ResultSent not in before
     assert (tmp_path / "other" / "model" / "config.json").read_text() == '{"rms_norm_eps": 1000}'

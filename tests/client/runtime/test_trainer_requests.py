@@ -21,7 +21,7 @@ from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.core.state.state import ZERO32
 from psyche.errors import DataError, NetworkError, TrainerError, UnusableDataError, UnusableModelError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.crypto import blake3_hash, compute_chain_digest, compute_state_digest
@@ -148,11 +148,11 @@ def build_load(certified: bytes | None = None) -> act.Load:
 
 
 async def test_an_own_snapshot_is_loaded_before_anything_else(place: Place) -> None:
-    place.loader.own, digest = await place.write_snapshot(kinds.WeightSource.OWN_SNAPSHOT)
+    place.loader.own, digest = await place.write_snapshot(types.WeightSource.OWN_SNAPSHOT)
     place.loader.configured = Source(place.root, is_snapshot=False, name="configured source")
     (event,) = await place.ask(build_load(digest))
     assert isinstance(event, act.Loaded)
-    assert (event.digest, event.source, event.epoch) == (digest, kinds.WeightSource.OWN_SNAPSHOT, 0)
+    assert (event.digest, event.source, event.epoch) == (digest, types.WeightSource.OWN_SNAPSHOT, 0)
     assert [load.keep_momentum for load in place.trainer.loads] == [True]
     assert place.loader.fetches == 0
 
@@ -161,10 +161,10 @@ async def test_a_source_that_gives_other_weights_is_passed_over(place: Place) ->
     """S8: exactly the certified weights, from wherever they can be had."""
     place.loader.own, _ = await place.write_snapshot("own but other")
     place.loader.configured = Source(place.root, is_snapshot=False, name="configured source")
-    place.loader.peers, digest = await place.write_snapshot(kinds.WeightSource.PEERS)
+    place.loader.peers, digest = await place.write_snapshot(types.WeightSource.PEERS)
     (event,) = await place.ask(build_load(digest))
     assert isinstance(event, act.Loaded)
-    assert event.source == kinds.WeightSource.PEERS
+    assert event.source == types.WeightSource.PEERS
     assert len(place.trainer.loads) == 3
 
 
@@ -204,7 +204,7 @@ async def test_a_configured_model_that_cannot_be_trained_is_for_good_only_where_
     place: Place, certified: bool, error: Exception, for_good: bool
 ) -> None:
     """Later, peers have the weights."""
-    place.loader.configured = Source(place.root, is_snapshot=False, name=kinds.WeightSource.CONFIGURED)
+    place.loader.configured = Source(place.root, is_snapshot=False, name=types.WeightSource.CONFIGURED)
     place.trainer.failures["load"] = [error]
     (event,) = await place.ask(build_load(build_hash("certified") if certified else None))
     assert isinstance(event, act.LoadFailed)
@@ -214,7 +214,7 @@ async def test_a_configured_model_that_cannot_be_trained_is_for_good_only_where_
 
 
 async def test_a_certified_model_that_cannot_be_trained_is_for_good(place: Place) -> None:
-    place.loader.peers, digest = await place.write_snapshot(kinds.WeightSource.PEERS)
+    place.loader.peers, digest = await place.write_snapshot(types.WeightSource.PEERS)
     place.trainer.failures["load"] = [UnusableModelError("max_position_embeddings is 16")]
     (event,) = await place.ask(build_load(digest))
     assert isinstance(event, act.LoadFailed)
@@ -222,7 +222,7 @@ async def test_a_certified_model_that_cannot_be_trained_is_for_good(place: Place
 
 
 async def test_a_trainer_that_crashes_while_loading_is_started_again_and_the_load_failed(place: Place) -> None:
-    place.loader.own, digest = await place.write_snapshot(kinds.WeightSource.OWN_SNAPSHOT)
+    place.loader.own, digest = await place.write_snapshot(types.WeightSource.OWN_SNAPSHOT)
     place.trainer.failures["load"] = [TrainerFailure(FailureKind.CRASHED, "gone")]
     (event,) = await place.ask(build_load(digest))
     assert isinstance(event, act.LoadFailed)
@@ -250,7 +250,7 @@ async def test_weights_of_the_configured_source_are_kept_as_a_snapshot_at_once(p
 async def test_final_weights_are_checked_wherever_they_come_from(place: Place) -> None:
     """P8, S9: an own snapshot that gives other weights than its name says is not believed."""
     place.loader.own, _ = await place.write_snapshot("own but other")
-    place.loader.peers, digest = await place.write_snapshot(kinds.WeightSource.PEERS)
+    place.loader.peers, digest = await place.write_snapshot(types.WeightSource.PEERS)
     (event,) = await place.ask(act.FetchSnapshot(digest))
     assert event == act.SnapshotFetched(digest, ok=True)
     assert place.loader.fetches == 1
@@ -517,4 +517,4 @@ async def test_an_export_of_the_same_weights_is_left_as_its_user_made_it(
     with trio.fail_after(LIMIT_S):
         await place.tasks.wait_idle()
     assert (folder / "converted.gguf").exists() == is_left
-    assert [event.path for event in place.shell.told.get(kinds.Exported)] == [str(folder)]
+    assert [event.path for event in place.shell.told.get(types.Exported)] == [str(folder)]

@@ -13,7 +13,7 @@ from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.trainer_tasks import TrainerTasks
 from psyche.errors import TrainerError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.trainer import ApplyReply, ApplyRequest
 
 
@@ -50,8 +50,8 @@ class Loader:
 class Shell(TaskShell):
     """Its data is there, and it is told of nothing but errors."""
 
-    def log(self, event: kinds.Event) -> None:
-        assert isinstance(event, kinds.Error), event
+    def log(self, event: types.Event) -> None:
+        assert isinstance(event, types.Error), event
 
     async def take(self, *_place: int) -> bytes:
         return bytes(4 * 16)

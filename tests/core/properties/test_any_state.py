@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
+from differential.odd_states import EDGES, draw_mutant, draw_value, get_moments
 from kits.runs import Run
-from twins.odd_states import EDGES, draw_mutant, draw_value, get_moments
 
 from psyche.core.committee.seeds import EXPIRED
 from psyche.core.encoding.account import decode_state, encode_state
@@ -94,7 +94,7 @@ def draw_key(state: Coordinator, signer: bytes) -> bytes:
 
 
 def draw_call(draw: random.Random, state: Coordinator, now: int) -> Call:
-    """A tick, a message, or what the owner or the home does."""
+    """A tick, a message, or what the owner or the backend does."""
     now = draw_now(draw, now)
     slot, entropy = draw_now(draw, now), draw.choice((build_hash(draw.random()), build_hash(1), None, EXPIRED))
     gap_s, rate = draw.choice((-1, 0, 30, LATEST_UNIX)), draw.choice((None, 0, 7, -1, LATEST_UNIX, LATEST_UNIX + 1))
@@ -105,7 +105,7 @@ def draw_call(draw: random.Random, state: Coordinator, now: int) -> Call:
     def send(message: msg.Message) -> Call:
         return lambda s: apply(s, now, 0, ZERO32, message)
 
-    home: list[Call] = [
+    backend: list[Call] = [
         send(msg.Pause()),
         send(msg.Resume()),
         send(msg.Recover(gap_s)),
@@ -121,7 +121,7 @@ def draw_call(draw: random.Random, state: Coordinator, now: int) -> Call:
     kind = draw.random()
     if kind < 0.45:
         return lambda s: apply(s, now, slot, ZERO32, msg.Tick(entropy))
-    return draw_message(draw, state, now) if kind < 0.85 else draw.choice(home)
+    return draw_message(draw, state, now) if kind < 0.85 else draw.choice(backend)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

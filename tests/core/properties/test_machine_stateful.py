@@ -215,7 +215,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     # --- the run goes on by itself
 
     def drive(self, count: int) -> None:
-        """Do what members and home would do now, so often; the silent and the gray are `faults`."""
+        """Do what members and backend would do now, so often; the silent and the gray are `faults`."""
         for _ in range(count):
             state, config = self.state, self.state.config
             if state.run_state is RunState.WAITING_FOR_MEMBERS:

@@ -71,7 +71,7 @@ def find_bounds(hint: Any) -> list[tuple[Any, ...]]:
     return [*map(tuple, hint.__metadata__), *inner] if get_origin(hint) is Annotated else inner
 
 
-def test_the_bounds_of_messages_are_those_that_every_home_enforces() -> None:
+def test_the_bounds_of_messages_are_those_that_every_backend_enforces() -> None:
     hints = {
         f"{kind.name}.{name}": hint
         for kind in KINDS

@@ -23,7 +23,7 @@ from psyche.core.state.state import Checkpoint, CheckpointKind, Config
 from psyche.localchain.chain import LocalChain, open_local_chain
 from psyche.localchain.rpc.web import bind_pair, serve_app
 from psyche.network.memory.node import MemoryHub
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.events import read_event
 from psyche.testing.builders import build_model
 from psyche.testing.dummy_trainer import DummyTrainer
@@ -70,7 +70,7 @@ class CountedMember:
 
     def _take(self) -> None:
         for line in self.member.events.drain():
-            if isinstance(read_event(line), kinds.RoundStarted):
+            if isinstance(read_event(line), types.RoundStarted):
                 self.rounds.append(time.monotonic())
 
     def get_calls(self) -> Counter[str]:

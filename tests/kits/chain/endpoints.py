@@ -15,7 +15,7 @@ from solders.transaction import Transaction
 from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.rpc.http import HttpTransport
-from psyche.telemetry.kinds import Event
+from psyche.telemetry.types import Event
 
 SLOT_S: Final = 0.4
 HEIGHTS: Final = 150

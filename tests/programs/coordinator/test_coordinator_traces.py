@@ -1,7 +1,7 @@
 """The conformance traces on the coordinator program, through its real instructions as far as these can say them.
 
 Time, slot and entropy come from the chain's clock and record of slots, senders are signers whose signatures nobody
-checks. What no instruction says is applied by core, and the account laid anew: recovery is for other homes, a report
+checks. What no instruction says is applied by core, and the account laid anew: recovery is for other backends, a report
 of equivocation needs true signatures, a collection takes all that one signer has, and a model comes without its
 further sources.
 """

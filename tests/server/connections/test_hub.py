@@ -18,7 +18,7 @@ from psyche.errors import PsycheError
 from psyche.server.access import AccessChanges, AllowList
 from psyche.server.connections import hub as hub_module
 from psyche.server.connections import limits
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_identity
 from psyche.wire import backend as wire
 from psyche.wire.access import Access, Allow
@@ -50,7 +50,7 @@ async def assert_well(rig: Rig, clients: list[Client]) -> None:
 
 
 def get_reasons(rig: Rig) -> str:
-    return " | ".join(event.reason for event in rig.sink.get(kinds.ConnectionClosed))
+    return " | ".join(event.reason for event in rig.sink.get(types.ConnectionClosed))
 
 
 async def test_a_subscriber_gets_the_whole_state_and_then_every_change_as_delta(autojump_clock: MockClock) -> None:
@@ -85,7 +85,7 @@ async def test_a_subscription_repeated_after_a_mismatch_gets_the_whole_state_aga
         await client.subscribe()
         assert client.raw == encode_state(rig.handler.state)
         assert len(rig.handler.state.registry.slots) == 3, "and it stays the same client"
-        assert rig.sink.get(kinds.ClientDisconnected) == []
+        assert rig.sink.get(types.ClientDisconnected) == []
 
 
 async def test_nothing_leaves_before_its_record_is_on_disk(autojump_clock: MockClock) -> None:
@@ -132,7 +132,7 @@ async def test_a_client_that_reads_nothing_is_closed_and_the_others_go_on(autoju
             await lazy.send(wire.SubscribeRequest())
             await trio.sleep(0.3)
             await assert_well(rig, clients)
-            if rig.sink.get(kinds.ConnectionClosed):
+            if rig.sink.get(types.ConnectionClosed):
                 break
         assert "not taken within 10 s" in get_reasons(rig)
         await assert_well(rig, clients)
@@ -241,7 +241,7 @@ async def test_bytes_that_are_no_handshake_end_their_own_connection(autojump_clo
         with pytest.raises(HandshakeError):
             await client_handshake(stranger, STRANGER, "data", CHANNEL, SERVER.public, 60)
         await trio.sleep(0.1)
-        assert len(rig.sink.get(kinds.ConnectionClosed)) == 4
+        assert len(rig.sink.get(types.ConnectionClosed)) == 4
         await assert_well(rig, clients)
 
 
@@ -262,7 +262,7 @@ async def test_an_owners_command_does_not_push_aside_the_client_with_the_same_ke
         assert (await command.ask(wire.build_submit(Resume(), op_id=bytes([1]) * 16))).code == ""
         await command.frames.aclose()
         await trio.sleep(1)
-        assert rig.sink.get(kinds.ClientDisconnected) == []
+        assert rig.sink.get(types.ClientDisconnected) == []
         assert (await clients[0].ask(wire.PingRequest())).code == ""
 
 
@@ -279,7 +279,7 @@ async def test_a_second_connection_with_the_same_key_takes_the_first_ones_place(
             await trio.sleep(4)
             rig.tick()
             await assert_well(rig, [clients[0], second, clients[2]])
-        assert rig.sink.get(kinds.ClientDisconnected) == [], "the key was there all the time"
+        assert rig.sink.get(types.ClientDisconnected) == [], "the key was there all the time"
 
 
 async def test_a_second_connection_ends_a_first_that_is_dead_but_has_not_been_noticed(
@@ -308,7 +308,7 @@ async def test_a_lost_connection_is_withdrawn_only_after_the_grace(autojump_cloc
         rig.tick()
         states = {c.p2p: c.state for c in rig.handler.state.clients}
         assert states[CLIENTS[1].public] is ClientState.WITHDRAWN
-        assert rig.sink.get(kinds.ClientDisconnected)[0].key == CLIENTS[1].public
+        assert rig.sink.get(types.ClientDisconnected)[0].key == CLIENTS[1].public
 
 
 async def test_a_request_whose_answer_was_lost_is_answered_alike_on_the_next_connection(

@@ -16,7 +16,7 @@ from psyche.backends.solana.member.ticks import TickKeeper
 from psyche.core.state.messages import Join, Message, Withdraw
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.nursery import open_plain_nursery
@@ -67,7 +67,7 @@ class SolanaBackend:
                 nursery.start_soon(self._ticks.keep_ticking)
                 nursery.start_soon(self._joins.keep_joined, self.submit)
         except BackendError as error:
-            self._sink.emit(kinds.HomeGivenUp(reason=str(error)))
+            self._sink.emit(types.BackendGivenUp(reason=str(error)))
             self._follower.fail(error)
             raise
         finally:

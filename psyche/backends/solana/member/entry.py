@@ -30,7 +30,7 @@ from psyche.config.rules import find_chain_problems
 from psyche.core.state.state import Coordinator, RunState
 from psyche.durable import make_folder
 from psyche.errors import BackendError, ConfigError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
 from psyche.wire.crypto import Identity
 from psyche.wire.nursery import open_plain_nursery
@@ -212,6 +212,6 @@ async def _watch_wallet(rpc: Rpc, backend: SolanaBackend, wallet: Pubkey, sink: 
             epoch = state.progress.epoch
             with suppress(BackendError):  # the endpoints' trouble is told by those who need them
                 funds = await _look_at_wallet(rpc, state, wallet)
-                sink.emit(kinds.WalletBalance(epoch=epoch, lamports=funds.lamports, epoch_lamports=funds.epoch))
+                sink.emit(types.WalletBalance(epoch=epoch, lamports=funds.lamports, epoch_lamports=funds.epoch))
                 if not funds.is_enough:
-                    sink.emit(kinds.WalletLow(reason=funds.describe_shortage()))
+                    sink.emit(types.WalletLow(reason=funds.describe_shortage()))

@@ -18,7 +18,7 @@ from psyche.backends.waits import NamedWaits
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, ChainReplaced, PsycheError, RunClosed
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
 from psyche.wire.nursery import open_plain_nursery
 
@@ -72,10 +72,10 @@ class RecordFollower:
 
     async def begin(self) -> None:
         """Find out how new the first record must be (M9)."""
-        self.waits.start(kinds.Wait.HOME, "an RPC endpoint to answer", "connect")
+        self.waits.start(types.Wait.BACKEND, "an RPC endpoint to answer", "connect")
         known = await trio.to_thread.run_sync(self._platform.floor.read)
         self.view.min_slot = max(known, await self._link.get_newest_slot())  # M9
-        self.waits.start(kinds.Wait.HOME, f"an RPC endpoint at slot {self.view.min_slot} or later", "connect")
+        self.waits.start(types.Wait.BACKEND, f"an RPC endpoint at slot {self.view.min_slot} or later", "connect")
 
     async def run(self) -> None:
         """Follow the record until cancelled.
@@ -103,30 +103,30 @@ class RecordFollower:
             case Taken.AGREED:
                 self._note_usable()
             case Taken.UNREADABLE:
-                self.sink.emit(kinds.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
+                self.sink.emit(types.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
             case Taken.FORKED:
                 if self._told.get(reading.endpoint) != self.view.version:
                     self._told[reading.endpoint] = self.view.version
-                    self.sink.emit(kinds.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
+                    self.sink.emit(types.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
                 if not self.view.is_usable:
                     what = "the RPC endpoints to agree on the run's record, or to show the same one for long"
-                    self.waits.start(kinds.Wait.HOME, what, "go on")
+                    self.waits.start(types.Wait.BACKEND, what, "go on")
                     self._note_change()
             case Taken.OTHER_RUN:
                 raise BackendError(self.view.problem)
             case Taken.OLD if self.view.nonce < 0:
                 what = f"an RPC endpoint at slot {self.view.min_slot}, which this client has seen already"
-                self.waits.start(kinds.Wait.HOME, what, "connect")
+                self.waits.start(types.Wait.BACKEND, what, "connect")
             case Taken.KNOWN | Taken.OLD | Taken.DOUBTED:
                 if self.view.is_usable:
-                    self.waits.end(kinds.Wait.HOME, kinds.WaitOutcome.CONNECTED)
+                    self.waits.end(types.Wait.BACKEND, types.WaitOutcome.CONNECTED)
 
     def _note_usable(self) -> None:
         if not self._is_known:
             self._is_known = True
             run_id = self.view.state.run_id
-            self.sink.emit(kinds.HomeConnected(run_id=run_id, program="solana"))
-        self.waits.end(kinds.Wait.HOME, kinds.WaitOutcome.CONNECTED)
+            self.sink.emit(types.BackendConnected(run_id=run_id, program="solana"))
+        self.waits.end(types.Wait.BACKEND, types.WaitOutcome.CONNECTED)
         self._note_change()
 
     async def _settle_doubts(self) -> None:
@@ -146,7 +146,7 @@ class RecordFollower:
                 f"run {before.run_id!r} was closed by its owner in step {before.progress.step}: its account is gone "
                 "from the chain. This client's snapshots and models stay; `psyche run list` shows which runs there are"
             )
-        self.sink.emit(kinds.StateMismatch(reason=told))
+        self.sink.emit(types.StateMismatch(reason=told))
         self.has_place = False  # what it has joined may be gone
         self._check_own_slot()
         self._note_usable()
@@ -158,8 +158,8 @@ class RecordFollower:
             await trio.sleep(SILENCE_S / 4)
             if trio.current_time() - max(started_s, self._read_at_s) >= SILENCE_S:
                 what = f"an RPC endpoint to show the run's record: none has for {SILENCE_S:.0f} s"
-                if self.waits.start(kinds.Wait.HOME, what, "go on"):
-                    self.sink.emit(kinds.HomeLost(reason=what, tries=0))
+                if self.waits.start(types.Wait.BACKEND, what, "go on"):
+                    self.sink.emit(types.BackendLost(reason=what, tries=0))
 
     def _check_own_slot(self) -> None:
         """End where another machine has taken this wallet's place: else both would take it from each other for ever."""
@@ -201,7 +201,7 @@ class RecordFollower:
             try:
                 await trio.to_thread.run_sync(self._platform.floor.write, slot)
             except BackendError as error:  # F16: not even a full disk ends the client
-                self.sink.emit(kinds.Error(message=str(error), action="remember how far the run was followed"))
+                self.sink.emit(types.Error(message=str(error), action="remember how far the run was followed"))
             else:
                 self._kept, self._kept_slot = phase, slot
 

@@ -12,7 +12,7 @@ from psyche.backends.solana.member.logic import JOIN_VALID_S, RENEW_BEFORE_S, Ad
 from psyche.backends.solana.member.sending import RENEW_EVERY_S, MessageSubmitter
 from psyche.core.state.errors import ClientsFull
 from psyche.core.state.messages import Join, Message, ReclaimSlot
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.backend import NotAllowed
 from psyche.wire.ports import Proof
 
@@ -35,12 +35,12 @@ class JoinKeeper:
             try:
                 await self._join_once(message, proof)
             except NotAllowed as error:
-                if self._follower.waits.start(kinds.Wait.PERMISSION, "the owner to allow this client's wallet", "join"):
-                    self._follower.sink.emit(kinds.NotAllowedYet(message=f"{error}. This client then joins by itself"))
+                if self._follower.waits.start(types.Wait.PERMISSION, "the owner to allow this client's wallet", "join"):
+                    self._follower.sink.emit(types.NotAllowedYet(message=f"{error}. This client then joins by itself"))
                 await trio.sleep(ALLOWED_AGAIN_S[min(refusals, len(ALLOWED_AGAIN_S) - 1)])
                 refusals += 1
             else:
-                self._follower.waits.end(kinds.Wait.PERMISSION, kinds.WaitOutcome.ALLOWED)
+                self._follower.waits.end(types.Wait.PERMISSION, types.WaitOutcome.ALLOWED)
                 return
 
     async def _join_once(self, message: Join, proof: Proof) -> None:

@@ -14,7 +14,7 @@ from psyche.core.rules.apply import BY_TYPE
 from psyche.core.state.errors import CoordinatorError, Halted
 from psyche.core.state.messages import Message, Tick
 from psyche.errors import BackendError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof
 
@@ -117,10 +117,10 @@ class MessageSubmitter:
         try:
             await function(*args)
         except CoordinatorError as error:
-            self._follower.sink.emit(kinds.TooLate(action=action, reason=str(error)))
+            self._follower.sink.emit(types.TooLate(action=action, reason=str(error)))
         except BackendError as error:
             self._follower.check_alive()
             if str(error) != self._trouble:  # said once; another member ticks, and what has no remedy shows elsewhere
-                self._follower.sink.emit(kinds.Error(message=str(error), action=action))
+                self._follower.sink.emit(types.Error(message=str(error), action=action))
             self._trouble = str(error)
             await trio.sleep(RENEW_EVERY_S)

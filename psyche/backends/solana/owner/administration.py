@@ -1,4 +1,4 @@
-"""A run on Solana, as its owner reaches it: status, record, members, and commands (`wire.home.Home`)."""
+"""A run on Solana, as its owner reaches it: status, record, members, and commands (`backends.port.Administration`)."""
 
 from dataclasses import dataclass, replace
 from typing import Final, cast
@@ -8,6 +8,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from psyche import __version__
+from psyche.backends.port import Administration
 from psyche.backends.solana.interface.addresses import EVERYBODY
 from psyche.backends.solana.interface.coordinator import OwnerMessage, build_owner_message
 from psyche.backends.solana.interface.treasurer import RunChange, build_run_update
@@ -15,6 +16,7 @@ from psyche.backends.solana.joining import find_authorization
 from psyche.backends.solana.lookup import FoundRun, RunTarget, find_decimals, find_run
 from psyche.backends.solana.packing import Step
 from psyche.backends.solana.session import ChainPlan, ChainSession
+from psyche.backends.summary import get_joined_slots, summarize_run
 from psyche.core.rules.apply import apply
 from psyche.core.state import messages as msg
 from psyche.core.state.errors import CoordinatorError
@@ -22,7 +24,6 @@ from psyche.core.state.roster import is_in_epoch
 from psyche.core.state.state import Coordinator, RunState
 from psyche.errors import ConfigError
 from psyche.wire.backend import MemberInfo, Members, RunStatus
-from psyche.wire.home import Home, get_joined_slots, summarize_run
 from psyche.wire.messages import AnyMessage
 
 PROGRAM: Final = f"psyche {__version__} on Solana"
@@ -30,8 +31,8 @@ OWNERS_MESSAGES: Final = (msg.Pause, msg.Resume, msg.SetRates, msg.Update, msg.U
 
 
 @dataclass(frozen=True)
-class SolanaHome:
-    """A run on a chain (`wire.home.Home`). Every method raises BackendError if no endpoint answers."""
+class SolanaAdministration:
+    """A run on a chain (`backends.port.Administration`). Every method raises BackendError if no endpoint answers."""
 
     session: ChainSession
     run_id: str
@@ -188,5 +189,5 @@ def _describe(run_id: str, message: OwnerMessage) -> str:
             return f"changes the settings of run {run_id!r}"
 
 
-def _is_port(home: SolanaHome) -> Home:
-    return home
+def _is_port(backend: SolanaAdministration) -> Administration:
+    return backend

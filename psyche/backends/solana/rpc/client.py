@@ -18,7 +18,7 @@ from psyche.backends.solana.rpc.http import HttpTransport
 from psyche.backends.solana.rpc.replies import Blockhash, ChainAccount
 from psyche.backends.solana.rpc.transport import RequestFailed, Transport, ask_endpoint
 from psyche.errors import BackendError, WireError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire.nursery import open_plain_nursery
 
@@ -125,7 +125,7 @@ class Rpc:
         self._resting.pop(endpoint, None)
         if endpoint in self._lost:
             self._lost.discard(endpoint)
-            self.sink.emit(kinds.EndpointBack(endpoint=endpoint.name))
+            self.sink.emit(types.EndpointBack(endpoint=endpoint.name))
         return found
 
     async def read_all(
@@ -171,7 +171,7 @@ class Rpc:
         self._resting[endpoint] = trio.current_time() + REST_S
         if endpoint not in self._lost:
             self._lost.add(endpoint)
-            self.sink.emit(kinds.EndpointLost(endpoint=endpoint.name, reason=reason))
+            self.sink.emit(types.EndpointLost(endpoint=endpoint.name, reason=reason))
 
     # --- the chain ------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from psyche.backends.solana.rpc.transaction import (
 )
 from psyche.backends.solana.rpc.transport import RequestFailed, RpcRefused
 from psyche.errors import BackendError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.nursery import open_plain_nursery
 
 RESEND_S: Final = 2.0
@@ -143,7 +143,7 @@ class TransactionSender:
             if not is_wanted():
                 raise TransactionExpired("the transaction came too late and was not sent")
             self.rpc.sink.emit(
-                kinds.TransactionSent(
+                types.TransactionSent(
                     signature=parcel.signature, attempt=expired, bytes=parcel.size_bytes, units=parcel.budget.units,
                     priority_lamports=parcel.budget.priority_lamports, last_height=parcel.last_height,
                 )
@@ -154,7 +154,7 @@ class TransactionSender:
                 if status.error is not None:
                     self._tried.pop(kind, None)
                 return await self._finish(parcel, status, seconds)
-            self.rpc.sink.emit(kinds.TransactionLapsed(signature=parcel.signature, attempt=expired, seconds=seconds))
+            self.rpc.sink.emit(types.TransactionLapsed(signature=parcel.signature, attempt=expired, seconds=seconds))
             expired += 1
             if not is_wanted():
                 raise TransactionExpired(f"transaction {parcel.signature} did not get onto the chain in time")
@@ -366,7 +366,7 @@ class TransactionSender:
     async def _finish(self, parcel: _Parcel, status: SignatureStatus, seconds: float) -> Landed:
         fee = parcel.draft.count_signatures() * LAMPORTS_PER_SIGNATURE + parcel.budget.priority_lamports
         self.rpc.sink.emit(
-            kinds.TransactionConfirmed(
+            types.TransactionConfirmed(
                 signature=parcel.signature, slot=status.slot, seconds=round(seconds, 3), fee_lamports=fee
             )
         )

@@ -15,7 +15,7 @@ from psyche.backends.solana.rpc import replies
 from psyche.backends.solana.rpc.client import CONFIRMED, Rpc, read_genesis
 from psyche.backends.solana.rpc.transport import RequestFailed, RpcRefused, Socket
 from psyche.errors import ChainReplaced, WireError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.nursery import open_plain_nursery
 
 FIRST_WAIT_S: Final = 0.5  # before a socket is opened again
@@ -115,12 +115,12 @@ class AccountWatch:
         while True:
             reason = await self._rpc.transport.talk(feed.endpoint, follow)
             if not feed.is_told and not feed.is_live:
-                self._rpc.sink.emit(kinds.WatchRefused(message=self._explain_polling(feed.endpoint, reason)))
+                self._rpc.sink.emit(types.WatchRefused(message=self._explain_polling(feed.endpoint, reason)))
             feed.is_told = True
             feed.turn(live=False)
             pause_s = wait_s * self._rpc.rng.uniform(0.5, 1.0)
             self._rpc.sink.emit(
-                kinds.WatchLost(endpoint=feed.endpoint.name, reason=reason, again_in_s=round(pause_s, 3))
+                types.WatchLost(endpoint=feed.endpoint.name, reason=reason, again_in_s=round(pause_s, 3))
             )
             await trio.sleep(pause_s)
             wait_s = min(MAX_WAIT_S, wait_s * 2)
@@ -143,7 +143,7 @@ class AccountWatch:
             # Asked for once the subscription stands: a change between both would be missed otherwise.
             await self._ask(feed)
         feed.turn(live=True)
-        self._rpc.sink.emit(kinds.WatchBegun(endpoint=feed.endpoint.name))
+        self._rpc.sink.emit(types.WatchBegun(endpoint=feed.endpoint.name))
 
     def _take(self, feed: _Feed, message: dict[str, Any]) -> None:
         match message:
@@ -183,7 +183,7 @@ class AccountWatch:
             return
         reason = f"it leads to another chain: its genesis hash is {found}, and must be {self._genesis}"
         if not known:
-            self._rpc.sink.emit(kinds.StateMismatch(reason=f"{feed.endpoint.name}: {reason}"))
+            self._rpc.sink.emit(types.StateMismatch(reason=f"{feed.endpoint.name}: {reason}"))
         self._wake()
         raise RequestFailed(reason)
 

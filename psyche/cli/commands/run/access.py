@@ -12,7 +12,7 @@ from psyche.cli.helpers.owners import Owner, say
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from psyche.backends.tcp.owner import TcpHome
+    from psyche.backends.tcp.owner import TcpAdministration
     from psyche.wire.backend import AllowedKeys, RunStatus
 
 MIN_DIGITS: Final = 8
@@ -69,10 +69,10 @@ def allow_key(
             f"--delegate: {len(delegates)} keys, at most {MAX_DELEGATES} at a time; run the command again"
         )
 
-    async def let_in(home: "TcpHome") -> None:
-        lists, known = await find_known(home)
+    async def let_in(backend: "TcpAdministration") -> None:
+        lists, known = await find_known(backend)
         grantee = complete_key(key, dict(lists.waiting))
-        show_allowed(await home.command(Allow(grantee, delegates)))
+        show_allowed(await backend.command(Allow(grantee, delegates)))
         if grantee not in known:
             typer.echo("nobody has asked to join with this key yet; if nobody comes, check its digits")
 
@@ -92,19 +92,19 @@ def disallow_key(*, key: Key, owner: Owner) -> None:
     """
     from psyche.wire.access import Disallow
 
-    async def keep_out(home: "TcpHome") -> None:
-        _, known = await find_known(home)
+    async def keep_out(backend: "TcpAdministration") -> None:
+        _, known = await find_known(backend)
         denied = complete_key(key, known)
-        show_allowed(await home.command(Disallow(denied)))
+        show_allowed(await backend.command(Disallow(denied)))
         if denied not in known:
             typer.echo("nobody with this key is here, was allowed or has asked to join: check its digits")
 
     owner.run_at_server(keep_out, "`psyche auth delete`")
 
 
-async def find_known(home: "TcpHome") -> "tuple[AllowedKeys, set[bytes]]":
+async def find_known(backend: "TcpAdministration") -> "tuple[AllowedKeys, set[bytes]]":
     """Ask a server for its lists, and for all keys that it has heard of."""
-    lists, members = await home.get_allowed(), await home.get_members()
+    lists, members = await backend.get_allowed(), await backend.get_members()
     named = {key for grantee, delegates in lists.authorizations for key in (grantee, *delegates)}
     here = (one.key for one in members.members)
     return lists, {*named, *lists.disallowed, *dict(lists.waiting), *here}
@@ -126,7 +126,7 @@ def complete_key(text: str, known: "Collection[bytes]") -> bytes:
 
 
 def show_waiting(owner: Owner) -> None:
-    lists = owner.run_at_server(lambda home: home.get_allowed(), ON_A_CHAIN)
+    lists = owner.run_at_server(lambda backend: backend.get_allowed(), ON_A_CHAIN)
     list_waiting(lists)
     if not lists.waiting:
         typer.echo("nobody waits to be allowed")
@@ -157,7 +157,7 @@ def allowed(*, owner: Owner) -> None:
     First the allowed keys, each with its delegates, then the keys that were disallowed, then those that ask to join and
     are not allowed. The run's join authority may ask too.
     """
-    found = owner.run_at_server(lambda home: home.get_allowed(), "`psyche auth read`")
+    found = owner.run_at_server(lambda backend: backend.get_allowed(), "`psyche auth read`")
     typer.echo(f"join authority {found.join_authority.hex()}")
     typer.echo("open: everybody may join" if found.is_open else "only these keys may join:")
     for grantee, delegates in found.authorizations:
@@ -191,7 +191,7 @@ def collect(
     if bool(key) == everybody:
         raise ConfigError("name a KEY, or --all")
     signer = parse_hex("KEY", key) if key else None
-    claims = owner.run_at_server(lambda home: home.collect(signer), "`psyche rewards claim`")
+    claims = owner.run_at_server(lambda backend: backend.collect(signer), "`psyche rewards claim`")
     for earner, amount in claims:
         typer.echo(f"{earner.hex()} {amount}")
     if not claims:

@@ -14,10 +14,11 @@ from psyche.cli.helpers.questions import confirm
 from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
+    from psyche.backends.port import Administration
     from psyche.core.state.messages import Update
     from psyche.core.state.state import Coordinator
     from psyche.wire.backend import RunStatus
-    from psyche.wire.home import Home, Spell
+    from psyche.wire.commands import WriteCommand
 
 Build = Callable[["Coordinator"], "Update"]  # from the record to the update of it that is wanted
 ASKED: Final = "Change the run?"
@@ -130,7 +131,7 @@ def change_run(owner: Owner, build: Build, *, dry_run: bool) -> bool:
     from psyche.config.update import lay_out_changes
     from psyche.core.state.messages import Update
 
-    record, update = owner.run(lambda home: prepare_update(home, build, owner.spell))
+    record, update = owner.run(lambda backend: prepare_update(backend, build, owner.spell))
     if update == Update():
         say("nothing changes: the run has these settings already")
         return False
@@ -139,25 +140,27 @@ def change_run(owner: Owner, build: Build, *, dry_run: bool) -> bool:
         say("nothing was sent (--dry-run)")
         return False
     confirm(ASKED, CHANGE, yes=owner.yes)
-    show_status(owner, owner.run(lambda home: send_update(home, update, build)))
+    show_status(owner, owner.run(lambda backend: send_update(backend, update, build)))
     return True
 
 
-async def prepare_update(home: "Home", build: Build, spell: "Spell") -> tuple["Coordinator", "Update"]:
+async def prepare_update(
+    backend: "Administration", build: Build, spell: "WriteCommand"
+) -> tuple["Coordinator", "Update"]:
     """Return the record of a run, and the update of it that is wanted, which its rules allow now.
 
     `spell` writes the commands that a refusal names."""
     from psyche.config.update import check_update
     from psyche.core.state.messages import Update
 
-    record = await home.get_record()
+    record = await backend.get_record()
     update = await _build_in_thread(build, record)
     if update != Update():
         check_update(record, update, spell)
     return record, update
 
 
-async def send_update(home: "Home", update: "Update", build: Build) -> "RunStatus":
+async def send_update(backend: "Administration", update: "Update", build: Build) -> "RunStatus":
     """Send an update if it still is what the owner was shown; return the status after it.
 
     An update repeats the sources of the weights that are on record. With older ones the run would begin again from
@@ -167,11 +170,11 @@ async def send_update(home: "Home", update: "Update", build: Build) -> "RunStatu
     Raises:
         ConfigError: the record has changed meanwhile.
     """
-    record = await home.get_record()
+    record = await backend.get_record()
     if await _build_in_thread(build, record) != update:
         raise ConfigError("the run has changed meanwhile, and nothing was sent: run the command again")
     is_bound = update.model or update.progress or update.first_weights
-    return await home.command(replace(update, nonce=record.nonce) if is_bound else update)
+    return await backend.command(replace(update, nonce=record.nonce) if is_bound else update)
 
 
 async def _build_in_thread(build: Build, record: "Coordinator") -> "Update":

@@ -48,9 +48,9 @@ def info(
     if address:
         show_what_is_known(owner, address)
     elif watch:
-        owner.run(lambda home: watch_until_signal(home, with_members, as_json, owner.spell), as_anybody=True)
+        owner.run(lambda backend: watch_until_signal(backend, with_members, as_json, owner.spell), as_anybody=True)
     else:
-        typer.echo(owner.run(lambda home: ask_once(home, with_members, as_json, owner.spell), as_anybody=True))
+        typer.echo(owner.run(lambda backend: ask_once(backend, with_members, as_json, owner.spell), as_anybody=True))
 
 
 def show_what_is_known(owner: Owner, address: str) -> None:
@@ -62,7 +62,7 @@ def show_what_is_known(owner: Owner, address: str) -> None:
     from psyche.backends.solana.owner.listing import describe_wallet
 
     key = parse_key(address, "--address")
-    plain = owner.run(lambda home: describe_wallet(home, key), as_anybody=True)
+    plain = owner.run(lambda backend: describe_wallet(backend, key), as_anybody=True)
     typer.echo(json.dumps(plain, indent=2))
 
 

@@ -10,8 +10,8 @@ from psyche.cli.commands.run.info import show_status
 from psyche.cli.helpers.owners import Owner
 
 if TYPE_CHECKING:
+    from psyche.backends.port import Administration
     from psyche.wire.backend import RunStatus
-    from psyche.wire.home import Home
 
 MAX_RATE: Final = (1 << 63) - 1
 
@@ -93,11 +93,11 @@ def set_future_epoch_rates(
     }
     if not any(rates.values()):
         raise ConfigError("name a rate: --earning-rate-total-shared, --slashing-rate-per-client, or both")
-    show_status(owner, owner.run(lambda home: set_rates(home, rates)))
+    show_status(owner, owner.run(lambda backend: set_rates(backend, rates)))
 
 
-async def set_rates(home: "Home", rates: dict[str, str | None]) -> "RunStatus":
-    """Set the rates that are named, in units of the token in which the home's run pays.
+async def set_rates(backend: "Administration", rates: dict[str, str | None]) -> "RunStatus":
+    """Set the rates that are named, in units of the token in which the backend's run pays.
 
     Raises:
         ConfigError: a rate is no such amount.
@@ -106,9 +106,9 @@ async def set_rates(home: "Home", rates: dict[str, str | None]) -> "RunStatus":
     from psyche.core.state.messages import SetRates
     from psyche.errors import ConfigError
 
-    decimals = (await home.get_status()).decimals
+    decimals = (await backend.get_status()).decimals
     amounts = [None if text is None else parse_amount(text, decimals, option) for option, text in rates.items()]
     for option, amount in zip(rates, amounts, strict=True):
         if amount is not None and amount > MAX_RATE:
             raise ConfigError(f"{option}: must be at most {format_amount(MAX_RATE, decimals)}")
-    return await home.command(SetRates(*amounts))
+    return await backend.command(SetRates(*amounts))

@@ -15,7 +15,7 @@ from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import NetworkError, PsycheError, TrainerError
 from psyche.modeling.snapshot import list_blobs
 from psyche.modeling.trainer.failure import TrainerFailure
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.crypto import compute_chain_digest, compute_state_digest
 from psyche.wire.ports import Trainer
 from psyche.wire.trainer import ApplyRequest, LoadReply, SnapshotRequest
@@ -28,7 +28,7 @@ class HealContext(Protocol):
     @property
     def state(self) -> Coordinator: ...
 
-    def log(self, event: kinds.Event) -> None: ...
+    def log(self, event: types.Event) -> None: ...
 
     async def wait_for_replay(self) -> None: ...
 
@@ -64,7 +64,7 @@ class HealTasks:
         except TrainerFailure:
             raise
         except (PsycheError, OSError) as error:
-            self._x.log(kinds.Error(message=str(error)))
+            self._x.log(types.Error(message=str(error)))
             return HealFailed(action.epoch, str(error), self._weights_kept, contradicts=isinstance(error, SetsDiffer))
 
     async def _load_checked(self, source: Source, digest: bytes) -> None:
@@ -108,7 +108,7 @@ class HealTasks:
             except TrainerFailure:
                 raise
             except TrainerError as error:  # the disk may be damaged; peers may still have the weights
-                self._x.log(kinds.Error(message=str(error)))
+                self._x.log(types.Error(message=str(error)))
         deadline = trio.current_time() + max(5, state.config.warmup_time)
         fetched = await self._loader.fetch(state, certified, deadline, lambda _done, _total: None)
         return await self._load_checked(fetched, certified)
@@ -125,7 +125,7 @@ class HealTasks:
                 raise SetsDiffer(f"the agreed digest of round {action.height} belongs to other sets than this client's")
             blobs = {entry.blob_id for entry in decode_manifest(offer.manifest).tensors}
             differing = len(blobs - own.keys())
-            self._x.log(kinds.Compared(height=action.height, tensors=len(blobs), differing=differing))
+            self._x.log(types.Compared(height=action.height, tensors=len(blobs), differing=differing))
             source = await self._loader.assemble(
                 self._x.state, offer, action.agreed, action.deadline, self._folder / "agreed",
                 own=own, sources=action.helpers,

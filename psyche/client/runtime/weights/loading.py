@@ -23,8 +23,8 @@ from psyche.modeling.snapshot import (
     read_file_entries,
     read_snapshot_info,
 )
-from psyche.telemetry import kinds
-from psyche.telemetry.kinds import WeightSource
+from psyche.telemetry import types
+from psyche.telemetry.types import WeightSource
 from psyche.wire.crypto import blake3_hash, compute_state_digest
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Network, SyncRequest
@@ -39,7 +39,7 @@ PARTS: Final = ".parts-"  # a failed fetch of the same weights is resumed from h
 HEAL_FOLDER: Final = ".heal"  # where a comparison assembles the agreed weights (S7)
 
 
-Log = Callable[[kinds.Event], None]  # writes an event
+Log = Callable[[types.Event], None]  # writes an event
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class Loader:
         if digest != self._wanted:
             self._wanted, self._refused = digest, {}
         self._refused[peer] = reason
-        self._log(kinds.SourceRefused(peer=peer, digest=digest, reason=reason))
+        self._log(types.SourceRefused(peer=peer, digest=digest, reason=reason))
         return NetworkError(f"peer {peer.hex()[:8]} {reason}")
 
     async def _tell_of_own_files(self, state: Coordinator, offer: Offer) -> None:
@@ -238,7 +238,7 @@ class Loader:
         differing = describe_file_differences(own, decode_manifest(offer.manifest).files)
         if differing and differing != self._told:  # report once, although every fetch compares
             self._told = differing
-            self._log(kinds.ModelFilesDiffer(path=str(path), files=differing, hint=FILES_HINT))
+            self._log(types.ModelFilesDiffer(path=str(path), files=differing, hint=FILES_HINT))
 
     async def keep(self, certified: bytes, newest: bytes) -> None:
         """Keep the certified snapshot and the newest other one; serve both (P6).

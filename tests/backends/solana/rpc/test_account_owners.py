@@ -24,7 +24,7 @@ from psyche.backends.solana.rpc.client import open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
 from psyche.backends.solana.session import ChainSession
 from psyche.errors import BackendError, WireError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.key_file import make_identity
 
 
@@ -96,9 +96,9 @@ async def test_a_client_is_shown_nothing_of_an_account_that_the_program_does_not
             aclosing(link.readings()) as readings,
         ):
             with trio.fail_after(30):
-                while not events.of(kinds.WatchLost):
+                while not events.of(types.WatchLost):
                     await trio.sleep(0.05)
-            assert events.of(kinds.WatchLost)[0].reason == describe_owner(kit.run.account, TREASURER, RUN_STATE)
+            assert events.of(types.WatchLost)[0].reason == describe_owner(kit.run.account, TREASURER, RUN_STATE)
             replace(kit, kit.run.account, owner=COORDINATOR)
             with trio.fail_after(30):
                 assert (await anext(readings)).raw

@@ -22,7 +22,7 @@ from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.state import Coordinator
 from psyche.localchain.chain import open_local_chain
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.wire.key_file import make_identity
 
 SLOT_MS = 50
@@ -117,4 +117,4 @@ async def test_a_message_has_its_effect_once_and_no_stale_state_is_shown(fault: 
     for state in scene.shown:
         assert encode_state(state) == scene.recorded[state.nonce]
     if fault != "late":  # its answers are late, not lost
-        assert {event.endpoint for event in scene.events.of(kinds.WatchLost) + scene.events.of(kinds.EndpointLost)}
+        assert {event.endpoint for event in scene.events.of(types.WatchLost) + scene.events.of(types.EndpointLost)}

@@ -21,7 +21,7 @@ from psyche.core.state.state import Coordinator
 from psyche.errors import ChainReplaced
 from psyche.localchain.chain import LocalChain, open_local_chain
 from psyche.localchain.ledger import FILE, ChainFile
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.testing.builders import build_config
 from psyche.wire.crypto import Identity
 from psyche.wire.key_file import make_identity
@@ -97,7 +97,7 @@ async def test_members_go_on_with_a_chain_that_is_killed_and_restored_from_an_ol
             await join_all(members)
         nursery.cancel_scope.cancel()
     for events in all_events:
-        told = [event.reason for event in events.of(kinds.StateMismatch)]
+        told = [event.reason for event in events.of(types.StateMismatch)]
         assert sum(text.startswith(f"the chain at 127.0.0.1:{place.port} went back") for text in told) == 1, told
         assert not any("two endpoints" in text for text in told)
 
@@ -121,4 +121,4 @@ async def test_a_chain_that_is_replaced_by_another_one_is_named_with_both_hashes
     assert caught.value.exit_code == 12
     assert f"the chain at 127.0.0.1:{place.port} was replaced" in str(caught.value)
     assert f"its genesis hash is {hashes[1]}, and was {hashes[0]}" in str(caught.value)
-    assert len(events.of(kinds.StateMismatch)) == 1
+    assert len(events.of(types.StateMismatch)) == 1

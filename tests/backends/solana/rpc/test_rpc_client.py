@@ -19,7 +19,7 @@ from psyche.backends.solana.rpc.client import NoEndpoint
 from psyche.backends.solana.rpc.http import MAX_REPLY_BYTES
 from psyche.backends.solana.rpc.transport import RpcRefused
 from psyche.errors import PsycheError, WireError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 KEY = Pubkey.from_bytes(bytes(range(32)))
 
@@ -60,14 +60,14 @@ async def test_another_endpoint_answers_within_five_seconds(fault: Any, autojump
         assert await rpc.get_slot() == 2
         assert trio.current_time() < 5
         assert 1 <= len(first.asked) <= 3
-        assert [event.endpoint for event in events.of(kinds.EndpointLost)] == ["first:8899"]
+        assert [event.endpoint for event in events.of(types.EndpointLost)] == ["first:8899"]
         before = len(first.asked)
         assert await rpc.get_slot() == 2  # the one that failed is asked last for a while
         assert len(first.asked) == before
         first.fault = None
         await trio.sleep(31)
         assert await rpc.get_slot() == 1
-        assert [event.endpoint for event in events.of(kinds.EndpointBack)] == ["first:8899"]
+        assert [event.endpoint for event in events.of(types.EndpointBack)] == ["first:8899"]
 
 
 @pytest.mark.parametrize("code", [-32004, -32005, -32007, -32014, -32016, -32603, -32002, -32429])
@@ -107,7 +107,7 @@ async def test_an_answer_without_end_is_not_read_to_its_end(autojump_clock: Any)
     huge = ScriptedEndpoint("first", slot_of(1), httpx2.Response(200, content=b" " * (MAX_REPLY_BYTES + 1)))
     async with open_scripted(huge, ScriptedEndpoint("second", slot_of(2))) as (rpc, events):
         assert await rpc.get_slot() == 2
-        assert "more than" in events.of(kinds.EndpointLost)[0].reason
+        assert "more than" in events.of(types.EndpointLost)[0].reason
 
 
 async def test_the_newest_slot_is_that_of_the_most_advanced_endpoint(autojump_clock: Any) -> None:

@@ -21,7 +21,7 @@ from psyche.core.encoding.account import decode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.errors import Halted, UnknownMember
 from psyche.errors import BackendError
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 from psyche.telemetry.printer import get_level
 from psyche.wire.backend import NotAllowed
 from psyche.wire.key_file import make_identity
@@ -51,8 +51,8 @@ async def test_a_join_shows_in_the_next_readings_and_in_the_record() -> None:
             assert await link.get_newest_slot() >= slot
             assert time.slot >= slot
             await readings.aclose()
-    assert [event.endpoint for event in events.of(kinds.WatchBegun)] == [kit.endpoint.name]
-    assert len(events.of(kinds.TransactionConfirmed)) == 1
+    assert [event.endpoint for event in events.of(types.WatchBegun)] == [kit.endpoint.name]
+    assert len(events.of(types.TransactionConfirmed)) == 1
 
 
 async def test_refusals_of_the_programs_are_cores_or_sentences() -> None:
@@ -89,13 +89,13 @@ async def test_a_wallet_whose_authorization_is_taken_back_waits_until_it_counts_
         ):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(one.submit, msg.Join(identity.public))
-                while not events.of(kinds.NotAllowedYet):
+                while not events.of(types.NotAllowedYet):
                     await trio.sleep(0.05)
                 await allow(active=True)
             slots = kit.read().registry.slots
             assert [slot.p2p for slot in slots] == [identity.public]
             assert slots[0].expires_unix
-        assert len(events.of(kinds.NotAllowedYet)) == 1, "said once"
+        assert len(events.of(types.NotAllowedYet)) == 1, "said once"
 
 
 async def test_a_message_of_a_paused_run_with_a_tick_fails_as_halted() -> None:
@@ -142,9 +142,9 @@ async def test_a_wrong_address_for_subscriptions_is_said_once_and_the_run_is_fol
                 async with aclosing(link.readings()) as readings:
                     async for reading in readings:
                         is_joined = any(s.p2p == identity.public for s in decode_state(reading.raw).registry.slots)
-                        if is_joined and len(events.of(kinds.WatchLost)) > 2:
+                        if is_joined and len(events.of(types.WatchLost)) > 2:
                             break
-    (told,) = events.of(kinds.WatchRefused)
+    (told,) = events.of(types.WatchRefused)
     assert told.message.startswith("no subscription at 127.0.0.1:1 (")
     assert f"asks {wrong.name} for the run every 1 s instead" in told.message
     assert "check --ws-rpc" in told.message

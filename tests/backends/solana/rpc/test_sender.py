@@ -22,7 +22,7 @@ from psyche.backends.solana.rpc.sender import BLOCK_S, BLOCK_SLOTS, TransactionS
 from psyche.backends.solana.rpc.transaction import LEAST_UNITS, UNTRIED_UNITS, FeePolicy
 from psyche.backends.solana.rpc.transport import RpcRefused
 from psyche.core.state.errors import WrongRound
-from psyche.telemetry import kinds
+from psyche.telemetry import types
 
 PAYER, OTHER = Keypair.from_seed(bytes(32)), Keypair.from_seed(bytes([1] * 32))
 ACCOUNT = Pubkey.from_bytes(bytes([7] * 32))
@@ -55,7 +55,7 @@ async def test_a_transaction_has_limits_from_its_trial_and_a_price_from_others(a
     budget = read_budget(chain.sent[0][0])
     assert budget == {2: 120_000, 3: 30, 4: 1_800_000}
     assert landed.fee_lamports == 5_000 + -(-120_000 * 30 // 10**6)
-    assert [event.signature for event in events.of(kinds.TransactionConfirmed)] == [landed.signature]
+    assert [event.signature for event in events.of(types.TransactionConfirmed)] == [landed.signature]
     assert chain.trials[0][1]["replaceRecentBlockhash"]
     assert not chain.trials[0][1]["sigVerify"]
 
@@ -98,7 +98,7 @@ async def test_a_transaction_is_signed_anew_only_after_its_last_block(autojump_c
         landed = await TransactionSender(rpc, PAYER).send([instruct()])
     raws = list(dict.fromkeys(raw for raw, _ in chain.sent))
     assert len(raws) == 2
-    (lapsed,) = events.of(kinds.TransactionLapsed)
+    (lapsed,) = events.of(types.TransactionLapsed)
     assert lapsed.seconds > 150 * SLOT_S
     assert list(chain.landed) == [landed.signature]
     assert read_budget(raws[0]).get(3, 0) == 0
@@ -111,7 +111,7 @@ async def test_what_lands_in_the_last_moment_is_not_sent_twice(autojump_clock: A
     async with open_paper(chain, 20, 0) as (rpc, events):
         landed = await TransactionSender(rpc, PAYER).send([instruct()])
     assert list(chain.landed) == [landed.signature]
-    assert events.of(kinds.TransactionLapsed) == []
+    assert events.of(types.TransactionLapsed) == []
 
 
 async def test_what_is_not_wanted_any_more_is_not_signed_anew(autojump_clock: Any) -> None:
@@ -226,7 +226,7 @@ async def test_endpoints_that_fall_silent_on_the_way_are_waited_for_and_named(au
         nursery.start_soon(fall_silent)
         with pytest.raises(Unconfirmed, match="may or may not be on record"):
             await TransactionSender(rpc, PAYER).send([instruct()])
-        assert events.of(kinds.TransactionSent)[0].signature
+        assert events.of(types.TransactionSent)[0].signature
 
 
 async def test_finalized_waits_for_more_than_confirmed(autojump_clock: Any) -> None:

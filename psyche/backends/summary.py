@@ -1,0 +1,49 @@
+"""The status of a run, computed from its record."""
+
+from psyche.core.state.limits import NO_UPLOADER
+from psyche.core.state.roster import is_in_epoch
+from psyche.core.state.state import CheckpointKind, ClientState, Coordinator, Slot, SlotState
+from psyche.wire.backend import RunStatus
+
+
+def summarize_run(state: Coordinator, now: int, program: str) -> RunStatus:
+    """Build the status of a run at the time `now`; `program` is the backend's name and version."""
+    in_epoch = is_in_epoch(state)
+    healthy = {client.signer for client in state.clients if in_epoch and client.state is ClientState.HEALTHY}
+    return RunStatus(
+        run_id=state.run_id,
+        run_uid=state.run_uid,
+        program=program,
+        now_unix=now,
+        nonce=state.nonce,
+        run_state=state.run_state,
+        state_start_unix=state.state_start_unix,
+        pending_pause=state.pending_pause,
+        epoch=state.progress.epoch,
+        height=state.current.height if in_epoch else 0,
+        step=state.progress.step,
+        total_steps=state.config.total_steps,
+        healthy=len(healthy),
+        members=len(state.clients) if in_epoch else 0,
+        waiting=sum(slot.signer not in healthy for slot in get_joined_slots(state)),
+        min_clients=state.config.min_clients,
+        init_min_clients=state.config.init_min_clients,
+        earning_rate=state.registry.future_earning_rate,
+        slashing_rate=state.registry.future_slashing_rate,
+        checkpoint_step=state.checkpoint.step,
+        checkpoint_sources=_get_named_sources(state),
+    )
+
+
+def get_joined_slots(state: Coordinator) -> list[Slot]:
+    """Return the slots that have joined for the next formation, or a later one."""
+    registry = state.registry
+    return [s for s in registry.slots if s.state is SlotState.JOINED and s.active >= registry.next_active]
+
+
+def _get_named_sources(state: Coordinator) -> tuple[str, ...]:
+    """Return the sources of the checkpoint that members named (S10)."""
+    if state.checkpoint.uploader == NO_UPLOADER:
+        return ()
+    sources = (state.model.checkpoint, *state.model.extra_checkpoints)
+    return tuple(f"{s.kind.name} {s.name}" for s in sources if s.kind is not CheckpointKind.EPHEMERAL)

@@ -1,0 +1,196 @@
+"""A chain as a simulated run's backend: its blocks, and for each client endpoints, a wallet and the real backend."""
+
+import errno
+import hashlib
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final
+
+import trio
+
+from psyche.backends.solana.member.backend import ChainPlatform, SolanaBackend, open_chain_backend
+from psyche.backends.solana.member.minimum_slot import FileFloor
+from psyche.core.encoding.account import encode_state
+from psyche.core.state.genesis import create_run
+from psyche.core.state.messages import Message
+from psyche.core.state.state import Coordinator
+from psyche.network.memory.line import Arrivals
+from psyche.sim.chain.blocks import Blockchain, ChainBlock
+from psyche.sim.chain.endpoints import SimulatedEndpoint
+from psyche.sim.chain.facts import ChainFacts
+from psyche.sim.chain.link import SimulatedLink
+from psyche.sim.hosts import Host
+from psyche.sim.identity import build_machine_identity
+from psyche.sim.invariants.shadow import ChainShadow, OnRecord
+from psyche.sim.invariants.views import Check, NoteSize
+from psyche.sim.runtime import build_rng
+from psyche.sim.scenarios.scenario import RUN_ID, START_UNIX, SimRunFile
+from psyche.sim.surroundings import Caller, Surroundings
+from psyche.wire.line.tls import TlsConnection
+from psyche.wire.nursery import open_plain_nursery
+
+CLOCK_STEP_S: Final = 0.1  # by which the Clock's lag changes from block to block, at most
+LAG_SPREAD: Final = 0.5  # a client's later endpoints are slower than its first by up to this share
+FLOOR_FILE: Final = "chain-floor"
+MAX_WAITING: Final = 1_024  # transactions
+
+
+class ChainBackend:
+    """A chain with one run on it.
+
+    Args:
+        world: the world.
+        on_record: called after each message that takes effect.
+    """
+
+    def __init__(self, world: Surroundings, on_record: OnRecord) -> None:
+        scenario = world.scenario
+        self._world = world
+        self._conditions = scenario.chain
+        self._rng = build_rng(scenario.seed, "chain")
+        self._clock_lag_s = self._conditions.clock_lag_s * self._rng.random()
+        state = _create(world)
+        self.chain = Blockchain(
+            state, world.owner.public, build_rng(scenario.seed, "blocks"), START_UNIX, self._conditions.skipped
+        )
+        self.shadow = ChainShadow(on_record, encode_state(state), START_UNIX)
+        self.facts = ChainFacts()
+        self.chain.on_block.append(self._take_block)
+        self._arrivals = Arrivals()
+        self._endpoints: dict[str, list[SimulatedEndpoint]] = {}
+
+    @property
+    def machines(self) -> tuple[Host, ...]:
+        """The machines beside the clients: none."""
+        return ()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the chain makes blocks."""
+        return not self.chain.is_halted
+
+    def start(self) -> None:
+        """Begin to make blocks."""
+        self._world.spawn(self._make_blocks)
+
+    def add_machine(self, name: str, key: bytes) -> None:
+        """Give a client its endpoints and its wallet."""
+        del key
+        self._endpoints[name] = self._build_endpoints(name)
+        self.facts.names[self._make_wallet(name)] = name
+
+    def find_endpoints(self, name: str, number: int) -> list[SimulatedEndpoint]:
+        """A client's endpoint of this number, from 1 on; 0: all of them."""
+        return self._endpoints[name] if not number else self._endpoints[name][number - 1 : number]
+
+    def drop(self, key: bytes) -> None:
+        """Do nothing: a chain keeps no connections."""
+
+    async def connect(self, key: bytes, host: str, port: int) -> TlsConnection:
+        """Nobody listens.
+
+        Raises:
+            OSError: always.
+        """
+        del key
+        await trio.lowlevel.checkpoint()
+        raise OSError(errno.ECONNREFUSED, f"{host}:{port}: connection refused")
+
+    def open_backend(
+        self, caller: Caller, decode: Callable[[bytes], Coordinator]
+    ) -> AbstractAsyncContextManager[SolanaBackend]:
+        """A client's way to the chain: the real backend over simulated endpoints."""
+        return self._open(caller, decode)
+
+    @asynccontextmanager
+    async def _open(self, caller: Caller, decode: Callable[[bytes], Coordinator]) -> AsyncIterator[SolanaBackend]:
+        wallet = self._make_wallet(caller.name)
+
+        def show(raw: bytes) -> Coordinator:
+            self.facts.note_shown(caller.name, caller.life, raw)
+            return decode(raw)
+
+        link = self._build_link(caller.name, wallet, caller.identity.public)
+        platform = ChainPlatform(
+            rng=build_rng(self._world.scenario.seed, caller.name, "backend", caller.life),
+            floor=FileFloor(caller.folder / FLOOR_FILE), decode=show,
+        )  # fmt: skip
+        async with open_plain_nursery() as nursery:
+            nursery.start_soon(link.run)
+            async with open_chain_backend(
+                link, wallet, caller.identity.public, sink=caller.log, platform=platform
+            ) as backend:
+                yield backend
+            nursery.cancel_scope.cancel()
+
+    def _make_wallet(self, name: str) -> bytes:
+        return build_machine_identity(self._world.scenario.seed, f"{name} wallet").public
+
+    def _build_link(self, name: str, wallet: bytes, session: bytes) -> SimulatedLink:
+        return SimulatedLink(self.chain, self._endpoints[name], wallet, session, self._arrivals, self.facts)
+
+    def _build_endpoints(self, name: str) -> list[SimulatedEndpoint]:
+        """A client's endpoints; the first one has its least delay."""
+        conditions, seed = self._conditions, self._world.scenario.seed
+        rng = build_rng(seed, name, "endpoints")
+        first_s = rng.uniform(conditions.lag_least_s, conditions.lag_most_s)
+        return [
+            SimulatedEndpoint(
+                f"{name} endpoint {number + 1}", self.chain, build_rng(seed, name, "endpoint", number), conditions,
+                min(conditions.lag_most_s, first_s * (1 + number * LAG_SPREAD * rng.random())),
+            )
+            for number in range(conditions.endpoints)
+        ]  # fmt: skip
+
+    async def _make_blocks(self) -> None:
+        while True:
+            await trio.sleep(self._conditions.slot_s)
+            self._move_clock(self._rng)
+            now_s = trio.current_time()
+            self.chain.produce(now_s, START_UNIX + int(now_s - self._clock_lag_s))
+
+    def _take_block(self, block: ChainBlock) -> None:
+        is_in_round = self.shadow.state.in_round
+        self.shadow.take_block(block)
+        self.facts.take_block(block, is_in_round=is_in_round)
+
+    def _move_clock(self, rng: random.Random) -> None:
+        lag_s = self._clock_lag_s + rng.uniform(-CLOCK_STEP_S, CLOCK_STEP_S)
+        self._clock_lag_s = min(max(lag_s, 0.0), self._conditions.clock_lag_s)
+
+    def halt_chain(self, *, is_halted: bool) -> None:
+        """Stop making blocks, or go on."""
+        self.chain.is_halted = is_halted
+
+    async def command(self, message: Message) -> None:
+        """Send a message of the owner's wallet, over an endpoint of its own.
+
+        Raises:
+            CoordinatorError: the rules refuse it.
+        """
+        endpoint = SimulatedEndpoint(
+            "owner's endpoint", self.chain, build_rng(self._world.scenario.seed, "owner's endpoint"), self._conditions,
+            self._conditions.lag_least_s,
+        )  # fmt: skip
+        owner = self._world.owner.public
+        await SimulatedLink(self.chain, [endpoint], owner, owner, self._arrivals).send([message])
+
+    def get_facts(self) -> dict[str, Any]:
+        """The figures of the chain."""
+        return {"chain": self.facts}
+
+    def measure(self, note: NoteSize) -> None:
+        """Measure what waits for a block (I6)."""
+        note("transactions that wait", self.chain.waiting, MAX_WAITING)
+
+    def check_end(self, check: Check) -> None:
+        """I8: what took effect gives the account of the newest block."""
+        self.shadow.check_block(self.chain.newest)
+        check(not self.shadow.complaints, "I8", "the chain gives its account", self.shadow.complaints)
+
+
+def _create(world: Surroundings) -> Coordinator:
+    file = SimRunFile(world.config, world.model)
+    uid = hashlib.sha256(world.owner.public + RUN_ID.encode()).digest()
+    return create_run(file.config, file.model, RUN_ID, uid, file.metadata, "", START_UNIX)

@@ -1,4 +1,0 @@
-"""The homes of a simulated run: what keeps its record, and how clients reach it.
-
-Belongs here: what a world needs of a home, for each home. Does not: the client, which is the same for all.
-"""

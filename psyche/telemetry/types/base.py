@@ -1,0 +1,197 @@
+"""What every kind of event is: a frozen record, named by its class; and how it is written and read as plain data.
+
+class RoundStarted(Event):      # kind round_started
+    epoch: int
+    drain: bool = False         # left out of the line while it is False
+
+Plain data is what JSON holds: bytes as hex, enumerations of numbers by their name in lower case and those of texts by
+their text, numbers that are not finite as text.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, Final, NamedTuple, dataclass_transform, get_args, get_origin, get_type_hints
+
+import msgspec
+
+MAX_TEXT: Final = 4_000  # characters of one text field
+MAX_START: Final = 1_000  # of a longer text its start, and the rest from its end: a traceback ends with the error
+REQUIRED: Final = object()  # stands for the default of a field that has none
+Hex = bytes  # as the log shows them; kinds have fields named `bytes`
+Convert = Callable[[Any], Any]
+
+
+def name_kind(class_name: str) -> str:
+    """`round_started` of `RoundStarted`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", class_name).lower()
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class _EventMeta(msgspec.StructMeta):
+    """Makes every class below `Event` what the first one is, which msgspec and type checkers else leave to each."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
+        return super().__new__(cls, name, bases, namespace, frozen=True, kw_only=True, gc=False, tag=name_kind(name))
+
+
+class Event(msgspec.Struct, metaclass=_EventMeta):
+    """Something that happened; a field with a default is left out of the line while it has that value."""
+
+
+class Unknown(Event):
+    """An event of a kind that this version does not know, or that lacks what the kind has here."""
+
+    name: str
+    fields: dict[str, Any]
+
+
+class Field(NamedTuple):
+    """One field of a kind. `to_plain` None: the value stands in the line as it is."""
+
+    name: str
+    default: Any
+    to_plain: Convert | None
+    from_plain: Convert
+
+
+class Kind(NamedTuple):
+    """How events of one class are written and read."""
+
+    name: str
+    fields: tuple[Field, ...]
+
+
+_described: dict[type[Event], Kind] = {}
+_known: dict[str, type[Event]] = {}
+
+
+def get_kind_name(event: Event | type[Event]) -> str:
+    """The kind's name, as it stands on the line."""
+    name = event.__struct_config__.tag
+    assert isinstance(name, str), "Event gives every class one"
+    return name
+
+
+def get_kinds() -> dict[str, type[Event]]:
+    """The class of every kind that is imported, by its name; `psyche.telemetry.types` imports all."""
+    found = Event.__subclasses__()
+    if len(_known) != len(found) - 1:
+        _known.update({get_kind_name(cls): cls for cls in found if cls is not Unknown})
+    return _known
+
+
+def get_fields(cls: type[Event]) -> tuple[Field, ...]:
+    """The fields of a kind, in the order of the line."""
+    return _describe(cls).fields
+
+
+def fill_line(line: dict[str, Any], event: Event) -> None:
+    """Add the kind of an event to its line, and the fields, in order."""
+    cls = type(event)
+    kind = _described.get(cls) or _describe(cls)
+    line["kind"] = kind.name
+    for name, default, to_plain, _ in kind.fields:
+        value = getattr(event, name)
+        if default is REQUIRED or value != default:
+            line[name] = value if to_plain is None else to_plain(value)
+
+
+def get_plain_fields(event: Event) -> dict[str, Any]:
+    """The fields of an event as they stand on the line, in order."""
+    line: dict[str, Any] = {}
+    fill_line(line, event)
+    del line["kind"]
+    return line
+
+
+def read_plain(kind: str, plain: Mapping[str, Any]) -> Event:
+    """The event that such a line tells of; fields of later versions are passed over."""
+    cls = get_kinds().get(kind)
+    if cls is None:
+        return Unknown(name=kind, fields=dict(plain))
+    given: dict[str, Any] = {}
+    try:
+        for field in _describe(cls).fields:
+            if field.name in plain:
+                given[field.name] = field.from_plain(plain[field.name])
+        return cls(**given)
+    except (TypeError, ValueError, LookupError, OverflowError):  # a float of 400 digits overflows
+        return Unknown(name=kind, fields=dict(plain))
+
+
+def _describe(cls: type[Event]) -> Kind:
+    kind = _described.get(cls)
+    if kind is None:
+        hints = get_type_hints(cls)
+        fields: list[Field] = []
+        for one in msgspec.structs.fields(cls):
+            default = REQUIRED if one.default is msgspec.NODEFAULT else one.default
+            fields.append(Field(one.name, default, _get_writer(hints[one.name]), _get_reader(hints[one.name])))
+        kind = _described[cls] = Kind(get_kind_name(cls), tuple(fields))
+    return kind
+
+
+# --- values ---------------------------------------------------------------------------------------------
+
+
+def _get_writer(hint: Any) -> Convert | None:
+    """What makes plain data of a value of this type; None: nothing has to."""
+    if get_origin(hint) is UnionType:
+        (inner,) = (_get_writer(one) for one in get_args(hint) if one is not NoneType)
+        return None if inner is None else lambda value: None if value is None else inner(value)
+    if get_origin(hint) in (tuple, dict):
+        item = _get_writer(get_args(hint)[-2 if get_origin(hint) is tuple else 1])
+        each: Convert = item if item is not None else lambda value: value
+        if get_origin(hint) is tuple:
+            return list if item is None else lambda values: [each(value) for value in values]
+        return lambda values: {str(name): each(value) for name, value in values.items()}
+    if issubclass(hint, Enum):
+        return str if issubclass(hint, str) else lambda value: value.name.lower()
+    return {int: None, bool: None, float: _write_number, str: _write_text, bytes: bytes.hex}[hint]
+
+
+def _write_number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _write_text(value: str) -> str:
+    if len(value) > MAX_TEXT:
+        value = f"{value[:MAX_START]} ... {value[MAX_START + 5 - MAX_TEXT :]}"
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def _get_reader(hint: Any) -> Convert:
+    """What makes a value of this type of plain data; of anything else: ValueError, TypeError, LookupError."""
+    origin = get_origin(hint)
+    if origin is UnionType:
+        (inner,) = (_get_reader(one) for one in get_args(hint) if one is not NoneType)
+        return lambda plain: None if plain is None else inner(plain)
+    if origin is tuple:
+        item = _get_reader(get_args(hint)[0])
+        return lambda plain: tuple(item(one) for one in _check(list, plain))
+    if origin is dict:
+        key, value = get_args(hint)
+        read = _get_reader(value)
+        return lambda plain: {key(name): read(one) for name, one in _check(dict, plain).items()}
+    return _get_scalar_reader(hint)
+
+
+def _get_scalar_reader(hint: Any) -> Convert:
+    if issubclass(hint, Enum):
+        return hint if issubclass(hint, str) else lambda plain: hint[_check(str, plain).upper()]
+    if hint is bytes:
+        return lambda plain: bytes.fromhex(_check(str, plain))
+    return _read_number if hint is float else lambda plain: _check(hint, plain)
+
+
+def _read_number(plain: Any) -> float:
+    return float(_check(str, plain) if isinstance(plain, str) else _check((int, float), plain))
+
+
+def _check(expected: type | tuple[type, ...], plain: Any) -> Any:
+    if not isinstance(plain, expected) or (isinstance(plain, bool) and expected is not bool):
+        raise TypeError(f"{plain!r} is no {expected}")
+    return plain

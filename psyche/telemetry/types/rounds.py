@@ -1,0 +1,132 @@
+"""A round as a client lives it: training, results, witnesses, sets."""
+
+from enum import StrEnum
+
+from psyche.telemetry.types.base import Event, Hex
+
+
+class Refusable(StrEnum):
+    """What a client may refuse."""
+
+    MALFORMED = "malformed"
+    UNSIGNED = "unsigned"
+    RESULT = "result"
+    PAYLOAD = "payload"
+    TABLE = "table"
+
+
+class RoundStarted(Event):
+    """A round begins."""
+
+    epoch: int
+    height: int
+    step: int
+    drain: bool
+
+
+class Trained(Event):
+    """The client has trained its batch; loss in nats per token."""
+
+    epoch: int
+    height: int
+    step: int
+    loss: float
+    tokens: int
+    seconds: float
+    compute_seconds: float
+    micro_batch_size: int
+    grad_norm: float
+    data_hash: Hex
+
+
+class NotSent(Event):
+    """The client announces nothing for this round; `failed`: its batch could not be trained."""
+
+    height: int
+    reason: str
+    failed: bool = False
+
+
+class ResultSent(Event):
+    """The client has announced its update."""
+
+    epoch: int
+    height: int
+    step: int
+    bytes: int
+    loss: float
+    commitment: Hex
+
+
+class PayloadReceived(Event):
+    """An update has arrived and passed its checks."""
+
+    from_member: int
+    height: int
+    bytes: int
+
+
+class WitnessSent(Event):
+    """The client sends a witness message."""
+
+    epoch: int
+    height: int
+    reason: str
+
+
+class Decided(Event):
+    """The set of a round is known."""
+
+    height: int
+    members: tuple[int, ...]
+    void: bool
+
+
+class Applied(Event):
+    """The set that was due is applied."""
+
+    epoch: int
+    height: int
+    step: int
+    members: tuple[int, ...]
+    count: int
+    update: bool
+    digest: Hex
+
+
+class Behind(Event):
+    """A decided payload is not fetched yet."""
+
+    rounds: int
+    next_height: int
+
+
+class Equivocation(Event):
+    """A member signed two results for one round."""
+
+    member: int
+    height: int
+
+
+class Refused(Event):
+    """The client refused a message or list that breaks a rule."""
+
+    what: Refusable
+    reason: str
+    member: int | None = None
+    height: int | None = None
+
+
+class RefusedByCoordinator(Event):
+    """The record refused a message."""
+
+    action: str
+    code: str
+    reason: str
+
+
+class TooLate(Event):
+    """A message came after its round; nothing is lost."""
+
+    action: str
+    reason: str

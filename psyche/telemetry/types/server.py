@@ -1,0 +1,128 @@
+"""The server: its journal, its clients, who may join."""
+
+from psyche.core.state.enums import RunState
+from psyche.telemetry.types.base import Event, Hex
+
+
+class ServerListening(Event):
+    """The server accepts connections."""
+
+    host: str
+    port: int
+    data_port: int | None
+
+
+class ServerRecovered(Event):
+    """The server continues from its journal."""
+
+    gap_s: int
+    seq: int
+    run_state: RunState
+
+
+class ServerStopped(Event):
+    """The server ended cleanly."""
+
+    seq: int
+
+
+class ServerDefect(Event):
+    """A defect of the program, in what a connection asked (it is closed), or in a `change` of the record."""
+
+    connection: str = ""
+    change: str = ""
+    error: str
+
+
+class JournalNote(Event):
+    """What recovery found."""
+
+    note: str
+
+
+class JournalFailed(Event):
+    """The disk failed."""
+
+    error: str
+
+
+class ClientConnected(Event):
+    """A client has subscribed to the state."""
+
+    key: Hex
+
+
+class ClientDisconnected(Event):
+    """A client's connection is gone."""
+
+    key: Hex
+    reason: str
+
+
+class RequestRepeated(Event):
+    """A request came again whose answer was lost; answered from memory or by the record."""
+
+    key: Hex
+    request: str
+    answered: str
+
+
+class ClientWithdrawn(Event):
+    """The client was away for too long, or is no longer allowed."""
+
+    key: Hex
+    reason: str
+    after_s: int
+
+
+class SlotGivenUp(Event):
+    """The slot earned nothing, and its client stays away or is no longer allowed."""
+
+    key: Hex
+    reason: str
+    after_s: int
+
+
+class ErrorReported(Event):
+    """A client says that something keeps it from doing its part; at most one event of a client in 30 s."""
+
+    key: Hex
+    name: str
+    phase: str
+    error: str
+
+
+class ErrorOver(Event):
+    """A client reports no error any more."""
+
+    key: Hex
+    name: str
+
+
+class Access(Event):
+    """Who may join, as the server starts."""
+
+    is_open: bool
+    allowed: int
+
+
+class AccessChanged(Event):
+    """The owner changed who may join."""
+
+    change: str
+    allowed: int
+
+
+class EarningsCollected(Event):
+    """The owner has taken earnings out of the record; `amount` null: all there were."""
+
+    key: Hex
+    amount: int | None
+    op_id: Hex
+
+
+class ConnectionClosed(Event):
+    """The peer of this connection broke a rule."""
+
+    connection: str
+    reason: str

@@ -5,14 +5,26 @@ from typing import Annotated
 import typer
 
 from psyche import __version__
-from psyche.cli.commands import client, data, dev, doctor, init, model, server, simulate, testnet, trace, train
+from psyche.cli.commands import (
+    auth,
+    client,
+    data,
+    dev,
+    doctor,
+    init,
+    model,
+    rewards,
+    server,
+    simulate,
+    testnet,
+    trace,
+    train,
+)
 
 from psyche.cli.commands.run import info, founding, steering, changes, access, chain  # noqa: F401  # isort: skip  # in the order of the help
-from psyche.cli.commands import deploy as _deploy, funds as _funds  # noqa: F401  # isort: skip  # commands of `dev`
-from psyche.cli.commands.auth import commands as auth
-from psyche.cli.commands.rewards import commands as rewards
 from psyche.cli.commands.run import group as run
-from psyche.cli.helpers.common import Debug, format_examples, make_group
+from psyche.cli.helpers.common import format_examples, make_group
+from psyche.cli.helpers.errors import Debug
 
 app = make_group(
     "Train one language model together over the open internet.\n\n"
@@ -58,10 +70,7 @@ app.command(
     ),
 )(doctor.doctor)
 app.command("init", epilog=format_examples(*init.EXAMPLES))(init.init)
-app.command(
-    "train",
-    epilog=format_examples(*train.EXAMPLES),
-)(train.train)
+app.command("train", epilog=format_examples(*train.EXAMPLES))(train.train)
 app.command("simulate", epilog=format_examples(*simulate.EXAMPLES))(simulate.simulate)
 app.command("trace", epilog=format_examples(*trace.TRACE_EXAMPLES))(trace.trace)
 app.command("replay", epilog=format_examples(*trace.REPLAY_EXAMPLES))(trace.replay)

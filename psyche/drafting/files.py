@@ -89,10 +89,7 @@ def write_run_file(answers: Answers, model: ModelChoice, plan: Plan) -> str:
     settings: dict[str, Value] = {"architecture": "HfLlama", "data_type": "Pretraining"}
     text.set(LlmTable, {**settings, "max_seq_len": model.sequence_tokens,
                         "cold_start_warmup_steps": plan.cold_start_steps})  # fmt: skip
-    text.open(
-        "model.LLM.checkpoint.Local",
-        "The first weights. Members that lack the folder fetch it from others.",
-    )
+    text.open("model.LLM.checkpoint.Local", "The first weights. Members that lack the folder fetch it from others.")
     text.set(LocalFolder, {"path": MODEL_FOLDER})
     _write_location(text, answers)
     _write_training(text, answers, model, plan)

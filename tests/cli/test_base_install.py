@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from psyche.cli.helpers import packages
+from psyche.cli.helpers import errors
 from psyche.testnet.free_port import choose_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,12 +67,12 @@ def test_a_command_that_needs_the_extra_says_how_to_install_it(outcomes: dict[st
     code, said = outcomes[name]
     assert code == 1
     assert f"this command needs {NEEDS[name][1]}, which is not installed here" in said
-    assert packages.get_install_command() in said
+    assert errors.get_install_command() in said
     assert "Traceback" not in said
 
 
 def test_in_a_checkout_its_script_installs_what_is_missing() -> None:
-    program, script = shlex.split(packages.get_install_command())
+    program, script = shlex.split(errors.get_install_command())
     assert program == "bash"
     assert Path(script) == ROOT / "scripts" / "install"
     assert Path(script).is_file()
@@ -85,9 +85,9 @@ def test_a_wheel_installs_what_is_missing_from_its_own_lock(
     lock = tmp_path / "a folder" / "train.lock"
     lock.parent.mkdir()
     lock.touch()
-    monkeypatch.setattr(packages, "LOCK", lock)
-    monkeypatch.setattr(packages, "find_spec", lambda _: object() if has_pip else None)
-    words = shlex.split(packages.get_install_command())
+    monkeypatch.setattr(errors, "LOCK", lock)
+    monkeypatch.setattr(errors, "find_spec", lambda _: object() if has_pip else None)
+    words = shlex.split(errors.get_install_command())
     assert words[: len(start)] == start
     assert words[-3:] == ["--no-deps", "-r", str(lock)]
 
@@ -112,7 +112,7 @@ def test_a_lock_has_all_that_the_package_asks_for(lock: str, extras: list[str]) 
 
 
 def test_the_packages_that_only_training_needs_are_those_of_its_extra() -> None:
-    assert get_names(PROJECT["optional-dependencies"]["train"]) == packages.TRAIN
+    assert get_names(PROJECT["optional-dependencies"]["train"]) == errors.TRAIN
 
 
 def test_the_wheel_holds_the_package_its_types_and_the_lock(tmp_path: Path) -> None:

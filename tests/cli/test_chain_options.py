@@ -1,4 +1,4 @@
-"""A command has one backend, and the wallet that its person means."""
+"""A command has one home, and the wallet that its person means."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from psyche.backends.solana.cluster import CLI_CONFIG
 from psyche.cli.app import app
 from psyche.cli.helpers.chain import ChainOptions, choose_backend
-from psyche.cli.helpers.packages import explain_missing
+from psyche.cli.helpers.errors import explain_missing
 from psyche.errors import ConfigError
 from psyche.testnet.free_port import choose_port
 

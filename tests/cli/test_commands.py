@@ -18,12 +18,12 @@ import typer
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
+from psyche.cli.commands.client import get_bind_ip
 from psyche.cli.commands.model import format_sample
 from psyche.cli.commands.testnet import parse_numbers
 from psyche.cli.commands.train import check_out
 from psyche.cli.helpers import checks
-from psyche.cli.helpers.common import Debug, get_leaves, show_errors
-from psyche.cli.helpers.interfaces import get_bind_ip
+from psyche.cli.helpers.errors import Debug, get_leaves, show_errors
 from psyche.cli.helpers.progress import format_progress
 from psyche.cli.helpers.serving import ServerLine, leaving_nothing_unless_started
 from psyche.core.rules.apply import apply
@@ -96,7 +96,7 @@ def test_ctrl_c_at_a_question_is_130_too(tmp_path: Path, monkeypatch: pytest.Mon
     def interrupt(*_: object, **__: object) -> None:
         raise typer.Abort
 
-    monkeypatch.setattr("psyche.cli.helpers.questions.is_terminal", lambda: True)
+    monkeypatch.setattr("psyche.cli.helpers.interview.is_terminal", lambda: True)
     monkeypatch.setattr(typer, "prompt", interrupt)
     result = run("init", str(tmp_path / "first"))
     assert (result.exit_code, result.output) == (130, "\nStopped; nothing was changed.\n")

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from psyche.cli.app import app
 from psyche.cli.chain.files import load_chain_run
-from psyche.cli.helpers import questions
+from psyche.cli.helpers import interview
 from psyche.config.describe import describe_key
 from psyche.config.load import find_local_data, load_data, load_run
 from psyche.config.schema import ConfigTable, DataFile
@@ -215,7 +215,7 @@ def test_every_key_stands_below_what_the_schema_says_of_it(tmp_path: Path) -> No
 def test_a_person_is_asked_what_no_flag_says_and_asked_again_after_a_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(questions, "is_terminal", lambda: True)
+    monkeypatch.setattr(interview, "is_terminal", lambda: True)
     typed = ["nowhere", "1m", "", str(tmp_path / "missing"), str(make_text(tmp_path)), "0", "4", "9", "", "100", "x:0",
              "", "maybe", "no"]  # fmt: skip
     result = run(tmp_path / "r", typed="\n".join(typed) + "\n")
@@ -232,7 +232,7 @@ def test_a_person_is_asked_what_no_flag_says_and_asked_again_after_a_mistake(
 
 
 def test_a_person_learns_first_that_a_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "is_terminal", lambda: True)
+    monkeypatch.setattr(interview, "is_terminal", lambda: True)
     (tmp_path / "run.toml").touch()
     flags = ("--model", "1m", "--tokenizer", "bytes", "--data", make_text(tmp_path), "--members", 2, "--min-members", 1,
              "--steps", 9, "--server-addr", "127.0.0.1:19400", "--no-prepare")  # fmt: skip

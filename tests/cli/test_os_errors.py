@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from psyche.backends.solana.wallet import write_wallet
 from psyche.cli.app import app
 from psyche.cli.helpers import checks
-from psyche.cli.helpers.os_errors import UNNAMED, describe_os_error
+from psyche.cli.helpers.errors import UNNAMED, describe_os_error
 from psyche.errors import BackendError
 from psyche.testnet import supervisor
 from psyche.testnet.prepare import prepare

@@ -13,8 +13,7 @@ from psyche.backends.solana.rpc.client import open_rpc
 from psyche.backends.solana.rpc.transaction import FeePolicy
 from psyche.backends.solana.session import Approve, ChainSession, Quote
 from psyche.cli.helpers.chain import ChainOptions
-from psyche.cli.helpers.common import run_async
-from psyche.cli.helpers.questions import confirm
+from psyche.cli.helpers.common import confirm, run_async
 from psyche.errors import ConfigError
 
 _Found = TypeVar("_Found")

@@ -1,7 +1,11 @@
 """`psyche client`: take part in a run."""
 
 import contextlib
+import fcntl
+import ipaddress
 import os
+import socket
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
     from psyche.telemetry.events import EventLog
     from psyche.wire.crypto import Identity
 
+SIOCGIFADDR: Final = 0x8915
+IFREQ_BYTES: Final = 256
+ALL: Final = "0.0.0.0"  # noqa: S104 - a participant wants to be reached
 DEFAULT: Final = ClientSettings(run_id="", data_dir=Path())
 group = make_group(
     "Take part in a run.",
@@ -92,7 +99,6 @@ def train(
     or SIGTERM. 10: the owner wants another version. 11: the run is closed. 12: it is another chain. 130: Ctrl-C.
     """
     from psyche.cli.chain.places import make_place
-    from psyche.cli.helpers.interfaces import get_bind_ip
     from psyche.telemetry.console import Console
     from psyche.telemetry.logging import configure_logging
 
@@ -234,3 +240,38 @@ def get_data_dir(data_dir: Path | None, run_id: str) -> Path:
     if not run_id or "/" in run_id or run_id in (".", ".."):
         raise ConfigError(f"--run-id {run_id!r}: cannot be the name of a folder; choose one with --data-dir")
     return Path("psyche-data") / run_id
+
+
+def get_bind_ip(interface: str | None) -> str:
+    """The IPv4 address of `interface`: an address, a name (`eth0`), a prefix (`eth*`), or None for all."""
+    from psyche.errors import ConfigError
+
+    if interface is None or interface in ("", "all"):
+        return ALL
+    try:
+        return str(ipaddress.IPv4Address(interface))
+    except ValueError:
+        pass
+    names = [name for _, name in socket.if_nameindex()]
+    wanted = [name for name in names if _is_meant(name, interface)]
+    if not wanted:
+        raise ConfigError(f"--bind-p2p-interface {interface!r}: no such interface; this machine has {', '.join(names)}")
+    for name in wanted:
+        address = get_address(name)
+        if address is not None:
+            return address
+    raise ConfigError(f"--bind-p2p-interface {interface!r}: {', '.join(wanted)} has no IPv4 address")
+
+
+def get_address(name: str) -> str | None:
+    request = struct.pack(f"{IFREQ_BYTES}s", name.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _is_meant(name: str, interface: str) -> bool:
+    return name.startswith(interface[:-1]) if interface.endswith("*") else name == interface

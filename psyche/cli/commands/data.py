@@ -12,10 +12,7 @@ from psyche.telemetry.text import format_number
 if TYPE_CHECKING:
     from psyche.data.tokenize import TokenizedFile
 
-group = make_group(
-    "Prepare training data.",
-    "psyche data tokenize book.txt --output data/train.bin",
-)
+group = make_group("Prepare training data.", "psyche data tokenize book.txt --output data/train.bin")
 
 
 @group.callback()

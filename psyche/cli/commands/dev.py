@@ -1,27 +1,35 @@
 """`psyche dev`: what those need who build on a run, or try one out: a chain on this machine."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from psyche.cli.chain.commands import LOCAL, ChainAccess, chain_command, tell_return
+from psyche.cli.commands.run.group import WALLET
 from psyche.cli.helpers.common import ending_on_sigterm, format_examples, make_group, run_async
+from psyche.cli.helpers.outputs import check_target
+from psyche.cli.helpers.owners import say
 from psyche.localchain.validator import Validator
 
 if TYPE_CHECKING:
     from solders.keypair import Keypair
 
+    from psyche.backends.solana.session import ChainSession
     from psyche.localchain.chain import LocalChain
 
 SOL: Final = 10**9
 WALLET_SOL: Final = 1_000
-WALLET: Final = Path("psyche-data") / "dev-wallet.json"
+DEV_WALLET: Final = Path("psyche-data") / "dev-wallet.json"
+DECIMALS: Final = 6  # of a new token
+FILE: Final = "program-ids.toml"
 PORT: Final = 8899  # where Solana's own tools expect a chain on this machine
 
 Wallets = Annotated[
     list[Path] | None,
     typer.Option(
-        help=f"Wallet to fund, a solana-keygen file; made if it is missing. May be repeated. Default: {WALLET}"
+        help=f"Wallet to fund, a solana-keygen file; made if it is missing. May be repeated. Default: {DEV_WALLET}"
     ),
 ]
 Ledger = Annotated[
@@ -93,7 +101,7 @@ def run_validator(
         raise ConfigError("--reset: there is no --ledger to reset; without one each start begins anew")
     if ledger is not None:
         prepare_ledger(ledger, validator, reset=reset)
-    funded = {path: get_or_make_wallet(path) for path in wallet or [WALLET]}
+    funded = {path: get_or_make_wallet(path) for path in wallet or [DEV_WALLET]}
 
     async def run_embedded() -> None:
         import trio
@@ -196,8 +204,7 @@ def replay(*, file: Annotated[Path, typer.Argument(help="What `psyche dev valida
 @group.command(
     "idl",
     epilog=format_examples(
-        "psyche dev idl coordinator",
-        "psyche dev idl coordinator --legacy --output old.json  # for anchorpy",
+        "psyche dev idl coordinator", "psyche dev idl coordinator --legacy --output old.json  # for anchorpy"
     ),
 )
 def idl(
@@ -236,3 +243,152 @@ def idl(
         return
     with naming(output):
         output.write_text(text + "\n", encoding="utf-8")
+
+
+@chain_command(
+    group, "airdrop", f"psyche dev airdrop --amount 5 {LOCAL}", f"psyche dev airdrop --to {WALLET} \\", f"    {LOCAL}"
+)
+def airdrop(
+    *,
+    chain: ChainAccess,
+    amount: Annotated[str, typer.Option(help="How many SOL. A test cluster gives few at a time.")] = "1",
+    to: Annotated[str | None, typer.Option(help="The wallet that gets them. Default: yours.")] = None,
+) -> None:
+    """Get SOL that are worth nothing, for a wallet.
+
+    They come from the faucet of a local chain, of devnet or of testnet; mainnet-beta has none.
+    """
+    from psyche.backends.solana.amounts import SOL_DECIMALS, format_sol, parse_amount
+    from psyche.backends.solana.interface.addresses import parse_key
+    from psyche.backends.solana.owner.faucet import request_lamports
+    from psyche.errors import ConfigError
+
+    lamports = parse_amount(amount, SOL_DECIMALS, "--amount")
+    if not lamports:
+        raise ConfigError("--amount: must be more than 0")
+    named = parse_key(to, "--to") if to else None
+
+    async def do(session: "ChainSession") -> None:
+        key = named or session.key
+        typer.echo(f"{key} has {format_sol(await request_lamports(session.rpc, key, lamports))}")
+
+    replace(chain, reads=named is not None).run(do)
+
+
+@chain_command(
+    group,
+    "mint",
+    f"psyche dev mint --amount 1000 {LOCAL}",
+    f"psyche dev mint --to {WALLET} \\",
+    f"    --decimals 0 --amount 50 {LOCAL}",
+)
+def mint(
+    *,
+    chain: ChainAccess,
+    amount: Annotated[str | None, typer.Option(help="How many tokens to mint, such as 250.5.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help="The wallet that gets them, or an account of this token. Default: your wallet.")
+    ] = None,
+    mint: Annotated[str | None, typer.Option(help="Mint more of this token. Default: a new one is made.")] = None,
+    decimals: Annotated[
+        int | None, typer.Option(min=0, max=9, help=f"Digits behind the point, of a new token. Default: {DECIMALS}.")
+    ] = None,
+) -> None:
+    """Make a token that a run can pay its members in, or mint more.
+
+    It is a token of the SPL Token program. Your wallet alone can mint it; nobody can freeze it.
+    Prints the token's address alone on standard output, for `psyche run create --treasurer-collateral-mint`.
+    """
+    from psyche.backends.solana.interface.addresses import parse_key
+    from psyche.backends.solana.owner.minting import plan_mint, plan_token
+    from psyche.errors import ConfigError
+
+    named, target = (parse_key(text, f"--{name}") if text else None for name, text in (("mint", mint), ("to", to)))
+    if named is not None and (amount is None or decimals is not None):
+        raise ConfigError("--mint: that token is there; name the --amount to mint of it, and no --decimals")
+
+    async def do(session: "ChainSession") -> None:
+        to = target or session.key
+        if named is None:
+            token, plan = await plan_token(session, DECIMALS if decimals is None else decimals, amount, to)
+        else:
+            token, plan = named, await plan_mint(session, named, amount or "", to)
+        await session.carry_out(plan)
+        say("done")
+        typer.echo(str(token))
+
+    chain.run(do)
+
+
+Cluster = Annotated[str, typer.Option(help="The same as --rpc: devnet, testnet, mainnet-beta, or an address.")]
+Keys = Annotated[
+    Path, typer.Option(help="Folder of the programs' keys, made on first use. Keep it until nothing is left to do.")
+]
+Final_ = Annotated[
+    bool, typer.Option("--final", help="Let nobody change the programs any more. This cannot be taken back.")
+]
+NewestFormat = Annotated[
+    bool, typer.Option("--sbpf-v3", help="Deploy SBPFv3, where a cluster takes no new programs in SBPFv0 any more.")
+]
+Close = Annotated[
+    bool,
+    typer.Option("--close", help="Close the programs, and buffers of a deployment cut off; the deposits come back."),
+]
+
+
+@chain_command(
+    group, "deploy", f"psyche dev deploy {LOCAL}", f"psyche dev deploy {LOCAL} --sbpf-v3 --final  # for ever"
+)
+def deploy(
+    *,
+    chain: ChainAccess,
+    cluster: Cluster = "",
+    keys: Keys = Path("psyche-programs"),
+    final: Final_ = False,
+    sbpf_v3: NewestFormat = False,
+    close: Close = False,
+) -> None:
+    """Put the coordinator, authorizer and treasurer on a chain.
+
+    They get addresses of your own: the ids in the compiled programs are replaced by those of the keys in --keys, and
+    nothing else. The wallet pays, and is their upgrade authority at first. The command says before it begins what that
+    costs: about 6.8 SOL of deposit, and fees. If it is cut off, run it again: it goes on where it stopped, and pays
+    nothing twice. A newer version of Psyche upgrades the programs in the same way.
+
+    At the end it reads the programs back, compares them with SHA256SUMS, and writes their ids, digests and upgrade
+    authority to --program-ids (default: program-ids.toml in --keys). Give this file to the members: with it their
+    clients find the programs, and refuse any others.
+    """
+    from psyche.backends.solana.programs.deployment import load_new_programs
+
+    check_target("--program-ids", chain.options.program_ids)
+    file = chain.options.program_ids or keys / FILE
+    # The programs need not be there yet, and so no file of their ids.
+    options = replace(chain.options, program_ids=None, rpc=cluster or chain.options.rpc)
+    programs = load_new_programs(keys, "v3/" if sbpf_v3 else "")
+
+    async def do(session: "ChainSession") -> None:
+        from psyche.backends.solana.cluster import name_foreign
+        from psyche.backends.solana.programs.check import describe_authorities
+        from psyche.backends.solana.programs.deployment import close_programs
+        from psyche.backends.solana.programs.deployment import deploy as put
+        from psyche.backends.solana.programs.vouching import write_program_ids
+        from psyche.errors import ConfigError
+
+        if close:
+            before = await session.rpc.get_balance(session.key)
+            if not await close_programs(session, programs):
+                raise ConfigError(f"--close: the keys in {keys} have nothing on this chain; check --keys and --rpc")
+            await tell_return(session, before)
+            return
+        genesis = await session.rpc.get_genesis_hash()
+        name = name_foreign(genesis, session.rpc.endpoints) or "a local chain"
+        made = await put(session, programs, name, genesis, is_final=final)
+        write_program_ids(file, made)
+        for program, one in made.programs.items():
+            typer.echo(f"{program:<12} {one.address}  SHA-256 {one.sha256}")
+        typer.echo("the bytes on the chain are those of SHA256SUMS, with these ids")
+        typer.echo(describe_authorities({program: one.upgrade_authority for program, one in made.programs.items()}))
+        typer.echo(f"{file}: give it to the members, and name it with --program-ids (or PSYCHE_PROGRAM_IDS)")
+
+    replace(chain, options=options).run(do)

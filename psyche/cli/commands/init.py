@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from psyche.cli.commands.model import make_first_weights
-from psyche.cli.helpers.questions import Flags, Interviewer
 from psyche.telemetry.text import format_count, format_number
 
 if TYPE_CHECKING:
@@ -49,12 +48,10 @@ def init(
         str | None, typer.Option(help="The server, host:port, as members reach it; its data server is one port above.")
     ] = None,
     rpc: Annotated[
-        str | None,
-        typer.Option(help="For a run on Solana: an RPC endpoint, http(s)://HOST, localhost, devnet, ..."),
+        str | None, typer.Option(help="For a run on Solana: an RPC endpoint, http(s)://HOST, localhost, devnet, ...")
     ] = None,
     prepare: Annotated[
-        bool | None,
-        typer.Option(help="Also write the tokens and first weights; default: unless they are large."),
+        bool | None, typer.Option(help="Also write the tokens and first weights; default: unless they are large.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: defaults for what no flag says.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the files of a run that is there.")] = False,
@@ -67,7 +64,7 @@ def init(
     The run is on a server, or on Solana if you name --rpc. There each member reads the data itself, so it needs the
     folder.
     """
-    from psyche.cli.helpers.interview import ask_draft
+    from psyche.cli.helpers.interview import Flags, Interviewer, ask_draft
     from psyche.cli.helpers.progress import ProgressBar
     from psyche.drafting.build import build, check_folder
 

@@ -64,8 +64,7 @@ MaxPriorityFee = Annotated[
     ),
 ]
 Yes = Annotated[
-    bool,
-    typer.Option("--yes", "-y", help="Make the change without a question; needed where no terminal is."),
+    bool, typer.Option("--yes", "-y", help="Make the change without a question; needed where no terminal is.")
 ]
 ARGUMENTS: Final = frozenset({"key", "wish"})  # parameters that are not options
 

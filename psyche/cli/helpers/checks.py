@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from psyche.cli.helpers.packages import get_install_command
+from psyche.cli.helpers.errors import get_install_command
 from psyche.telemetry.text import format_number
 from psyche.wire.line.descriptors import WAY_OUT, get_limit, raise_limit
 

@@ -1,9 +1,7 @@
 """Shared by all commands: error messages, stopping, and examples in help pages."""
 
-import os
 import signal
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,19 +10,12 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from psyche.cli.helpers.os_errors import describe_os_error
-from psyche.cli.helpers.packages import explain_missing
+from psyche.cli.helpers.errors import EXIT_ERROR, explain_missing, show_errors
 from psyche.errors import ConfigError, PsycheError
 from psyche.telemetry.loading import EXIT_INTERRUPTED
 
-EXIT_ERROR: Final = 1
 EXIT_TERMINATED: Final = 128 + signal.SIGTERM
-MAX_ERRORS: Final = 20
 KEY_BYTES: Final = 32
-
-
-class Debug:
-    on = bool(os.environ.get("PSYCHE_DEBUG"))
 
 
 class PsycheGroup(TyperGroup):
@@ -47,35 +38,6 @@ class PsycheGroup(TyperGroup):
         except BaseExceptionGroup as group:
             show_errors(group)
         raise typer.Exit(EXIT_ERROR)
-
-
-def show_errors(error: BaseException) -> None:
-    """Print our own errors and those of the system as messages; re-raise anything else, which is a bug.
-
-    Raises:
-        BaseException: `error` itself, if it contains anything but `PsycheError` and `OSError`.
-        typer.Exit: 130 if it was Ctrl-C in several tasks, or the exit code of an error that has one of its own.
-    """
-    leaves = list(get_leaves(error))
-    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    if not all(isinstance(leaf, PsycheError | OSError) for leaf in leaves):
-        raise error
-    if Debug.on:
-        traceback.print_exception(error)
-    messages = list(dict.fromkeys(describe_os_error(x) if isinstance(x, OSError) else str(x) for x in leaves))
-    for message in messages[:MAX_ERRORS]:
-        sys.stderr.write(f"error: {message}\n")
-    if (code := max(leaf.exit_code if isinstance(leaf, PsycheError) else 1 for leaf in leaves)) > EXIT_ERROR:
-        raise typer.Exit(code)
-
-
-def get_leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from get_leaves(inner)
-    else:
-        yield error
 
 
 def make_group(text: str, *examples: str, has_completion: bool = False) -> typer.Typer:
@@ -142,3 +104,18 @@ def parse_hex(name: str, text: str) -> bytes:
     if len(key) != KEY_BYTES:
         raise ConfigError(f"{name}: must be 64 hex digits")
     return key
+
+
+def is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def confirm(question: str, change: str, *, yes: bool) -> None:
+    """Ask a person before a change, unless --yes answers already; `change` is what it does, as an infinitive."""
+    if yes:
+        return
+    if not is_terminal():
+        raise ConfigError(f"nothing was sent: this is no terminal, so nobody can be asked; say --yes to {change}")
+    if not typer.confirm(question):
+        typer.echo("nothing was sent", err=True)
+        raise typer.Exit(1)

@@ -1,12 +1,16 @@
 """The questions of `psyche init`, each answered by its flag, a person or a default."""
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+
+import typer
 
 from psyche.backends.solana.cluster import parse_endpoint
-from psyche.cli.helpers.questions import Flags, Interviewer
+from psyche.cli.helpers.common import is_terminal
 from psyche.config.load import RUN_NAME
 from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, U32_MAX
 from psyche.data.tokenize import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
@@ -16,9 +20,10 @@ from psyche.drafting.files import RUN_FILE
 from psyche.drafting.model_choice import SIZES, ModelChoice, check_model_folder, choose_folder, choose_size
 from psyche.drafting.plan import Answers
 from psyche.durable import expand_user, resolve_path
-from psyche.errors import ConfigError
+from psyche.errors import ConfigError, PsycheError
 from psyche.telemetry.text import format_count
 
+_Answer = TypeVar("_Answer")
 FOLDER: Final = "my-run"
 SIZE: Final = "1m"
 BYTES: Final = "bytes"
@@ -29,6 +34,55 @@ MAX_PORT: Final = 65_534  # the data server listens one above
 LARGE_PARAMETERS: Final = 200_000_000  # weights of more are made only if somebody asks for them
 LARGE_TEXT_BYTES: Final = 1 << 30
 YES: Final = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    folder: Path | None
+    model: str | None
+    tokenizer: str | None
+    data: str | None
+    field: str
+    members: int | None
+    min_members: int | None
+    steps: int | None
+    server_addr: str | None
+    rpc: str | None
+    prepare: bool | None
+    force: bool
+
+
+class Interviewer:
+    """Asks what no flag has answered; off a terminal, without defaults, it collects what is missing.
+
+    Args:
+        takes_defaults: nothing is asked; a default answers (`--yes`).
+    """
+
+    def __init__(self, *, takes_defaults: bool) -> None:
+        self._takes_defaults = takes_defaults
+        self._is_asking = not takes_defaults and is_terminal()
+        self._missing: list[str] = []
+
+    def ask(self, flag: str, given: object, question: str, default: object, read: Callable[[str], _Answer]) -> _Answer:
+        if given is not None:
+            return read(str(given))
+        if not self._is_asking:
+            if not self._takes_defaults:
+                self._missing.append(flag)
+            return read(str(default))
+        while True:
+            try:
+                return read(str(typer.prompt(question, default=str(default))))
+            except PsycheError as error:
+                typer.echo(f"  {error}")
+
+    def check(self) -> None:
+        if self._missing:
+            raise ConfigError(
+                f"this is no terminal, so nobody can be asked: name {', '.join(self._missing)}, or take the defaults "
+                "with --yes"
+            )
 
 
 def ask_draft(questions: Interviewer, flags: Flags) -> Draft:

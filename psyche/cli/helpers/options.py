@@ -77,12 +77,10 @@ DataDir = Annotated[
     ),
 ]
 BindPort = Annotated[
-    int,
-    typer.Option(envvar="BIND_P2P_PORT", min=0, max=65535, help="Port for other clients; 0: any free one."),
+    int, typer.Option(envvar="BIND_P2P_PORT", min=0, max=65535, help="Port for other clients; 0: any free one.")
 ]
 BindInterface = Annotated[
-    str | None,
-    typer.Option(envvar="BIND_P2P_INTERFACE", help="Interface (eth0, eth*) or IPv4 address. Default: all."),
+    str | None, typer.Option(envvar="BIND_P2P_INTERFACE", help="Interface (eth0, eth*) or IPv4 address. Default: all.")
 ]
 Bootstrap = Annotated[
     list[str] | None,
@@ -101,8 +99,7 @@ LocalRoot = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Threads = Annotated[int, typer.Option(envvar="THREADS", min=0, help="Threads of the trainer; 0: all cores.")]
 MicroBatchSize = Annotated[
-    int,
-    typer.Option(envvar="MICRO_BATCH_SIZE", min=1, help="Samples at a time; fewer need less memory."),
+    int, typer.Option(envvar="MICRO_BATCH_SIZE", min=1, help="Samples at a time; fewer need less memory.")
 ]
 CheckpointDir = Annotated[
     Path | None,
@@ -139,8 +136,7 @@ EventsDir = Annotated[
     typer.Option(envvar="EVENTS_DIR", help="The event log goes to NODE/events.jsonl here. Default: the data folder."),
 ]
 KeepEventFiles = Annotated[
-    int,
-    typer.Option(envvar="KEEP_EVENT_FILES", min=0, help="Older event files kept, 64 MB each."),
+    int, typer.Option(envvar="KEEP_EVENT_FILES", min=0, help="Older event files kept, 64 MB each.")
 ]
 DistroDir = Annotated[
     Path | None,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from psyche.cli.helpers.os_errors import describe_reason
+from psyche.cli.helpers.errors import describe_reason
 from psyche.errors import ConfigError
 
 

@@ -79,11 +79,7 @@ def allow_key(
     owner.run_at_server(let_in, ON_A_CHAIN)
 
 
-@owner_command(
-    "disallow",
-    'psyche run disallow "$(psyche client show-identity --data-dir ben)" \\',
-    f"    {OWNED}",
-)
+@owner_command("disallow", 'psyche run disallow "$(psyche client show-identity --data-dir ben)" \\', f"    {OWNED}")
 def disallow_key(*, key: Key, owner: Owner) -> None:
     """Stop a key and its delegates from joining.
 

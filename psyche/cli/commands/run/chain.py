@@ -22,11 +22,7 @@ Authorizer = Annotated[
 ]
 
 
-@chain_command(
-    group,
-    "tick",
-    f"psyche run tick --run-id my-run --count 1 {LOCAL}",
-)
+@chain_command(group, "tick", f"psyche run tick --run-id my-run --count 1 {LOCAL}")
 def tick(
     *,
     chain: ChainAccess,
@@ -44,11 +40,7 @@ def tick(
     chain.run(lambda session: tick_run(session, run_id, ms_interval / 1000, count, typer.echo))
 
 
-@chain_command(
-    group,
-    "checkpoint",
-    f"psyche run checkpoint --run-id my-run --repo ada/my-model {LOCAL}",
-)
+@chain_command(group, "checkpoint", f"psyche run checkpoint --run-id my-run --repo ada/my-model {LOCAL}")
 def checkpoint(
     *,
     chain: ChainAccess,
@@ -123,11 +115,7 @@ def list_runs(
 
 
 @chain_command(
-    group,
-    "can-join",
-    f"psyche run can-join --run-id my-run {LOCAL} \\",
-    f"    --address {WALLET}",
-    reads=True,
+    group, "can-join", f"psyche run can-join --run-id my-run {LOCAL} \\", f"    --address {WALLET}", reads=True
 )
 def can_join(
     *,

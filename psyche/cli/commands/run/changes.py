@@ -9,8 +9,8 @@ import typer
 
 from psyche.cli.commands.run.group import ON_CHAIN, OWNED, owner_command
 from psyche.cli.commands.run.info import show_status
+from psyche.cli.helpers.common import confirm
 from psyche.cli.helpers.owners import Owner, say
-from psyche.cli.helpers.questions import confirm
 from psyche.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -121,12 +121,7 @@ def list_next(session: "ChainSession", new: "Founding") -> list[str]:
     ]
 
 
-@chain_command(
-    group,
-    "close",
-    f"psyche run close --run-id my-run {LOCAL}",
-    aliases=((group, "close-run"),),
-)
+@chain_command(group, "close", f"psyche run close --run-id my-run {LOCAL}", aliases=((group, "close-run"),))
 def close(*, chain: ChainAccess, run_id: RunId) -> None:
     """Close a run on Solana, and get its deposits back.
 

@@ -34,8 +34,7 @@ group = make_group(
     f"psyche run pause {ON_CHAIN}",
 )
 ServerAddr = Annotated[
-    str | None,
-    typer.Option(envvar="SERVER_ADDR", callback=check_address, help="The run's server, host:port."),
+    str | None, typer.Option(envvar="SERVER_ADDR", callback=check_address, help="The run's server, host:port.")
 ]
 RunId = Annotated[
     str, typer.Option("--run-id", "-r", envvar="RUN_ID", help="The run. A server has only one, a chain has many.")

@@ -30,8 +30,7 @@ def info(
         ),
     ] = False,
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="A JSON object; with --watch one on each line. docs/owner.md lists its keys."),
+        bool, typer.Option("--json", help="A JSON object; with --watch one on each line. docs/owner.md lists its keys.")
     ] = False,
     address: Annotated[
         str | None, typer.Option(help="Only what a run on Solana knows of this wallet, as JSON.")

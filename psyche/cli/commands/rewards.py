@@ -33,12 +33,7 @@ def _root() -> None:
     pass
 
 
-@chain_command(
-    group,
-    "claim",
-    f"psyche rewards claim {RUN} {LOCAL}",
-    aliases=((run_group, "treasurer-claim-rewards"),),
-)
+@chain_command(group, "claim", f"psyche rewards claim {RUN} {LOCAL}", aliases=((run_group, "treasurer-claim-rewards"),))
 def claim(
     *,
     chain: ChainAccess,
@@ -141,11 +136,7 @@ def withdraw(
 
 
 @chain_command(
-    group,
-    "show",
-    f"psyche rewards show {RUN} {LOCAL}",
-    f"psyche rewards show {RUN} {LOCAL} --json",
-    reads=True,
+    group, "show", f"psyche rewards show {RUN} {LOCAL}", f"psyche rewards show {RUN} {LOCAL} --json", reads=True
 )
 def show(
     *,

@@ -1,1 +1,0 @@
-"""`psyche auth`: who may join the runs of a join authority on Solana."""

@@ -1,1 +1,0 @@
-"""`psyche rewards`: what a run on Solana pays its members."""

@@ -1,4 +1,4 @@
-"""A command has one home, and the wallet that its person means."""
+"""A command has one backend, and the wallet that its person means."""
 
 import json
 import shutil

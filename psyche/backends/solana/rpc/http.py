@@ -2,18 +2,19 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import httpcore2
 import httpx2
 import msgspec
 import trio
-from httpx2.websockets import AsyncWebSocketSession, HTTPXWSException
-from wsproto.utilities import ProtocolError
 
 from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.rpc.transport import MAX_TEXT, RequestFailed, Socket
+
+if TYPE_CHECKING:
+    from httpx2.websockets import AsyncWebSocketSession
 
 CONNECT_S: Final = 5.0
 PING_S: Final = 2.0  # a peer that has stopped is noticed after this and the next
@@ -23,17 +24,12 @@ QUEUE: Final = 8  # messages that wait to be read
 MAX_MESSAGE_BYTES: Final = 1 << 20  # a run's account has 220,256 bytes in base64
 _BUSY: Final = 429
 _SERVER_ERROR: Final = 500
-_LOST: Final = (
-    RequestFailed, HTTPXWSException, ProtocolError, OSError, httpx2.HTTPError, httpx2.InvalidURL,
-    httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException,
-    anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream,
-)  # fmt: skip
 
 
 class WebSocket:
     """An open socket; pings bound the wait for messages."""
 
-    def __init__(self, session: AsyncWebSocketSession) -> None:
+    def __init__(self, session: "AsyncWebSocketSession") -> None:
         self._session = session
 
     async def send(self, message: dict[str, Any]) -> None:
@@ -86,11 +82,23 @@ class HttpTransport:
                 keepalive_ping_interval_seconds=PING_S, keepalive_ping_timeout_seconds=PONG_S,
             ) as session:  # fmt: skip
                 await use(WebSocket(session))
-        except* _LOST as group:
+        except* _get_failures() as group:
             reasons += _flatten(group)
         except* trio.TooSlowError:
             reasons.append(RequestFailed("no answer in time"))
         return _describe(reasons[0]) if reasons else "closed"
+
+
+def _get_failures() -> tuple[type[BaseException], ...]:
+    """How a WebSocket ends. Imported here: commands that only ask do not load the packages of WebSockets."""
+    from httpx2.websockets import HTTPXWSException
+    from wsproto.utilities import ProtocolError
+
+    return (
+        RequestFailed, HTTPXWSException, ProtocolError, OSError, httpx2.HTTPError, httpx2.InvalidURL,
+        httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException,
+        anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream,
+    )  # fmt: skip
 
 
 def _read_wait(response: httpx2.Response) -> float:

@@ -8,7 +8,7 @@ A block is between `<!-- BEGIN name -->` and `<!-- END name -->`, on one of the 
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, IntEnum, IntFlag
 from itertools import groupby
@@ -162,10 +162,6 @@ def list_rows(layout: FieldLayout, label: str, base: int = 0) -> Iterator[Row]:
         offset += field.size
 
 
-def get_variants(tagged: TaggedLayout[Any]) -> Mapping[int, FieldLayout]:
-    return vars(tagged)["_variants"]
-
-
 def find_records(fields_: Iterable[Field]) -> Iterator[RecordLayout[Any] | TaggedLayout[Any]]:
     """All nested records, in order of appearance."""
     for field in fields_:
@@ -175,7 +171,7 @@ def find_records(fields_: Iterable[Field]) -> Iterator[RecordLayout[Any] | Tagge
                 yield from find_records(record.fields)
             case TaggedLayout() as tagged:
                 yield tagged
-                yield from find_records(inner for layout in get_variants(tagged).values() for inner in layout.fields)
+                yield from find_records(inner for layout in tagged.variants.values() for inner in layout.fields)
             case _:
                 pass
 
@@ -203,8 +199,7 @@ def draw_tagged(tagged: TaggedLayout[Any]) -> list[str]:
     """A record whose first u32 selects the fields that follow; kinds with equal fields are grouped."""
     kinds = vars(tagged)["_kinds"]
     variants = [
-        (f"{n} {kinds[n].name}", tuple(list_rows(layout, tagged.label, 4)))
-        for n, layout in get_variants(tagged).items()
+        (f"{n} {kinds[n].name}", tuple(list_rows(layout, tagged.label, 4))) for n, layout in tagged.variants.items()
     ]
     lines: list[tuple[str, ...]] = []
     for rows, group in groupby(variants, key=lambda variant: variant[1]):

@@ -18,12 +18,11 @@ import page_blocks
 from pydantic import Tag
 from pydantic.fields import FieldInfo
 
-from psyche.config.describe import get_range, get_unit
 from psyche.config.profile import ProfileFile
 from psyche.config.rewrite import format_value
 from psyche.config.rules import find_unsupported
 from psyche.config.schema import DataFile, RunFile
-from psyche.config.table import Table
+from psyche.config.table import Table, get_range, get_unit
 from psyche.core.state.state import Model
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
@@ -64,7 +63,7 @@ def find_tables(annotation: Any) -> list[type[Table]]:
 def is_variant(table: type[Table]) -> bool:
     """Whether the table is only the name of a variant and its content."""
     fields = [*table.model_fields.items()]
-    return len(fields) == 1 and fields[0][1].alias not in (None, "class", "LLM")
+    return len(fields) == 1 and (fields[0][1].alias or "")[:1].isupper() and fields[0][1].alias != "LLM"
 
 
 def get_key(name: str, field: FieldInfo) -> str:
@@ -212,7 +211,8 @@ def draw_file(root: type[Table]) -> list[str]:
             text = describe_table(table)
             lines += ["", f"### {names}", "", f"{text[:1].upper()}{text[1:]}."]
         lines += ["", *draw_table(table)]
-        lines += [line for name, one in table.model_fields.items() for line in draw_kinds(paths[0], name, one)]
+        lines += [line for name, one in table.model_fields.items()
+                  for line in draw_kinds(paths[0], get_key(name, one), one)]  # fmt: skip
         lines += [line for path in paths for line in draw_example(path, table)]
     return lines[1:]
 

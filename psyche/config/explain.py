@@ -7,10 +7,9 @@ from typing import Any, cast, get_args
 
 from pydantic_core import ErrorDetails
 
-from psyche.config.describe import describe_key
 from psyche.config.problems import Problem
 from psyche.config.scanner import KeyPath
-from psyche.config.table import Table
+from psyche.config.table import Table, describe_key
 from psyche.telemetry.text import show_value
 
 _NEAR = 0.5  # least similarity for suggesting one name instead of listing all

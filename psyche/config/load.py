@@ -9,7 +9,6 @@ from typing import Any, Final, TypeVar, cast
 
 from pydantic import ValidationError
 
-from psyche.config import convert
 from psyche.config.access import find_access_warnings, get_access
 from psyche.config.explain import explain, format_key, get_line
 from psyche.config.problems import ConfigProblems, Problem
@@ -17,13 +16,15 @@ from psyche.config.rules import find_warnings
 from psyche.config.scanner import KeyPath, find_lines
 from psyche.config.schema import ConfigTable, DataFile, ModelTable, RunFile
 from psyche.config.table import Table
+from psyche.config.values import TOKEN_SIZE_BYTES
 from psyche.core.state.config_checks import (
     BrokenRule,
     find_bootstrap_problems,
     find_config_problems,
     find_progress_problems,
 )
-from psyche.core.state.limits import MAX_CLIENTS, MAX_TIME_S, RUN_ID_BYTES, U16_MAX
+from psyche.core.state.limits import MAX_TIME_S, RUN_ID_BYTES
+from psyche.core.state.settings import get_keys
 from psyche.core.state.state import CheckpointKind, Config, Metadata, Model, Progress
 from psyche.durable import read_file, resolve_path
 from psyche.errors import WireError
@@ -34,20 +35,8 @@ from psyche.wire.peer_address import EXAMPLE, parse_peer_address
 RUN_FILE_NAMES: Final = ("state.toml", "run.toml", "config.toml")
 MAX_FILE_BYTES: Final = 1 << 20
 # Replacements for keys of [config] that cannot be read, so that the other keys can be checked; they break no rule.
-HARMLESS: Final[Mapping[str, int | bool]] = {
-    "warmup_time": 1,
-    "cooldown_time": 1,
-    "max_round_train_time": 1,
-    "round_witness_time": 1,
-    "min_clients": 1,
-    "init_min_clients": MAX_CLIENTS,
-    "verification_percent": 0,
-    "witness_nodes": 0,
-    "global_batch_size_start": 1,
-    "global_batch_size_end": U16_MAX,
-    "global_batch_size_warmup_tokens": 0,
-    "total_steps": 1,
-    "rounds_per_epoch": 1,
+HARMLESS: Final = {name: one.stand_in for name, one in get_keys(Config).items() if one.is_needed} | {
+    "rounds_per_epoch": 1  # an epoch needs an end
 }
 RUN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _T = TypeVar("_T", bound=Table)
@@ -146,17 +135,15 @@ def load_run(path: Path) -> LoadedRun:
         problems.append(Problem(document.file, line, "access", what, f"at most {MAX_KEYS:,}"))
     if problems or table is None:
         raise ConfigProblems(problems)
-    config, model, access = (
-        convert.get_config(table.config), convert.get_model(table.model.llm), get_access(table.access),
-    )  # fmt: skip
+    config, model, access = _get_config(table.config), _get_model(table.model), get_access(table.access)
     return LoadedRun(
         run_id=run_id,
         config=config,
         model=model,
-        metadata=convert.get_metadata(table.metadata),
+        metadata=Metadata(**dict(table.metadata)),
         path=document.file,
         warnings=(*find_warnings(config, model), *find_access_warnings(access)),
-        progress=convert.get_progress(table.progress),
+        progress=Progress(**dict(table.progress)),
         pending_pause=table.pending_pause,
         bootstrap=tuple(table.bootstrap),
         access=access,
@@ -176,7 +163,7 @@ def load_data(path: Path) -> LoadedData:
         raise ConfigProblems(problems)
     return LoadedData(
         folder=resolve_path(document.file.parent, table.dir),
-        token_size_bytes=convert.get_token_size_bytes(table.token_size),
+        token_size_bytes=TOKEN_SIZE_BYTES[table.token_size],
         sequence_length=table.seq_len,
         shuffle_seed=table.shuffle_seed,
         path=document.file,
@@ -207,6 +194,14 @@ def find_local_data(path: Path) -> LoadedData | None:
     return None
 
 
+def _get_config(table: ConfigTable) -> Config:
+    return Config(**dict(table))
+
+
+def _get_model(table: ModelTable) -> Model:
+    return Model(**dict(table.llm))
+
+
 def _read(file: Path) -> _Document:
     try:
         text = read_file(file, MAX_FILE_BYTES).decode("utf-8").replace("\r\n", "\n")
@@ -230,13 +225,13 @@ def _find_broken_rules(document: _Document, table: RunFile | None) -> list[Probl
     """Check the core's rules on those of [config] and [model.LLM] that can be read."""
     unread: frozenset[str] = frozenset()
     if table is not None:
-        config, model = convert.get_config(table.config), convert.get_model(table.model.llm)
+        config, model = _get_config(table.config), _get_model(table.model)
     else:
         config, unread = _read_config(document.raw.get("config"))
         model = _read_model(document.raw.get("model"))
     broken = find_config_problems(config or Config(), model or Model())
     if table is not None:
-        broken += find_progress_problems(convert.get_progress(table.progress), config or Config())
+        broken += find_progress_problems(Progress(**dict(table.progress)), config or Config())
         broken += [*find_bootstrap_problems(table.bootstrap)] or [*_find_undialable(table.bootstrap)]
     problems: list[Problem] = []
     for key, what, right in broken:
@@ -264,18 +259,18 @@ def _read_config(raw: object) -> tuple[Config | None, frozenset[str]]:
         return None, frozenset()
     table = cast("dict[str, object]", raw)
     try:
-        return convert.get_config(ConfigTable.model_validate(table)), frozenset()
+        return _get_config(ConfigTable.model_validate(table)), frozenset()
     except ValidationError as error:
         unread = frozenset(str(problem["loc"][0]) for problem in error.errors() if problem["loc"])
     readable = {key: value for key, value in table.items() if key not in unread}
     if "epoch_time" in unread:
         readable["epoch_time"] = MAX_TIME_S  # any end will do for the check of the other keys
-    return convert.get_config(ConfigTable.model_validate({**HARMLESS, **readable})), unread
+    return _get_config(ConfigTable.model_validate({**HARMLESS, **readable})), unread
 
 
 def _read_model(raw: object) -> Model | None:
     try:
-        return convert.get_model(ModelTable.model_validate(raw).llm)
+        return _get_model(ModelTable.model_validate(raw))
     except ValidationError:
         return None
 

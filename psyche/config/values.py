@@ -1,26 +1,19 @@
 """The types of values in configuration files, each with its checks."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Final, cast
+from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from psyche.core.committee.schedule import round_f32
-from psyche.core.state.limits import (
-    DESCRIPTION_BYTES,
-    LOCAL_PATH_BYTES,
-    NAME_BYTES,
-    RUN_ID_BYTES,
-    STRING_BYTES,
-    URL_BYTES,
-)
+from psyche.core.state.limits import LOCAL_PATH_BYTES, RUN_ID_BYTES, STRING_BYTES, URL_BYTES
 
 SEED_BYTES: Final = 32
 MAX_PORT: Final = 65_535
+HASH_FORM: Final = "64 hex digits"
 SEED_FORM: Final = "32 numbers from 0 to 255, or 64 hex digits"
 
 
@@ -75,29 +68,16 @@ def _read_root(value: object) -> object:
     raise PydanticCustomError("root", "must be 64 hex digits in quotes")
 
 
-def get_tag(value: object) -> str | None:
-    """The variant named by an externally tagged value; None if it does not name exactly one."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict) and len(keys := list(cast("dict[object, object]", value))) == 1:
-        return str(keys[0])
-    return None
-
-
 def get_variant_name(member: IntEnum) -> str:
     """The name in configuration files of a member of the core's enumerations: HfLlama for HF_LLAMA."""
-    return member.name.title().replace("_", "")
+    name = member.name.title().replace("_", "")
+    return "AdamW" if name == "Adamw" else name
 
 
-def unit(name: str) -> Callable[[object], object]:
-    """Make a check that accepts only this variant, which has no content."""
-
-    def check(value: object) -> object:
-        if value != name:
-            raise PydanticCustomError("unit_variant", "takes no table: write it as a plain string")
-        return value
-
-    return check
+def pick_variant(kinds: type[IntEnum]) -> Any:
+    """The type of a key that is the name of a variant without content; its value is the member of the core."""
+    named = {get_variant_name(member): member for member in kinds}
+    return Annotated[Literal[*named], AfterValidator(named.__getitem__)]
 
 
 U8 = Annotated[int, Field(ge=0, le=0xFF)]
@@ -108,12 +88,9 @@ U64 = Annotated[int, Field(ge=0, le=0xFFFF_FFFF_FFFF_FFFF)]
 F32 = Annotated[float, AfterValidator(_round_to_f32)]
 String = Annotated[str, AfterValidator(ByteLimit(STRING_BYTES))]
 Url = Annotated[str, AfterValidator(ByteLimit(URL_BYTES))]
-Name = Annotated[str, AfterValidator(ByteLimit(NAME_BYTES))]
-Description = Annotated[str, AfterValidator(ByteLimit(DESCRIPTION_BYTES))]
 RunId = Annotated[str, Field(min_length=1), AfterValidator(ByteLimit(RUN_ID_BYTES))]
 LocalPath = Annotated[str, AfterValidator(ByteLimit(LOCAL_PATH_BYTES))]
 Address = Annotated[str, AfterValidator(ByteLimit(STRING_BYTES)), AfterValidator(_check_address)]
 Seed = Annotated[bytes, BeforeValidator(_read_seed)]
 Root = Annotated[bytes, BeforeValidator(_read_root)]
-HASH_FORM: Final = "64 hex digits"
-EXTERNAL: Final = Discriminator(get_tag)
+TOKEN_SIZE_BYTES: Final = {"TwoBytes": 2, "FourBytes": 4}

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from psyche.config.convert import TOKEN_SIZE_BYTES
-from psyche.config.describe import describe_key
 from psyche.config.model_schema import DecayContent, DistroContent, LlmTable, LocalData, LocalFolder, ServerData
 from psyche.config.rewrite import Value, format_value
 from psyche.config.schema import AccessTable, ConfigTable, DataFile, MetadataTable, RunFile
-from psyche.config.table import Table
-from psyche.config.values import get_variant_name
+from psyche.config.table import Table, describe_key
+from psyche.config.values import TOKEN_SIZE_BYTES
 from psyche.drafting.model_choice import ModelChoice
 from psyche.drafting.plan import Answers, Plan
 from psyche.telemetry.text import format_count, format_number
@@ -140,7 +138,7 @@ def write_data_file(folder: str, token_size_bytes: int, sequence_tokens: int, se
         if for_members
         else "What the server serves to the members, written by `psyche init`. Only the server needs it."
     )
-    size = next(get_variant_name(one) for one, size_bytes in TOKEN_SIZE_BYTES.items() if size_bytes == token_size_bytes)
+    size = next(name for name, size_bytes in TOKEN_SIZE_BYTES.items() if size_bytes == token_size_bytes)
     text.set(DataFile, {"dir": folder, "token_size": size, "seq_len": sequence_tokens, "shuffle_seed": seed})
     return str(text)
 

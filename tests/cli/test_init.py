@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 from psyche.cli.app import app
 from psyche.cli.chain.files import load_chain_run
 from psyche.cli.helpers import interview
-from psyche.config.describe import describe_key
 from psyche.config.load import find_local_data, load_data, load_run
 from psyche.config.schema import ConfigTable, DataFile
+from psyche.config.table import describe_key
 from psyche.core.committee.schedule import compute_learning_rate
 from psyche.core.encoding.plan import compute_plan
 from psyche.data.bytes_tokenizer import write_tokenizer

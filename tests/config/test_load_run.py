@@ -133,7 +133,7 @@ def test_a_state_file_of_the_original_loads(tmp_path: Path) -> None:
     assert run.progress == Progress(3, 60, 480)
     assert run.pending_pause
     (problem,) = fail(tmp_path, TEXT + "[progress]\nstep = 0\n")
-    assert problem == ":47: progress.step: is 0, at least 1 -> the step to begin with (steps, 1 to 2^32 - 1)"
+    assert problem == ":47: progress.step: must not be zero -> above 0"
     assert run.metadata == Metadata(name="n", vocab_size=256)
 
 

@@ -1,48 +1,18 @@
-"""The schema agrees with the core: the same keys, the core's defaults, the widths of the record."""
+"""The schema has the keys and the variants of the core."""
 
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, replace
 from typing import Any, get_args
 
-import annotated_types
 import pytest
 from pydantic import Tag
 
 from psyche.config import model_schema, schema
 from psyche.config.load import HARMLESS
-from psyche.config.table import Table
 from psyche.config.values import get_variant_name
-from psyche.core.encoding.tables import CONFIG, METADATA, MODEL, PROGRESS
 from psyche.core.state import state
-
-PAIRS = [
-    (schema.ConfigTable, state.Config, CONFIG),
-    (schema.MetadataTable, state.Metadata, METADATA),
-    (schema.ProgressTable, state.Progress, PROGRESS),
-    (model_schema.LlmTable, state.Model, MODEL),
-]
-ONLY_ON_RECORD = {"extra_checkpoints"}
-NUMBERS = "BHIQ"
-
-
-def get_required(table: type[Table]) -> set[str]:
-    return {name for name, field in table.model_fields.items() if field.is_required()}
-
-
-@pytest.mark.parametrize(("table", "kind", "_record"), PAIRS)
-def test_a_key_left_out_has_the_default_of_the_core(table: type[Table], kind: Any, _record: Any) -> None:
-    assert is_dataclass(kind)
-    assert set(table.model_fields) == {field.name for field in fields(kind)} - ONLY_ON_RECORD
-    core = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
-    optional = {name: field.default for name, field in table.model_fields.items() if not field.is_required()}
-    assert optional == {name: core[name] for name in optional}
-
-
-@pytest.mark.parametrize(("table", "_kind", "record"), PAIRS)
-def test_a_number_is_refused_where_the_record_has_no_room_for_it(table: type[Table], _kind: Any, record: Any) -> None:
-    places = {one.name: one for one in record.fields if one.code in NUMBERS and one.from_wire is None}
-    for name in places.keys() & table.model_fields.keys():
-        most = next(one.le for one in table.model_fields[name].metadata if isinstance(one, annotated_types.Le))
-        assert most == 256 ** places[name].size - 1, name
+from psyche.core.state.config_checks import find_config_problems
+from psyche.core.state.settings import get_keys
+from psyche.testing.builders import build_model
 
 
 @pytest.mark.parametrize(
@@ -61,11 +31,11 @@ def test_a_choice_has_the_variants_of_the_core(annotation: Any, members: Any) ->
 @pytest.mark.parametrize(
     ("union", "members"),
     [
-        (model_schema.Checkpoint, state.CheckpointKind),
-        (model_schema.DataLocation, state.DataLocationKind),
-        (model_schema.HttpLocation, state.HttpLocationKind),
-        (model_schema.LrSchedule, state.ScheduleKind),
-        (model_schema.Optimizer, state.OptimizerKind),
+        (model_schema.CHECKPOINT, state.CheckpointKind),
+        (model_schema.DATA_LOCATION, state.DataLocationKind),
+        (model_schema.HTTP_LOCATION, state.HttpLocationKind),
+        (model_schema.SCHEDULE, state.ScheduleKind),
+        (model_schema.CHOSEN_OPTIMIZER, state.OptimizerKind),
     ],
 )
 def test_a_union_has_the_variants_of_the_core(union: Any, members: Any) -> None:
@@ -75,5 +45,18 @@ def test_a_union_has_the_variants_of_the_core(union: Any, members: Any) -> None:
 
 
 def test_the_original_documentations_keys_are_needed_and_later_ones_are_not() -> None:
-    needed = set(HARMLESS) - {"rounds_per_epoch"}  # or epoch_time: one of the two
-    assert get_required(schema.ConfigTable) == needed
+    needed = {name for name, field in schema.ConfigTable.model_fields.items() if field.is_required()}
+    assert needed == {
+        "warmup_time", "cooldown_time", "max_round_train_time", "round_witness_time", "min_clients", "init_min_clients",
+        "verification_percent", "witness_nodes", "global_batch_size_start", "global_batch_size_end", "total_steps",
+        "global_batch_size_warmup_tokens",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("record", [state.Config, state.Metadata, state.Progress, state.LrSchedule, state.Optimizer])
+def test_every_field_of_the_settings_is_a_key(record: type) -> None:
+    assert set(get_keys(record)) == {one.name for one in fields(record)} - {"kind"}
+
+
+def test_what_stands_for_a_key_that_cannot_be_read_breaks_no_rule() -> None:
+    assert find_config_problems(replace(state.Config(), **HARMLESS), build_model()) == []

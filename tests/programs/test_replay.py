@@ -2,6 +2,8 @@
 
 import hashlib
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -10,16 +12,19 @@ from conformance_traces import FOUND, TRACES, Trace, read_event, read_trace
 from differential.backends import ACCEPTED, PANICKED, REFUSED, ProgramBackend, encode_event, encode_head
 from differential.odd_states import get_moments
 from differential.pair import Event, apply_to_core
-from differential.updates import build_accounts, draw_case, judge_by_backend, judge_by_core
+from differential.updates import UPDATE, Case, build_accounts, draw_case, judge_by_backend, judge_by_core
 from kits.svm import BUILT
 
 from psyche.core.encoding.account import decode_state, encode_state
-from psyche.core.encoding.bodies import decode_body
+from psyche.core.encoding.bodies import decode_body, encode_body
 from psyche.core.rules.apply import KINDS
 from psyche.core.state.errors import REFUSALS
-from psyche.core.state.state import ZERO32
+from psyche.core.state.limits import MAX_TIME_S
+from psyche.core.state.messages import Update
+from psyche.core.state.settings import MOST, get_keys
+from psyche.core.state.state import ZERO32, Config, Model
 from psyche.errors import WireError
-from psyche.testing.builders import START_UNIX
+from psyche.testing.builders import START_UNIX, build_config, build_model
 
 PATHS = sorted([*TRACES.glob("*.json"), *FOUND.glob("*.json")])
 TYPES = {kind.number: kind.type for kind in KINDS}
@@ -83,6 +88,33 @@ def test_any_bytes_as_an_update_are_accepted_by_both_or_by_neither(backend: Prog
         )
         accepted += judged[0]
     assert UPDATES // 10 < accepted < UPDATES * 9 // 10, "some of both"
+
+
+def list_bounds() -> Iterator[tuple[type, str, int]]:
+    """The least and the largest number of each key, and those beyond them that the bytes can hold."""
+    for record in (Config, Model):
+        for name, key in get_keys(record).items():
+            ends = (key.least - 1, key.least, key.limit, key.limit + 1) if key.width in MOST else ()
+            yield from ((record, name, end) for end in ends if 0 <= end <= MOST[key.width])
+
+
+def test_the_rules_in_rust_have_the_ranges_of_the_keys(backend: ProgramBackend) -> None:
+    """Each key at its bounds, while others leave it room: whatever key is declared, its range is compared."""
+    account, accepted, refused = build_accounts()[0], set[str](), set[str]()
+    room = build_config(
+        epoch_time=0, rounds_per_epoch=1, min_clients=1, init_min_clients=256, global_batch_size_start=1,
+        global_batch_size_end=65_535,
+    )  # fmt: skip
+    for record, name, value in list_bounds():
+        longer = {"epoch_time": MAX_TIME_S} if name == "rounds_per_epoch" else {}
+        settings = {Config: replace(room, **longer), Model: build_model()}
+        settings[record] = replace(settings[record], **{name: value})  # pyright: ignore[reportArgumentType]
+        case = Case(account, UPDATE, encode_body(Update(settings[Config], settings[Model])))
+        core = judge_by_core(case)
+        assert judge_by_backend(backend, case) == core, f"{name} = {value}"
+        (accepted if core[0] else refused).add(name)
+    assert accepted >= {name for _, name, _ in list_bounds()}
+    assert refused >= {"warmup_time", "verification_percent", "late_limit", "max_seq_len", "cooldown_sources"}
 
 
 def test_any_bytes_as_a_body_do_the_same_to_both_or_nothing_to_either(backend: ProgramBackend) -> None:

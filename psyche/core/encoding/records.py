@@ -190,15 +190,15 @@ class TaggedLayout(Generic[T]):
         self.size = size
         self.mask = bytes(size)  # the pads depend on the kind, so `read` checks them
         self._cls: Callable[..., T] = cls
-        self._variants = {
+        self.variants = {
             int(kind): FieldLayout(f"{self.label} {kind.name}", fields, base=_TAG.size)
             for kind, fields in variants.items()
         }
-        longest = max(one.size for one in self._variants.values())
+        longest = max(one.size for one in self.variants.values())
         assert _TAG.size + longest <= size, f"{self.label}: a variant is too long"
         self._kinds = {int(kind): kind for kind in kinds}
         names = {field.name for field in dataclass_fields(cls)} - {"kind"}  # pyright: ignore[reportArgumentType]
-        self._unused = {kind: tuple(names - set(one.places)) for kind, one in self._variants.items()}
+        self._unused = {kind: tuple(names - set(one.places)) for kind, one in self.variants.items()}
 
     def write(self, value: Any) -> bytes:
         """Encode a value in `size` bytes.
@@ -207,7 +207,7 @@ class TaggedLayout(Generic[T]):
             WireError: a field cannot hold its value, or an attribute is set that this kind does not have; the
                 message names it.
         """
-        variant, default = self._variants[value.kind], self._cls()
+        variant, default = self.variants[value.kind], self._cls()
         for name in self._unused[value.kind]:
             if getattr(value, name) != getattr(default, name):
                 raise WireError(f"{variant.label}: has no {name}, but it is set")
@@ -221,7 +221,7 @@ class TaggedLayout(Generic[T]):
                 the message names the field.
         """
         kind = _TAG.unpack_from(raw)[0]
-        variant = self._variants.get(kind)
+        variant = self.variants.get(kind)
         if variant is None:
             raise WireError(f"{self.label}.kind: {kind} is unknown")
         end = _TAG.size + variant.size

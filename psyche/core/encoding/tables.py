@@ -12,6 +12,7 @@ Conventions:
 """
 
 import hashlib
+from collections.abc import Callable
 from itertools import chain
 from typing import Final
 
@@ -65,7 +66,6 @@ from psyche.core.state.enums import (
 from psyche.core.state.limits import (
     BOOTSTRAP_BYTES,
     CLIENT_VERSION_BYTES,
-    DESCRIPTION_BYTES,
     LOCAL_PATH_BYTES,
     MAX_AUDITS,
     MAX_BOOTSTRAP,
@@ -74,13 +74,13 @@ from psyche.core.state.limits import (
     MAX_START_CANDIDATES,
     MAX_VOTERS,
     MAX_WITNESSES,
-    NAME_BYTES,
     RUN_ID_BYTES,
     STATE_BYTES,
     STORED_ROUNDS,
     STRING_BYTES,
     URL_BYTES,
 )  # fmt: skip
+from psyche.core.state.settings import get_keys
 from psyche.core.state.state import (
     Audit,
     Challenge,
@@ -200,26 +200,22 @@ MODEL: Final = RecordLayout(
     ),
 )  # fmt: skip
 
-CONFIG: Final = RecordLayout(
-    Config,
-    (
-        u64("warmup_time"), u64("cooldown_time"), u64("max_round_train_time"), u64("round_witness_time"),
-        u64("global_batch_size_warmup_tokens"), u64("epoch_time"), u32("total_steps"), u16("init_min_clients"),
-        u16("min_clients"), u16("witness_nodes"), u16("global_batch_size_start"), u16("global_batch_size_end"),
-        u8("verification_percent"), u8("waiting_for_members_extra_time"), u32("rounds_per_epoch"),
-        u16("straggler_percent"), boolean("overlap"), u8("entropy_delay"), u8("evict_after"), u8("late_limit"),
-        u8("tie_breakers"), boolean("reveal_gate"), u32("tolerance_fp32_ppm"), u32("tolerance_bf16_ppm"),
-        u16("opened_chunks"), u16("canary_permille"), u64("min_stake"), raw("data_root"),
-    ),
-)  # fmt: skip
+_BY_WIDTH: Final[dict[str, Callable[[str], Field]]] = {
+    "u8": u8, "u16": u16, "u32": u32, "u64": u64, "bool": boolean, "hash": raw,
+}  # fmt: skip
 
-METADATA: Final = RecordLayout(
-    Metadata,
-    (
-        text("name", NAME_BYTES), text("description", DESCRIPTION_BYTES),
-        u64("num_parameters"), u64("vocab_size"),
-    ),
-)  # fmt: skip
+
+def _lay_out(record: type) -> tuple[Field, ...]:
+    """The fields of a record whose bytes are its keys, one after another."""
+    return tuple(
+        text(name, key.limit) if key.width == "text" else _BY_WIDTH[key.width](name)
+        for name, key in get_keys(record).items()
+    )
+
+
+CONFIG: Final = RecordLayout(Config, _lay_out(Config))
+
+METADATA: Final = RecordLayout(Metadata, _lay_out(Metadata))
 
 PROGRESS: Final = RecordLayout(Progress, (u16("epoch"), pad(2), u32("step"), u64("epoch_start_data_index")))
 

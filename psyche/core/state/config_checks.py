@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 
 from psyche.core.committee.schedule import round_f32
 from psyche.core.encoding.fields import fits_text
-from psyche.core.encoding.plan import MAX_CHUNK_EDGE
 from psyche.core.encoding.tables import CONFIG, MODEL
 from psyche.core.state.errors import ConfigRefused
 from psyche.core.state.limits import (
@@ -19,19 +18,14 @@ from psyche.core.state.limits import (
     HASH_BYTES,
     LOCAL_PATH_BYTES,
     MAX_BOOTSTRAP,
-    MAX_CLIENTS,
-    MAX_COOLDOWN_SOURCES,
     MAX_DATA_INDEX,
-    MAX_TIME_S,
-    MAX_WITNESSES,
     NAME_BYTES,
     STRING_BYTES,
     U8_MAX,
-    U16_MAX,
     U32_MAX,
-    U64_MAX,
     URL_BYTES,
 )
+from psyche.core.state.settings import MOST, get_keys
 from psyche.core.state.state import (
     Checkpoint,
     CheckpointKind,
@@ -59,26 +53,7 @@ class BrokenRule(NamedTuple):
     right: str
 
 
-TIMES: Final = ("warmup_time", "cooldown_time", "max_round_train_time", "round_witness_time", "epoch_time")
-_UNSIGNED: Final = frozenset("BHIQ")
-_WIDTHS: Final = {  # the largest value that a field of the record can hold
-    field.name: (1 << 8 * field.size) - 1
-    for field in CONFIG.fields
-    if field.code in _UNSIGNED and field.from_wire is None and field.name not in TIMES
-}
-_POSITIVE: Final = (
-    "cooldown_time",
-    "max_round_train_time",
-    "round_witness_time",
-    "min_clients",
-    "total_steps",
-    "global_batch_size_start",
-    "waiting_for_members_extra_time",
-    "evict_after",
-    "late_limit",
-)
-_MAX_VERIFICATION_PERCENT: Final = 99  # somebody must train
-_PERMILLE: Final = 1_000
+TIMES: Final = tuple(name for name, key in get_keys(Config).items() if key.unit == "seconds" and key.width == "u64")
 
 
 def find_config_problems(config: Config, model: Model) -> list[BrokenRule]:
@@ -88,9 +63,8 @@ def find_config_problems(config: Config, model: Model) -> list[BrokenRule]:
     accepted again after every pause.
     """
     problems = [
-        *_find_width_problems(config),
+        *_find_key_problems("config", config),
         *_find_root_problems(config),
-        *_find_number_problems(config),
         *_find_epoch_problems(config, model),
         *_find_model_problems(model),
     ]
@@ -99,10 +73,7 @@ def find_config_problems(config: Config, model: Model) -> list[BrokenRule]:
 
 def find_progress_problems(progress: Progress, config: Config) -> Iterator[BrokenRule]:
     """Find reasons why a run cannot begin at this progress: the record must still hold its numbers at the end."""
-    places = (("epoch", progress.epoch, 0, U16_MAX), ("step", progress.step, 1, U32_MAX))
-    for name, number, least, most in places:
-        if not least <= number <= most:
-            yield BrokenRule(f"progress.{name}", f"{number} does not fit the record", f"{least} to {most}")
+    yield from _find_key_problems("progress", progress, but="epoch_start_data_index")
     samples = max(0, config.total_steps - progress.step) * config.global_batch_size_end
     most = max(0, MAX_DATA_INDEX - samples)
     if not 0 <= progress.epoch_start_data_index <= most:
@@ -145,48 +116,30 @@ def _find_root_problems(config: Config) -> Iterator[BrokenRule]:
         )
 
 
-def _find_width_problems(config: Config) -> Iterator[BrokenRule]:
-    for name in TIMES:
-        value = getattr(config, name)
-        if not 0 <= value <= MAX_TIME_S:
-            what = f"{value} s is longer than a run can count"
-            yield BrokenRule(f"config.{name}", what, f"0 to {MAX_TIME_S} seconds, which is 136 years")
-    for name, most in _WIDTHS.items():
-        value = getattr(config, name)
-        if not 0 <= value <= most:
-            yield BrokenRule(f"config.{name}", f"{value} does not fit the record", f"0 to {most}")
-
-
-def _find_number_problems(config: Config) -> Iterator[BrokenRule]:
-    for name in _POSITIVE:
-        if not getattr(config, name):
-            yield BrokenRule(f"config.{name}", "must not be zero", "above 0")
-    c = config
-    rules = (
-        (c.init_min_clients >= c.min_clients, "init_min_clients", f"is below min_clients {c.min_clients}",
-         f"{c.min_clients} to {MAX_CLIENTS}"),
-        (c.init_min_clients <= MAX_CLIENTS, "init_min_clients", f"is above {MAX_CLIENTS}, the most that can join",
-         f"at most {MAX_CLIENTS}"),
-        (c.witness_nodes <= MAX_WITNESSES, "witness_nodes", f"is above {MAX_WITNESSES}, the records of a round",
-         f"0 (everybody) to {MAX_WITNESSES}"),
-        (c.global_batch_size_end >= c.global_batch_size_start, "global_batch_size_end",
-         f"is below global_batch_size_start {c.global_batch_size_start}", f"at least {c.global_batch_size_start}"),
-        (c.verification_percent <= _MAX_VERIFICATION_PERCENT, "verification_percent", "leaves nobody who trains",
-         f"0 to {_MAX_VERIFICATION_PERCENT}"),
-        (c.canary_permille <= _PERMILLE, "canary_permille", "is more than all", f"0 to {_PERMILLE}"),
-    )  # fmt: skip
-    for holds, name, what, right in rules:
-        if not holds:
-            yield BrokenRule(f"config.{name}", f"{getattr(config, name)} {what}", right)
+def _find_key_problems(table: str, record: object, *, but: str = "") -> Iterator[BrokenRule]:
+    """Find numbers that are out of the range of their key, or below the key that they must not be below."""
+    for name, key in get_keys(type(record)).items():
+        if key.width not in MOST or name == but:
+            continue
+        value, path = getattr(record, name), f"{table}.{name}"
+        fits, right = 0 <= value <= MOST[key.width], f"{key.least} to {key.limit}"
+        if name in TIMES and not 0 <= value <= key.limit:
+            yield BrokenRule(path, f"{value} s is longer than a run can count", f"{right} seconds, which is 136 years")
+        elif value == 0 and key.least:
+            yield BrokenRule(path, "must not be zero", "above 0")
+        elif not fits:
+            yield BrokenRule(path, f"{value} does not fit the record", right)
+        elif value > key.limit:
+            yield BrokenRule(path, f"{value} {key.beyond}", right)
+        if key.not_below and fits and value < (least := getattr(record, key.not_below)):
+            yield BrokenRule(path, f"{value} is below {key.not_below} {least}", f"{least} to {key.limit}")
 
 
 def find_metadata_problems(metadata: Metadata) -> Iterator[BrokenRule]:
     """Why this cannot stand on record as what people see of a run."""
     yield from _find_text_problems("metadata.name", metadata.name, NAME_BYTES, needed=False)
     yield from _find_text_problems("metadata.description", metadata.description, DESCRIPTION_BYTES, needed=False)
-    for name, number in (("num_parameters", metadata.num_parameters), ("vocab_size", metadata.vocab_size)):
-        if not 0 <= number <= U64_MAX:
-            yield BrokenRule(f"metadata.{name}", f"{number} does not fit the record", f"0 to {U64_MAX}")
+    yield from _find_key_problems("metadata", metadata)
 
 
 def find_version_problems(version: str) -> Iterator[BrokenRule]:
@@ -223,17 +176,7 @@ def _find_epoch_problems(config: Config, model: Model) -> Iterator[BrokenRule]:
 
 
 def _find_model_problems(model: Model) -> Iterator[BrokenRule]:
-    for name in ("max_seq_len", "cold_start_warmup_steps"):
-        if not 0 <= getattr(model, name) <= U32_MAX:
-            what = f"{getattr(model, name)} does not fit the record"
-            yield BrokenRule(f"model.LLM.{name}", what, f"0 to {U32_MAX}")
-    if not 0 <= model.cooldown_sources <= MAX_COOLDOWN_SOURCES:
-        what = f"{model.cooldown_sources} is more than the {MAX_COOLDOWN_SOURCES} sources that the record keeps"
-        yield BrokenRule(
-            "model.LLM.cooldown_sources", what, f"0 (Cooldown is never cut short) to {MAX_COOLDOWN_SOURCES}"
-        )
-    if not model.max_seq_len:
-        yield BrokenRule("model.LLM.max_seq_len", "must not be zero", "above 0")
+    yield from _find_key_problems("model.LLM", model)
     yield from _find_checkpoint_problems(model.checkpoint)
     yield from _find_data_problems(model.data_location)
     yield from _find_schedule_problems(model.lr_schedule)
@@ -292,17 +235,12 @@ def _find_http_problems(key: str, http: HttpLocation) -> Iterator[BrokenRule]:
 
 def _find_schedule_problems(schedule: LrSchedule) -> Iterator[BrokenRule]:
     key, s = "model.LLM.lr_schedule", schedule
-    rates = {"base_lr": s.base_lr, "warmup_init_lr": s.warmup_init_lr, "final_lr": s.final_lr,
-             "cosine_decay_final_lr": s.cosine_decay_final_lr,
-             "linear_decay_final_lr": s.linear_decay_final_lr}  # fmt: skip
-    for name, rate in rates.items():
-        if not (math.isfinite(_as_f32(rate)) and rate >= 0):  # headers carry it as float32
-            yield BrokenRule(key, f"{name} {rate} is no learning rate", "a finite float32, at least 0")
-    steps = {"warmup_steps": s.warmup_steps, "total_steps": s.total_steps, "stable_steps": s.stable_steps,
-             "cosine_decay_steps": s.cosine_decay_steps, "linear_decay_steps": s.linear_decay_steps}  # fmt: skip
-    for name, count in steps.items():
-        if not 0 <= count <= U32_MAX:
-            yield BrokenRule(key, f"{name} {count} does not fit the record", f"0 to {U32_MAX}")
+    for name, one in get_keys(LrSchedule).items():
+        value = getattr(schedule, name)
+        if one.width == "f64" and not (math.isfinite(_as_f32(value)) and value >= 0):  # headers carry it as float32
+            yield BrokenRule(key, f"{name} {value} is no learning rate", "a finite float32, at least 0")
+        if one.width == "u32" and not 0 <= value <= one.limit:
+            yield BrokenRule(key, f"{name} {value} does not fit the record", f"0 to {one.limit}")
     if s.kind in (ScheduleKind.LINEAR, ScheduleKind.COSINE) and s.total_steps < s.warmup_steps:
         what = f"total_steps {s.total_steps} is below warmup_steps {s.warmup_steps}"
         yield BrokenRule(key, what, f"at least {s.warmup_steps}")
@@ -340,7 +278,7 @@ def _find_optimizer_problems(optimizer: Optimizer) -> Iterator[BrokenRule]:
 def _find_distro_problems(key: str, o: Optimizer) -> Iterator[BrokenRule]:
     if not 0 <= _as_f32(o.compression_decay) <= 1:  # also refuses what is not a number
         yield BrokenRule(key, f"compression_decay {o.compression_decay} is not usable", "0 to 1")
-    if not 0 < o.compression_topk <= U16_MAX:
-        yield BrokenRule(key, f"compression_topk {o.compression_topk} is not usable", f"1 to {U16_MAX}")
-    if not 0 < o.compression_chunk <= MAX_CHUNK_EDGE:
-        yield BrokenRule(key, f"compression_chunk {o.compression_chunk} is not usable", f"1 to {MAX_CHUNK_EDGE}")
+    for name in ("compression_topk", "compression_chunk"):
+        value, limit = getattr(o, name), get_keys(Optimizer)[name].limit
+        if not 0 < value <= limit:
+            yield BrokenRule(key, f"{name} {value} is not usable", f"1 to {limit}")

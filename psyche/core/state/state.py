@@ -4,8 +4,10 @@ Bitmaps of members are integers: bit i stands for member i. Hashes have 32 bytes
 unix seconds, passed in by the caller. Fields of features that do not exist yet are zero.
 """
 
+# pyright: reportUnusedImport=false
+# The settings and the enumerations can be had from here too.
+
 from dataclasses import dataclass, field
-from typing import Final
 
 from psyche.core.state.enums import (
     Architecture,
@@ -16,7 +18,7 @@ from psyche.core.state.enums import (
     DataType,
     HttpLocationKind,
     OptimizerKind,
-    Role,  # pyright: ignore[reportUnusedImport]  # re-exported
+    Role,
     RoundFlag,
     RunState,
     ScheduleKind,
@@ -25,165 +27,19 @@ from psyche.core.state.enums import (
     TokenSize,
     WitnessFlag,
 )
-from psyche.core.state.limits import (
-    EVICT_AFTER_ROUNDS,
-    LATE_LIMIT_ROUNDS,
-    MAX_CHALLENGES,
-    MAX_CLIENTS,
-    NO_UPLOADER,
-    STORED_ROUNDS,
-    STRAGGLER_PERCENT,
+from psyche.core.state.limits import MAX_CHALLENGES, MAX_CLIENTS, NO_UPLOADER, STORED_ROUNDS
+from psyche.core.state.settings import (
+    ZERO32,
+    Checkpoint,
+    Config,
+    DataLocation,
+    HttpLocation,
+    LrSchedule,
+    Metadata,
+    Model,
+    Optimizer,
+    Progress,
 )
-
-ZERO32: Final = bytes(32)
-
-
-@dataclass(slots=True)
-class Checkpoint:
-    """A source of weights.
-
-    `name` is the repo id (Dummy, Hub, P2P), the bucket (Gcs, P2PGcs) or the path (Local). `revision` is the
-    revision (Dummy, Hub, P2P) or the prefix (Gcs, P2PGcs); None: none is given.
-    """
-
-    kind: CheckpointKind = CheckpointKind.EPHEMERAL
-    name: str = ""
-    revision: str | None = None
-
-
-@dataclass(slots=True)
-class HttpLocation:
-    """The location of HTTP data; `kind` determines which fields are used.
-
-    `url` is the single URL, a template with one `{}`, or the name of the bucket.
-    """
-
-    kind: HttpLocationKind = HttpLocationKind.SINGLE_URL
-    url: str = ""
-    filter_directory: str = ""
-    start_index: int = 0
-    n_left_pad_zeros: int = 0
-    num_files: int = 0
-
-
-@dataclass(slots=True)
-class DataLocation:
-    """The location of the training data.
-
-    `address` is the server's "host:port", a local path or folder, or the URL of the weights of several sources.
-    """
-
-    kind: DataLocationKind = DataLocationKind.DUMMY
-    address: str = ""
-    http: HttpLocation = field(default_factory=HttpLocation)
-    token_size: TokenSize = TokenSize.TWO_BYTES
-    shuffle_seed: bytes | None = None  # 32 bytes; None: not shuffled
-
-
-@dataclass(slots=True)
-class LrSchedule:
-    """A learning-rate schedule, evaluated by `core.committee.schedule`. Steps are counts, rates float64."""
-
-    kind: ScheduleKind = ScheduleKind.CONSTANT
-    base_lr: float = 0.0
-    warmup_init_lr: float = 0.0
-    warmup_steps: int = 0
-    total_steps: int = 0
-    final_lr: float = 0.0
-    stable_steps: int = 0
-    cosine_decay_steps: int = 0
-    cosine_decay_final_lr: float = 0.0
-    linear_decay_steps: int = 0
-    linear_decay_final_lr: float = 0.0
-
-
-@dataclass(slots=True)
-class Optimizer:
-    """An optimizer and its settings (float32 on the wire); None means not set."""
-
-    kind: OptimizerKind = OptimizerKind.DUMMY
-    clip_grad_norm: float | None = None
-    weight_decay: float | None = None
-    compression_decay: float = 0.0
-    compression_topk: int = 0
-    compression_chunk: int = 0
-    quantize_1bit: bool = False
-    betas: tuple[float, float] = (0.0, 0.0)
-    eps: float = 0.0
-
-
-@dataclass(slots=True)
-class Model:
-    """The model, its data, learning-rate schedule and optimizer (`model.LLM` in the original Psyche)."""
-
-    architecture: Architecture = Architecture.HF_LLAMA
-    data_type: DataType = DataType.PRETRAINING
-    max_seq_len: int = 0
-    cold_start_warmup_steps: int = 0
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    extra_checkpoints: list[Checkpoint] = field(
-        default_factory=lambda: [Checkpoint() for _ in range(3)]
-    )  # S10: three further sources; Ephemeral marks an empty place
-    data_location: DataLocation = field(default_factory=DataLocation)
-    lr_schedule: LrSchedule = field(default_factory=LrSchedule)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    cooldown_sources: int = 0  # number of sources of the certified weights that ends Cooldown early; 0: never (P10)
-
-
-@dataclass(slots=True)
-class Config:
-    """The settings that the coordinator itself uses; times are in seconds.
-
-    Defaults here are also the defaults in a run.toml, unless `psyche.config.schema` makes the key mandatory.
-    """
-
-    warmup_time: int = 0
-    cooldown_time: int = 0
-    max_round_train_time: int = 0
-    round_witness_time: int = 0
-    global_batch_size_warmup_tokens: int = 0
-    epoch_time: int = 0
-    total_steps: int = 0
-    init_min_clients: int = 0
-    min_clients: int = 0
-    witness_nodes: int = 0
-    global_batch_size_start: int = 0
-    global_batch_size_end: int = 0
-    verification_percent: int = 0
-    waiting_for_members_extra_time: int = 10
-    rounds_per_epoch: int = 0
-    straggler_percent: int = STRAGGLER_PERCENT
-    overlap: bool = True
-    entropy_delay: int = 0
-    evict_after: int = EVICT_AFTER_ROUNDS
-    late_limit: int = LATE_LIMIT_ROUNDS
-    tie_breakers: int = 0
-    reveal_gate: bool = False
-    tolerance_fp32_ppm: int = 1_000
-    tolerance_bf16_ppm: int = 20_000
-    opened_chunks: int = 256
-    canary_permille: int = 0
-    min_stake: int = 0
-    data_root: bytes = ZERO32  # root hash of the training data as stated by the owner; zero: not stated
-
-
-@dataclass(slots=True)
-class Metadata:
-    """Descriptive data of a run, for people."""
-
-    name: str = ""
-    description: str = ""
-    num_parameters: int = 0
-    vocab_size: int = 0
-
-
-@dataclass(slots=True)
-class Progress:
-    """The progress of the run: the epoch's number (from 0), the step (from 1), and the epoch's first sample."""
-
-    epoch: int = 0
-    step: int = 1
-    epoch_start_data_index: int = 0
 
 
 @dataclass(slots=True)

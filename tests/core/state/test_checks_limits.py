@@ -41,14 +41,14 @@ PLACE = "does not fit the record"
 
 CONFIG_TEXTS: list[tuple[dict[str, int], str, str]] = [
     ({"canary_permille": 1_001}, "1001 is more than all", "0 to 1000"),
-    ({"witness_nodes": 33}, "33 is above 32, the records of a round", "0 (everybody) to 32"),
+    ({"witness_nodes": 33}, "33 is above 32, the records of a round", "0 to 32"),
     (
         {"rounds_per_epoch": 0},
         "an epoch would never end: neither rounds_per_epoch nor epoch_time is set",
         "one of the two above 0",
     ),
     ({"max_round_train_time": 31, "epoch_time": 31}, "31 is not below epoch_time 31", "below 31"),
-    ({"evict_after": 256}, f"256 {PLACE}", "0 to 255"),
+    ({"evict_after": 256}, f"256 {PLACE}", "1 to 255"),
 ]
 
 
@@ -59,7 +59,7 @@ def build_numbered(**fields: Any) -> DataLocation:
 
 
 MODEL_TEXTS: list[tuple[dict[str, Any], str, str]] = [
-    ({"max_seq_len": 1 << 32}, f"{1 << 32} {PLACE}", f"0 to {U32}"),
+    ({"max_seq_len": 1 << 32}, f"{1 << 32} {PLACE}", f"1 to {U32}"),
     ({"max_seq_len": 0}, "must not be zero", "above 0"),
     ({"checkpoint": Checkpoint(CheckpointKind.HUB)}, "must not be empty", "1 to 64 bytes"),
     ({"checkpoint": Checkpoint(CheckpointKind.HUB, "x" * 65)}, "has 65 bytes", "at most 64 bytes"),
@@ -166,7 +166,7 @@ def test_where_a_run_begins_is_told_by_key_fault_and_remedy() -> None:
     found = list(find_progress_problems(Progress(epoch=U16 + 1, step=0), config))
     assert found[:2] == [
         BrokenRule("progress.epoch", f"{U16 + 1} {PLACE}", f"0 to {U16}"),
-        BrokenRule("progress.step", f"0 {PLACE}", f"1 to {U32}"),
+        BrokenRule("progress.step", "must not be zero", "above 0"),
     ]
     for step, samples in ((2, 64), (10, 0), (99, 0)):  # a run that is past its last step takes no more
         last = Progress(step=step, epoch_start_data_index=MAX_DATA_INDEX - samples)
@@ -197,7 +197,7 @@ def test_what_people_see_and_where_nodes_are_is_told_by_key_fault_and_remedy() -
 def test_a_time_is_told_by_key_fault_and_remedy() -> None:
     (problem,) = find_config_problems(build_config(cooldown_time=MAX_TIME_S + 1), build_model())
     what = f"{MAX_TIME_S + 1} s is longer than a run can count"
-    assert problem == BrokenRule("config.cooldown_time", what, f"0 to {MAX_TIME_S} seconds, which is 136 years")
+    assert problem == BrokenRule("config.cooldown_time", what, f"1 to {MAX_TIME_S} seconds, which is 136 years")
     assert not find_config_problems(build_config(cooldown_time=MAX_TIME_S), build_model())
 
 

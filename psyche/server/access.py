@@ -25,7 +25,7 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class FirstKeys:
-    """The keys that have priority over strangers, as a container for `in`: there may be thousands."""
+    """The keys that have priority over unauthenticated peers, as a container for `in`: there may be thousands."""
 
     authorized: frozenset[bytes]
     commanders: frozenset[bytes]
@@ -43,7 +43,6 @@ class AccessChanges:
     denied: set[bytes] = field(default_factory=set[bytes])
 
     def change(self, message: AccessMessage) -> None:
-        """Apply an allow or disallow message."""
         match message:
             case Allow():
                 self.allow(message.grantee, message.delegates)
@@ -67,20 +66,17 @@ class AccessChanges:
         self.denied.add(key)
 
     def count_granted(self) -> int:
-        """Count grantees and delegates."""
         return sum(1 + len(delegates) for delegates in self.granted.values())
 
     def count_new(self, grantee: bytes, delegates: tuple[bytes, ...]) -> int:
-        """Count the keys that `allow` would add."""
         return (grantee not in self.granted) + len({*delegates}.difference(self.granted.get(grantee, ())))
 
     def encode(self) -> bytes:
-        """Encode the changes for a snapshot."""
         return msgspec.msgpack.encode(_Stored(self.granted, tuple(sorted(self.denied))))
 
 
 def decode_changes(raw: bytes) -> AccessChanges:
-    """Decode the changes in a snapshot; empty bytes mean no changes.
+    """Decode the changes in a snapshot; a run's first one has no bytes of them.
 
     Raises:
         WireError: the bytes are malformed.
@@ -113,7 +109,7 @@ class AllowList:
         self.refresh()
 
     def refresh(self) -> None:
-        """Rebuild the set of authorized keys after a change."""
+        """Take in a change."""
         self.keys = frozenset(key for one in self.get_authorizations() for key in (one.grantee, *one.delegates))
 
     def get_authorizations(self) -> tuple[Authorization, ...]:

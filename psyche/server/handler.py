@@ -7,9 +7,11 @@ one seen.
 """
 
 import traceback
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import Final
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar, Final, NamedTuple
 
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.rules.apply import BY_TYPE, Sender, is_repeat
@@ -22,12 +24,10 @@ from psyche.server.access import AllowList, FirstKeys
 from psyche.server.book import AddressBook
 from psyche.server.connections.presence import Presence, can_be_given_up, find_departure, has_departure_ahead, is_member
 from psyche.server.connections.push import StateVersion, make_full, make_version
-from psyche.server.connections.replies import Answer, ReplyCache
 from psyche.server.evidence import check_report, is_report_true
 from psyche.server.journal.changes import Change
 from psyche.server.journal.journal import KEPT_OP_IDS, Journal
-from psyche.server.reports import ReportBoard, ReportSummary
-from psyche.server.status import get_earnings, make_status
+from psyche.server.reports import ReportBoard, ReportSummary, make_status
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
@@ -37,17 +37,57 @@ from psyche.wire.messages import AnyMessage
 from psyche.wire.report import SelfReport
 
 MAX_TICKS: Final = 16  # T3 settles after two or three; more means that the state machine loops
-_UNCACHED: Final = (
-    wire.HelloRequest,
-    wire.StatusRequest,
-    wire.PingRequest,
-    wire.SubscribeRequest,
-    wire.AllowedRequest,
-    wire.EarningsRequest,
-    wire.ReportRequest,
-    wire.MembersRequest,
-    wire.RecordRequest,
-)
+REPLIES_PER_CLIENT: Final = 64
+MAX_CACHED_CLIENTS: Final = 512  # all slots of the registry and as many unauthenticated peers
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply, and the journal record that must be on disk before it may be sent (K1)."""
+
+    reply: wire.Reply
+    seq: int
+
+
+class ReplyCache:
+    """The last replies by client key and request id, for resends (K4).
+
+    It drops a client's oldest reply, and the client that has been silent longest.
+    """
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[bytes, OrderedDict[int, Answer]] = OrderedDict()
+
+    def get(self, key: bytes, request_id: int) -> Answer | None:
+        return self._clients.get(key, OrderedDict()).get(request_id)
+
+    def put(self, key: bytes, answer: Answer) -> None:
+        replies = self._clients.setdefault(key, OrderedDict())
+        self._clients.move_to_end(key)
+        replies[answer.reply.id] = answer
+        while len(replies) > REPLIES_PER_CLIENT:
+            replies.popitem(last=False)
+        while len(self._clients) > MAX_CACHED_CLIENTS:
+            self._clients.popitem(last=False)
+
+
+class Asker(Enum):
+    """Who is answered; the value is what others are told, where it is always the same."""
+
+    ANYBODY = ""
+    FOLLOWER = "may follow the run"  # others are told how to be allowed (M12)
+    FIRST = "only its owner, its clients and keys that may join it see a run's members"
+    AUTHORITY = "only an owner of the run or its join authority may do this; use its identity file"
+    OWNER = "only an owner of the run may command it; use the owner's identity file"
+
+
+class RequestKind(NamedTuple):
+    """How one type of request is answered."""
+
+    answer: Callable[[Any, bytes, Any], wire.ReplyBody]  # by the handler, to the sender
+    asker: Asker = Asker.ANYBODY
+    needs_subscription: bool = False  # without one, the loss of a member's connection would go unnoticed (H6)
+    is_kept: bool = False  # a resend gets the same answer (K4); the state settles after it
 
 
 class CoordinatorHandler:
@@ -107,15 +147,22 @@ class CoordinatorHandler:
         if kept is not None:
             self._note_repeat(sender, request, "memory")
             return kept
+        kind = self.REQUESTS[type(request.body)]
         try:
-            reply = wire.Reply(request.id, body=self._answer(sender, request.body), nonce=self.state.nonce)
+            self._check(sender, kind.asker)
+            body = kind.answer(self, sender, request.body)
+            reply = wire.Reply(request.id, body=body, nonce=self.state.nonce)
         except (CoordinatorError, BackendError) as error:
             reply = self._refuse(sender, request, error)
         answer = Answer(reply, self.journal.last_seq)
-        if not isinstance(request.body, _UNCACHED):
+        if kind.is_kept:
             self._replies.put(sender, answer)
             self._settle()
         return answer
+
+    def may_visit(self, body: wire.RequestBody) -> bool:
+        """Whether a connection that is not subscribed may send this."""
+        return not self.REQUESTS[type(body)].needs_subscription or wire.is_command(body)
 
     def tick(self, now: int) -> None:
         """Process what is due at `now`: lost connections, expired addresses, the state machine."""
@@ -126,7 +173,6 @@ class CoordinatorHandler:
         self._settle()
 
     def connected(self, key: bytes) -> None:
-        """Note that a client has connected."""
         self._presence.connected(key)
 
     def disconnected(self, key: bytes, now: int) -> None:
@@ -145,17 +191,13 @@ class CoordinatorHandler:
         self._sink.emit(types.ServerRecovered(gap_s=gap_s, seq=self.journal.last_seq, run_state=self.state.run_state))
 
     def get_status(self) -> wire.RunStatus:
-        """Return the run's status, for people."""
-        return make_status(
-            self.state, self.now, self.program, self._presence.count, self.access, self.summarise_reports()
-        )
+        connections, said = len(self._presence.keys), self.summarise_reports()
+        return make_status(self.state, self.now, self.program, connections, self.access, said)
 
     def summarise_reports(self) -> ReportSummary:
-        """Sum up what the clients say of themselves (K8)."""
         return self.reports.summarise(self.state, self.now, self._presence.keys)
 
     def get_errors(self) -> tuple[SelfReport, ...]:
-        """Return the reports of clients with an error, the latest error first (K8)."""
         return self.reports.get_errors(self.now, self._presence.keys)
 
     def _advance(self, now: int) -> None:
@@ -187,7 +229,6 @@ class CoordinatorHandler:
         return True
 
     def _after(self, change: Change, was: tuple[RunState, int]) -> None:
-        """Handle a recorded change: op ids, events, snapshots."""
         if change.op_id:
             self._op_ids.append(change.op_id)
         state, progress = self.state, self.state.progress
@@ -245,60 +286,35 @@ class CoordinatorHandler:
             self._apply(Change(msg.LeaveRun(), self.state.registry.slots[number].signer))
             self._sink.emit(types.SlotGivenUp(key=key, reason=reason, after_s=after_s))
 
-    def _answer(self, sender: bytes, body: wire.RequestBody) -> wire.ReplyBody:
-        """Carry out a request; return the body of its reply.
+    def _is(self, sender: bytes, asker: Asker) -> bool:
+        match asker:
+            case Asker.ANYBODY:
+                return True
+            case Asker.FOLLOWER:
+                return self.may_follow(sender)
+            case Asker.FIRST:
+                return sender in self.get_first_keys()
+            case Asker.AUTHORITY:
+                return sender in self.owners or sender == self.access.join_authority
+            case Asker.OWNER:
+                return sender in self.owners
 
-        Raises:
-            CoordinatorError: the state machine refuses.
-            BackendError: the server refuses.
-            WireError: the body is malformed.
-        """
-        match body:
-            case wire.SubscribeRequest() | wire.RecordRequest():
-                if not self.may_follow(sender):
-                    raise self.access.refuse(sender, self.now)
-                if isinstance(body, wire.RecordRequest):
-                    return make_full(self.version, self.now)
-            case wire.AnnounceRequest():
-                self._put_record(sender, body.record)
-            case wire.ReportRequest():
-                self._check_first(sender)
-                self.reports.put(sender, body.report, self.now)
-            case wire.SubmitRequest():
-                self._submit(sender, body, wire.get_message(body))
-            case _:
-                return self._show(sender, body)
-        return None
+    def _check(self, sender: bytes, asker: Asker) -> None:
+        if not self._is(sender, asker):
+            raise self.access.refuse(sender, self.now) if asker is Asker.FOLLOWER else wire.NotOwner(asker.value)
 
-    def _show(self, sender: bytes, body: wire.RequestBody) -> wire.ReplyBody:
-        """Answer a question; raises as `_answer`."""
-        match body:
-            case wire.HelloRequest():
-                return self._greet(body)
-            case wire.StatusRequest():
-                return self.get_status()
-            case wire.EarningsRequest():
-                self._check_owner(sender)
-                return get_earnings(self.state)
-            case wire.AllowedRequest():
-                return self._list_allowed(sender)
-            case wire.MembersRequest():
-                return self._list_members(sender)
-            case _:
-                return None
-
-    def _submit(self, sender: bytes, body: wire.SubmitRequest, message: AnyMessage) -> None:
+    def _submit(self, sender: bytes, body: wire.SubmitRequest) -> None:
         """Submit a message to the state machine, after the checks that only the backend can make."""
+        message = wire.get_message(body)
         if isinstance(message, Allow | Disallow):
-            self._change_access(sender, body, message)
-            return
-        kind = BY_TYPE[type(message)]
-        if kind.sender is Sender.BACKEND:
-            raise wire.BadRequest(f"{kind.name}: no message to a TCP server")
-        if kind.sender is Sender.OWNER:
             self._command(sender, body, message)
             return
+        kind = BY_TYPE[type(message)]
         match message:
+            case _ if kind.sender is Sender.BACKEND:
+                raise wire.BadRequest(f"{kind.name}: no message to a TCP server")
+            case _ if kind.sender is Sender.OWNER:
+                self._command(sender, body, message)
             case msg.Join():
                 self._join(sender, message, body.record)
             case msg.ReportEquivocation():
@@ -348,52 +364,42 @@ class CoordinatorHandler:
             self._apply(change)
         self._put_record(sender, record)
 
-    def _check_owner(self, sender: bytes) -> None:
-        if sender not in self.owners:
-            raise wire.NotOwner("only an owner of the run may command it; use the owner's identity file")
-
-    def _command(self, sender: bytes, body: wire.SubmitRequest, message: msg.Message) -> None:
+    def _command(self, sender: bytes, body: wire.SubmitRequest, message: AnyMessage) -> None:
         """Carry out an owner's command; one whose op id was carried out before counts as a success (K3)."""
-        self._check_owner(sender)
-        op_id = _get_op_id(body)
+        self._check(sender, Asker.AUTHORITY if isinstance(message, Allow | Disallow) else Asker.OWNER)
+        op_id = body.op_id
+        if op_id is None:
+            raise wire.BadRequest(f"{wire.get_name(body)}: a command must have an op id")
         if op_id in self._op_ids:
             return
-        if isinstance(message, msg.Collect):
-            _check_claims(message)
+        if isinstance(message, Allow | Disallow):
+            self._change_access(sender, message, op_id)
+            return
+        claims = message.claims if isinstance(message, msg.Collect) else ()
+        if any(amount is None for _, amount in claims):  # otherwise a resend could return another amount
+            raise wire.BadRequest("collect: the amount is missing")
         self._apply(Change(message, sender, op_id))
-        if isinstance(message, msg.Collect):
-            for signer, amount in message.claims:
-                self._sink.emit(types.EarningsCollected(key=signer, amount=amount, op_id=op_id))
+        for signer, amount in claims:
+            self._sink.emit(types.EarningsCollected(key=signer, amount=amount, op_id=op_id))
 
     def may_follow(self, key: bytes) -> bool:
         """Whether the key may see the state and address book: it may join or command, or is still a member (M12)."""
-        return self.access.may_join(key) or self._may_allow(key) or is_member(self.state, key)
+        return self.access.may_join(key) or self._is(key, Asker.AUTHORITY) or is_member(self.state, key)
 
     def get_first_keys(self) -> FirstKeys:
-        """Return the keys whose connections and requests have priority over strangers (K7)."""
+        """Return the keys whose connections and requests have priority over unauthenticated peers (K7)."""
         live = (SlotState.JOINED, SlotState.LEAVING)
         holders = frozenset(slot.p2p for slot in self.state.registry.slots if slot.state in live)
         return FirstKeys(self.access.keys, self.owners | {self.access.join_authority}, holders)
 
     def _list_members(self, sender: bytes) -> wire.Members:
-        self._check_first(sender)
-        rows = self.reports.list_clients(self.state, self.now, self._presence.keys, with_errors=self._may_allow(sender))
+        """Strangers neither write to the table of members nor read it (K8): others could not see what they need."""
+        shows_errors = self._is(sender, Asker.AUTHORITY)
+        rows = self.reports.list_clients(self.state, self.now, self._presence.keys, with_errors=shows_errors)
         return wire.Members(self.now, rows)
 
-    def _check_first(self, sender: bytes) -> None:
-        """Strangers neither write to the table of members nor read it (K8): others could not see what they need."""
-        if sender not in self.get_first_keys():
-            raise wire.NotOwner("only its owner, its clients and keys that may join it see a run's members")
-
-    def _may_allow(self, key: bytes) -> bool:
-        return key in self.owners or key == self.access.join_authority
-
-    def _change_access(self, sender: bytes, body: wire.SubmitRequest, message: AccessMessage) -> None:
+    def _change_access(self, sender: bytes, message: AccessMessage, op_id: bytes) -> None:
         """Carry out a command on the allow list; it is journaled although the state's bytes do not change (M12)."""
-        self._check_authority(sender)
-        op_id = _get_op_id(body)
-        if op_id in self._op_ids:
-            return
         if isinstance(message, Allow):
             self.access.check_allow(message.grantee, message.delegates)
         else:
@@ -405,8 +411,7 @@ class CoordinatorHandler:
         self._op_ids.append(op_id)
         self._sink.emit(types.AccessChanged(change=change.name, allowed=len(self.access.keys)))
 
-    def _list_allowed(self, sender: bytes) -> wire.AllowedKeys:
-        self._check_authority(sender)
+    def _list_allowed(self) -> wire.AllowedKeys:
         access = self.access
         return wire.AllowedKeys(
             access.is_open,
@@ -416,15 +421,31 @@ class CoordinatorHandler:
             access.list_waiting(self.now),
         )
 
-    def _check_authority(self, sender: bytes) -> None:
-        if not self._may_allow(sender):
-            raise wire.NotOwner("only an owner of the run or its join authority may do this; use its identity file")
+    def _list_earnings(self) -> wire.Earnings:
+        return wire.Earnings(tuple((slot.signer, slot.earned) for slot in self.state.registry.slots if slot.earned))
 
-
-def _get_op_id(body: wire.SubmitRequest) -> bytes:
-    if body.op_id is None:
-        raise wire.BadRequest(f"{wire.get_name(body)}: a command must have an op id")
-    return body.op_id
+    # a row for each type of request
+    REQUESTS: ClassVar[dict[type[wire.RequestBody], RequestKind]] = {
+        wire.HelloRequest: RequestKind(lambda self, _, body: self._greet(body)),
+        wire.PingRequest: RequestKind(lambda *_: None),
+        wire.StatusRequest: RequestKind(lambda self, *_: self.get_status()),
+        wire.SubscribeRequest: RequestKind(lambda *_: None, Asker.FOLLOWER),  # the hub subscribes
+        wire.RecordRequest: RequestKind(lambda self, *_: make_full(self.version, self.now), Asker.FOLLOWER),
+        wire.MembersRequest: RequestKind(lambda self, sender, _: self._list_members(sender), Asker.FIRST),
+        wire.EarningsRequest: RequestKind(lambda self, *_: self._list_earnings(), Asker.OWNER),
+        wire.AllowedRequest: RequestKind(lambda self, *_: self._list_allowed(), Asker.AUTHORITY),
+        wire.ReportRequest: RequestKind(
+            lambda self, sender, body: self.reports.put(sender, body.report, self.now),
+            Asker.FIRST,
+            needs_subscription=True,
+        ),
+        wire.AnnounceRequest: RequestKind(
+            lambda self, sender, body: self._put_record(sender, body.record), needs_subscription=True, is_kept=True
+        ),
+        wire.SubmitRequest: RequestKind(
+            lambda self, sender, body: self._submit(sender, body), needs_subscription=True, is_kept=True
+        ),
+    }
 
 
 def _check_record(sender: bytes, record: AddressRecord) -> None:
@@ -439,11 +460,6 @@ def _check_record(sender: bytes, record: AddressRecord) -> None:
         check_address_record(record)
     except WireError as error:
         raise wire.BadRequest(str(error)) from error
-
-
-def _check_claims(message: msg.Collect) -> None:
-    if any(amount is None for _, amount in message.claims):  # otherwise a resend could return another amount
-        raise wire.BadRequest("collect: the amount is missing")
 
 
 def is_on_record(state: Coordinator, sender: bytes, body: wire.RequestBody) -> bool:

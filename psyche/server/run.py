@@ -25,34 +25,24 @@ class RunDefinition(Protocol):
     """A run's configuration as its owner wrote it (`config.load.LoadedRun`)."""
 
     @property
-    def run_id(self) -> str:
-        """The id of the run."""
-        ...
+    def run_id(self) -> str: ...
 
     @property
-    def config(self) -> Config:
-        """The coordinator's settings."""
-        ...
+    def config(self) -> Config: ...
 
     @property
-    def model(self) -> Model:
-        """The model to train."""
-        ...
+    def model(self) -> Model: ...
 
     @property
-    def metadata(self) -> Metadata:
-        """The run's metadata, for people."""
-        ...
+    def metadata(self) -> Metadata: ...
 
     @property
     def progress(self) -> Progress:
-        """The progress at which the run starts."""
+        """Where the run starts."""
         ...
 
     @property
-    def bootstrap(self) -> tuple[str, ...]:
-        """The bootstrap addresses of nodes of the run."""
-        ...
+    def bootstrap(self) -> tuple[str, ...]: ...
 
     @property
     def pending_pause(self) -> bool:
@@ -196,11 +186,6 @@ def remember_change(disk: JournalDisk, settings_hash: bytes) -> None:
 
 
 def _remember_file(disk: JournalDisk, file: RunDefinition) -> None:
-    """Remember that the record follows this file; blocks on the disk.
-
-    Raises:
-        JournalError: the disk failed.
-    """
     hashes = [hash_settings(file)]
     if _read_hashes(disk) != hashes:
         _write_hashes(disk, hashes)

@@ -24,7 +24,6 @@ from psyche.core.state.state import Coordinator, DataLocationKind
 from psyche.data.provider import LocalFiles
 from psyche.errors import BackendError, ConfigError
 from psyche.server.access import AllowList
-from psyche.server.clock import RunClock
 from psyche.server.connections.hub import Hub
 from psyche.server.connections.limits import TICK_S
 from psyche.server.connections.push import StateVersion, compute_delay_s
@@ -47,7 +46,21 @@ PROGRAM: Final = f"psyche {__version__}"
 ENTROPY_BYTES: Final = 32
 CLOSING_TIMEOUT_S: Final = 5.0
 LEAST_PLACES: Final = 8
-USUAL_PLACES: Final = MAX_CLIENTS + 128  # all members, and strangers who come and go
+USUAL_PLACES: Final = MAX_CLIENTS + 128  # all members, and others who come and go
+
+
+class RunClock:
+    """Starts at the wall clock, or at the journal's last record if that is later, and then follows the monotonic clock.
+
+    Setting the wall clock while the server runs has no effect on it (a jump would be a timeout for everybody);
+    the next start treats the difference as downtime (K2).
+    """
+
+    def __init__(self, unix_s: float, not_before: int) -> None:
+        self._offset_s = max(unix_s, float(not_before)) - trio.current_time()
+
+    def now(self) -> int:
+        return int(self._offset_s + trio.current_time())
 
 
 class ServerDisk(JournalDisk, Protocol):
@@ -60,8 +73,6 @@ class ServerDisk(JournalDisk, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BoundListener:
-    """A listener and its port."""
-
     listener: trio.abc.Listener[Any]
     port: int
 
@@ -140,9 +151,7 @@ class BoundServer:
 class Started(Protocol):
     """The part of trio's `TaskStatus` that is used here."""
 
-    def started(self, value: BoundServer, /) -> None:
-        """Report that the server accepts connections."""
-        ...
+    def started(self, value: BoundServer, /) -> None: ...
 
 
 async def run_server(settings: ServerSettings, *, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
@@ -192,7 +201,7 @@ class _Server:
         self._sink = settings.sink or NoEvents()
         self._clock = RunClock(settings.unix_time(), opened.now)
         self._handler = _make_handler(settings, opened)
-        self._hub = Hub(self._handler, settings.identity, self._clock, self._sink, self._note_work)
+        self._hub = Hub(self._handler, settings.identity, self._clock.now, self._sink, self._note_work)
         self._data: RunData | None = None
         self._work = trio.Event()  # set when the journal has something to write
         self._news = trio.Event()  # set when the durable state has changed
@@ -282,7 +291,6 @@ class _Server:
             await trio.sleep(TICK_S)
 
     def _note_work(self) -> None:
-        """Wake the journal writer after a call of the handler."""
         if self._handler.journal.has_work:
             self._work.set()
 

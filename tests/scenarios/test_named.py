@@ -9,7 +9,7 @@ from psyche.backends.solana.member import following, view
 from psyche.backends.solana.member.following import RecordFollower
 from psyche.backends.solana.member.link import Reading
 from psyche.server import handler
-from psyche.server.connections.replies import ReplyCache
+from psyche.server.handler import ReplyCache
 from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.crash_points import Point, find_points, play_killed
 from psyche.sim.invariants.ledger import EpochFacts, Ledger, Phase

@@ -48,8 +48,7 @@ from psyche.core.state.state import (
     WitnessFlag,
 )
 from psyche.errors import BackendError, WireError
-from psyche.server.connections.replies import MAX_CACHED_CLIENTS, REPLIES_PER_CLIENT, Answer, ReplyCache
-from psyche.server.handler import MAX_TICKS
+from psyche.server.handler import MAX_CACHED_CLIENTS, MAX_TICKS, REPLIES_PER_CLIENT, Answer, ReplyCache
 from psyche.server.journal.recovery import recover
 from psyche.server.server import ServerSettings
 from psyche.telemetry import types

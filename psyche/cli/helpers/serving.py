@@ -17,9 +17,8 @@ import trio
 
 from psyche.core.state.state import Coordinator
 from psyche.durable import open_file
-from psyche.server.reports import ReportSummary
+from psyche.server.reports import ReportSummary, make_status
 from psyche.server.server import BoundServer, ServerSettings, run_server
-from psyche.server.status import make_status
 from psyche.telemetry.console import Console
 from psyche.telemetry.run_line import format_run_status, get_standing
 from psyche.telemetry.status import Pace

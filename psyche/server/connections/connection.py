@@ -8,7 +8,7 @@ import trio
 from psyche.errors import BackendError
 from psyche.server.connections.limits import MAX_REPLIES, REQUEST_BURST, REQUESTS_PER_S
 from psyche.server.connections.push import StateVersion
-from psyche.server.connections.replies import Answer
+from psyche.server.handler import Answer
 from psyche.wire.backend import Goodbye, Overloaded, code_of, shorten
 from psyche.wire.line.framing import FrameStream
 from psyche.wire.line.pace import TokenBucket
@@ -41,7 +41,6 @@ class Connection:
 
     @property
     def name(self) -> str:
-        """For logs."""
         return f"#{self.number}" if self.key is None else f"#{self.number} {self.key.hex()[:16]}"
 
     def admit(self) -> None:
@@ -66,17 +65,14 @@ class Connection:
 
     @property
     def has_answers(self) -> bool:
-        """Whether an answer waits to be sent."""
         return bool(self._answers)
 
     def take_answer(self, durable_seq: int) -> Answer | None:
-        """Take the next answer that may be sent, or None."""
         if self._answers and self._answers[0].seq <= durable_seq:
             return self._answers.popleft()
         return None
 
     def subscribe(self) -> None:
-        """Subscribe the client, or restart its subscription with the full state."""
         self.is_subscribed = True
         self.sent, self.sent_book = None, -1
         self.wake()
@@ -94,7 +90,6 @@ class Connection:
         self.scope.cancel()
 
     def wake(self) -> None:
-        """Wake the sender: there may be something to send."""
         self._wake.set()
 
     async def wait(self) -> None:

@@ -3,17 +3,14 @@
 import math
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 import trio
 
 from psyche.errors import BackendError, WireError
-from psyche.server.clock import RunClock
 from psyche.server.connections import limits
 from psyche.server.connections.connection import Connection
 from psyche.server.connections.push import StateVersion, make_push
-from psyche.server.connections.replies import Answer
-from psyche.server.handler import CoordinatorHandler
+from psyche.server.handler import Answer, CoordinatorHandler
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
 from psyche.wire import backend as wire
@@ -24,18 +21,6 @@ from psyche.wire.line.pace import HostTurns, TokenBucket
 from psyche.wire.line.places import Places, get_peer_host
 from psyche.wire.line.tls import make_channel
 
-# These requests need a subscription first: without it, the loss of a member's connection would go unnoticed (H6).
-_VISITORS_MAY: Final = (
-    wire.HelloRequest,
-    wire.SubscribeRequest,
-    wire.PingRequest,
-    wire.StatusRequest,
-    wire.EarningsRequest,
-    wire.AllowedRequest,
-    wire.MembersRequest,
-    wire.RecordRequest,
-)
-
 
 class Hub:
     """All connections of a server.
@@ -43,7 +28,7 @@ class Hub:
     Args:
         handler: answers the requests.
         identity: the server's key.
-        clock: the run's clock.
+        now: the run's clock, in Unix seconds.
         sink: receives events.
         note_work: called after each call of the handler.
     """
@@ -52,25 +37,26 @@ class Hub:
         self,
         handler: CoordinatorHandler,
         identity: Identity,
-        clock: RunClock,
+        now: Callable[[], int],
         sink: EventSink,
         note_work: Callable[[], None],
     ) -> None:
         self.published: StateVersion = handler.version
         self._handler = handler
         self._channel = make_channel(identity)
-        self._clock = clock
+        self._now = now
         self._sink = sink
         self._note_work = note_work
         self._open: dict[int, Connection] = {}
         self._places = Places(
-            general=limits.MAX_STRANGERS,
-            per_host=limits.MAX_STRANGERS_PER_HOST,
+            general=limits.MAX_UNAUTHENTICATED,
+            per_host=limits.MAX_UNAUTHENTICATED_PER_HOST,
             per_key=limits.MAX_CONNECTIONS_PER_KEY,
             get_first=handler.get_first_keys,
         )
-        self._strangers = HostTurns()
-        self._allowance = TokenBucket(limits.STRANGERS_REQUESTS_PER_S, limits.STRANGERS_BURST, trio.current_time())
+        self._turns = HostTurns()
+        per_s, burst = limits.UNAUTHENTICATED_REQUESTS_PER_S, limits.UNAUTHENTICATED_BURST
+        self._allowance = TokenBucket(per_s, burst, trio.current_time())
         self._subscribed: dict[bytes, Connection] = {}
         self._numbers = 0
         self._pushes: dict[tuple[int, int], bytes] = {}  # frames shared by subscribers that have the same version
@@ -78,7 +64,6 @@ class Hub:
         self._book_told = 0
 
     def limit(self, places: int) -> None:
-        """Keep at most this many connections open."""
         self._places.most = places
 
     def publish(self, version: StateVersion) -> None:
@@ -125,16 +110,12 @@ class Hub:
                 self._forget(connection)
                 await frames.aclose()  # forcefully: does not wait
 
-    def _identify(self, connection: Connection, key: bytes) -> None:
-        if connection.place is not None:
-            self._places.identify(connection.place, key)
-
     def _forget(self, connection: Connection) -> None:
         self._open.pop(connection.number, None)
         key = connection.key
         if key is not None and self._subscribed.get(key) is connection:
             del self._subscribed[key]
-            self._handler.disconnected(key, self._clock.now())
+            self._handler.disconnected(key, self._now())
             self._sink.emit(types.ClientDisconnected(key=key, reason=connection.reason or "server stops"))
 
     async def _talk(self, connection: Connection) -> None:
@@ -150,7 +131,7 @@ class Hub:
             await task(connection, *args)
         except ConnectionLost as error:
             connection.reason = connection.reason or str(error)
-        except (WireError, BackendError) as error:  # malformed, oversized, slow, a stranger
+        except (WireError, BackendError) as error:  # malformed, oversized, slow, unauthenticated
             connection.reason = connection.reason or str(error)
             self._sink.emit(types.ConnectionClosed(connection=connection.name, reason=connection.reason))
         except Exception as error:  # noqa: BLE001  # a bug must not end the others
@@ -161,7 +142,8 @@ class Hub:
     async def _receive_all(self, connection: Connection, greeted: trio.Event) -> None:
         frames = connection.frames
         key = connection.key = await server_handshake(frames, self._channel, wire.PURPOSE, limits.HANDSHAKE_TIMEOUT_S)
-        self._identify(connection, key)
+        assert connection.place is not None, "a connection is served in a place"
+        self._places.identify(connection.place, key)
         hello = wire.decode_backend_request(await frames.receive(limits.HANDSHAKE_TIMEOUT_S))
         if not isinstance(hello.body, wire.HelloRequest):
             raise WireError(f"the first request is {type(hello.body).__name__}, must be HelloRequest")
@@ -170,7 +152,7 @@ class Hub:
         while connection.goodbye is None:
             request = wire.decode_backend_request(await frames.receive(limits.IDLE_TIMEOUT_S))
             if key not in self._handler.get_first_keys():
-                await self._wait_as_stranger(connection)
+                await self._wait_for_turn(connection)
             try:
                 connection.admit()
                 self._handle(connection, key, request)
@@ -179,20 +161,19 @@ class Hub:
                 connection.end(error)
         await trio.sleep_forever()  # the sender task says goodbye and ends this one
 
-    async def _wait_as_stranger(self, connection: Connection) -> None:
-        """Wait until a stranger's request may be answered (K7). Addresses take turns; a connection has one request."""
-        async with self._strangers.turn(connection.place.host if connection.place else ""):
+    async def _wait_for_turn(self, connection: Connection) -> None:
+        """Wait until an unauthenticated peer's request may be answered (K7): addresses take turns."""
+        async with self._turns.turn(connection.place.host if connection.place else ""):
             while not self._allowance.take(trio.current_time()):  # noqa: ASYNC110 - only time adds tokens
-                await trio.sleep(1 / limits.STRANGERS_REQUESTS_PER_S)
+                await trio.sleep(1 / limits.UNAUTHENTICATED_REQUESTS_PER_S)
 
     def _handle(self, connection: Connection, key: bytes, request: wire.Request) -> None:
-        may_visit = isinstance(request.body, _VISITORS_MAY) or wire.is_command(request.body)
-        if not connection.is_subscribed and not may_visit:
+        if not connection.is_subscribed and not self._handler.may_visit(request.body):
             connection.add_answer(Answer(self._refuse_visitor(key, request), 0))
             return
         if isinstance(request.body, wire.SubscribeRequest) and self._handler.may_follow(key):
             self._subscribe(connection, key)
-        answer = self._handler.handle(self._clock.now(), key, request)
+        answer = self._handler.handle(self._now(), key, request)
         connection.add_answer(answer)
         self._note_work()
         if isinstance(request.body, wire.HelloRequest) and answer.reply.code:
@@ -252,6 +233,6 @@ class Hub:
     def _get_push(self, former: StateVersion | None) -> bytes:
         place = (-1 if former is None else former.nonce, self.published.nonce)
         if place not in self._pushes:
-            push = make_push(former, self.published, self._clock.now())
+            push = make_push(former, self.published, self._now())
             self._pushes[place] = wire.encode_message(push)
         return self._pushes[place]

@@ -17,17 +17,10 @@ class Presence:
         self._lost: dict[bytes, int] = {}
 
     @property
-    def count(self) -> int:
-        """Count the connected keys."""
-        return len(self._connected)
-
-    @property
     def keys(self) -> frozenset[bytes]:
-        """The connected keys."""
         return frozenset(self._connected)
 
     def connected(self, key: bytes) -> None:
-        """Note that a key has connected."""
         self._connected.add(key)
         self._lost.pop(key, None)
 
@@ -42,7 +35,6 @@ class Presence:
         return [(key, since) for key, since in self._lost.items() if now - since >= RECONNECT_S]
 
     def forget(self, key: bytes) -> None:
-        """Forget a disconnected key."""
         self._lost.pop(key, None)
 
 

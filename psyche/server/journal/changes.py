@@ -7,17 +7,14 @@ journal gives the same bytes (K1, K2).
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-import msgspec
-
-from psyche.core.encoding.bodies import encode_body
+from psyche.core.encoding.bodies import decode_body, encode_body
 from psyche.core.rules.apply import apply
-from psyche.core.state.messages import WitnessMessage
+from psyche.core.state.messages import Key, Sized, WitnessMessage
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import WireError
 from psyche.wire.access import Allow, Disallow
 from psyche.wire.backend import OP_ID_BYTES
 from psyche.wire.messages import MAX_BODY_BYTES, AnyMessage, decode_message, get_kind
-from psyche.wire.msgpack import UNREADABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +31,11 @@ class Change:
 
     @property
     def name(self) -> str:
-        """The name of the message's kind."""
         return get_kind(self.message).name
+
+    @property
+    def number(self) -> int:
+        return get_kind(self.message).number
 
     def process(self, state: Coordinator, now: int) -> None:
         """Apply the message to `state` at `now` (Unix seconds); on TCP the slot number is the clock (E1).
@@ -47,17 +47,13 @@ class Change:
             apply(state, now, now, self.sender, self.message)
 
 
-class _Body(msgspec.Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, slots=True)
+class _Body:
     """A record's body after the number of the message."""
 
-    sender: Annotated[bytes, msgspec.Meta(max_length=len(ZERO32))]  # empty for zeros
-    op_id: Annotated[bytes, msgspec.Meta(max_length=OP_ID_BYTES)]
-    message: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
-
-
-def get_number(change: Change) -> int:
-    """Return the number of the message's kind: the byte before the body."""
-    return get_kind(change.message).number
+    sender: Key | None  # None: zeros
+    op_id: Annotated[bytes, Sized(OP_ID_BYTES, OP_ID_BYTES)] | None
+    message: Annotated[bytes, Sized(0, MAX_BODY_BYTES)]
 
 
 def encode_change(change: Change) -> bytes:
@@ -65,8 +61,8 @@ def encode_change(change: Change) -> bytes:
     message = change.message
     if isinstance(message, WitnessMessage):
         message = replace(message, metadata=b"")
-    sender = b"" if change.sender == ZERO32 else change.sender
-    return msgspec.msgpack.encode(_Body(sender, change.op_id, encode_body(message)))
+    sender = None if change.sender == ZERO32 else change.sender
+    return encode_body(_Body(sender, change.op_id or None, encode_body(message)))
 
 
 def decode_change(number: int, raw: bytes) -> Change:
@@ -76,7 +72,7 @@ def decode_change(number: int, raw: bytes) -> Change:
         WireError: the number is unknown to this version, or the body does not fit its kind.
     """
     try:
-        body = msgspec.msgpack.decode(raw, type=_Body)
-        return Change(decode_message(number, body.message), body.sender or ZERO32, body.op_id)
-    except (*UNREADABLE, WireError) as error:
+        body = decode_body(_Body, raw)
+        return Change(decode_message(number, body.message), body.sender or ZERO32, body.op_id or b"")
+    except WireError as error:
         raise WireError(f"journal: message {number} cannot be read: {error}") from error

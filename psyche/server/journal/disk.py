@@ -35,21 +35,17 @@ class FolderDisk:
             leftover.unlink()
 
     def close(self) -> None:
-        """Release the folder."""
         self._close_open()
         os.close(self._lock_fd)
 
     def names(self) -> list[str]:
-        """Return the names of the files."""
         return sorted(path.name for path in self._folder.iterdir() if path.is_file() and path.name != _LOCK)
 
     def read(self, name: str) -> bytes:
-        """Read a whole file."""
         return (self._folder / name).read_bytes()
 
     def append(self, name: str, data: bytes) -> None:
-        """Append to a file and sync it; the file stays open for the next append."""
-        if name != self._open_name:
+        if name != self._open_name:  # it stays open for the next append
             self._open(name)
         view = memoryview(data)
         while view:
@@ -57,17 +53,14 @@ class FolderDisk:
         os.fdatasync(self._open_fd)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Replace a file atomically: write a new file, sync it, and rename it over the old one."""
         replace_file(self._folder / name, data, self._folder / (name + _TEMPORARY))
 
     def truncate(self, name: str, size_bytes: int) -> None:
-        """Truncate a file and sync it."""
         with (self._folder / name).open("r+b") as file:
             file.truncate(size_bytes)
             os.fsync(file.fileno())
 
     def remove(self, name: str) -> None:
-        """Delete a file; a missing file is not an error."""
         if name == self._open_name:
             self._close_open()
         (self._folder / name).unlink(missing_ok=True)

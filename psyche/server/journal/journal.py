@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from psyche.core.state.limits import STATE_BYTES
 from psyche.errors import BackendError
-from psyche.server.journal.changes import Change, encode_change, get_number
+from psyche.server.journal.changes import Change, encode_change
 from psyche.wire.backend import OP_ID_BYTES
 from psyche.wire.crypto import blake3_hash
 
@@ -50,34 +50,28 @@ class JournalDisk(Protocol):
     """The files of one folder. Every call blocks until the data is on disk, or raises OSError."""
 
     def names(self) -> list[str]:
-        """Return the names of the files."""
+        """The files' names, in order."""
         ...
 
-    def read(self, name: str) -> bytes:
-        """Read a whole file."""
-        ...
+    def read(self, name: str) -> bytes: ...
 
     def append(self, name: str, data: bytes) -> None:
-        """Append to a file, creating it if needed; synced on return."""
+        """Append to a file, which is created if it is missing."""
         ...
 
     def replace(self, name: str, data: bytes) -> None:
         """Replace a whole file atomically: after a crash it has either the old or the new content."""
         ...
 
-    def truncate(self, name: str, size_bytes: int) -> None:
-        """Truncate a file; synced on return."""
-        ...
+    def truncate(self, name: str, size_bytes: int) -> None: ...
 
     def remove(self, name: str) -> None:
-        """Delete a file."""
+        """Delete a file; a missing one is no error."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of the journal."""
-
     seq: int
     now: int
     kind: int
@@ -110,14 +104,11 @@ class Scan:
 
     @property
     def is_broken(self) -> bool:
-        """Whether acknowledged records follow a broken place."""
         return bool(self.behind)
 
 
 @dataclass(slots=True)
 class Write:
-    """Bytes to append to a file or to replace it with."""
-
     name: str
     data: bytearray
     replaces: bool
@@ -133,12 +124,10 @@ class Batch:
 
 
 def get_segment_name(first_seq: int) -> str:
-    """Return the name of the segment whose first record is `first_seq`."""
     return f"journal-{first_seq:016d}.bin"
 
 
 def get_snapshot_name(seq: int) -> str:
-    """Return the name of the snapshot after record `seq`."""
     return f"snapshot-{seq:016d}.bin"
 
 
@@ -149,7 +138,6 @@ def get_numbers(names: list[str], prefix: str) -> list[int]:
 
 
 def encode_record(record: Record) -> bytes:
-    """Encode a record."""
     payload = _HEAD.pack(record.seq, record.now, record.kind) + record.body + record.state_hash
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
@@ -261,18 +249,16 @@ class Journal:
 
     @property
     def has_work(self) -> bool:
-        """Whether something waits to be written."""
         return self._batch is not None
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether the segment has grown so long that a snapshot is due."""
         return self._segment_bytes >= SNAPSHOT_EVERY_BYTES
 
     def append(self, now: int, change: Change, state_hash: bytes) -> int:
         """Append the record of a change that led to the state with `state_hash` (BLAKE3); return its number."""
         self.last_seq += 1
-        record = Record(self.last_seq, now, get_number(change), encode_change(change), state_hash[:HASH_BYTES])
+        record = Record(self.last_seq, now, change.number, encode_change(change), state_hash[:HASH_BYTES])
         data = encode_record(record)
         assert len(data) <= MAX_RECORD_BYTES, f"journal: a record of {len(data)} bytes could not be read again"
         self._add(self._segment, data)
@@ -288,7 +274,6 @@ class Journal:
         self._drop_old()
 
     def take(self) -> Batch | None:
-        """Take the work collected so far; None if there is none."""
         batch, self._batch = self._batch, None
         return batch
 
@@ -320,7 +305,6 @@ class Journal:
             ) from error
 
     def commit(self, batch: Batch) -> None:
-        """Note that a batch is on disk."""
         self.durable_seq = batch.seq
 
     def flush(self) -> None:

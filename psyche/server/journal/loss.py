@@ -30,7 +30,6 @@ class Loss:
 
     @property
     def last_seq(self) -> int:
-        """The last record known to have existed."""
         return self.behind[-1].seq if self.behind else self.seq
 
     def refuse(self) -> str:

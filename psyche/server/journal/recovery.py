@@ -153,7 +153,6 @@ def _set_aside(disk: JournalDisk, loss: Loss) -> str:
 
 
 def _replay(state: Coordinator, record: Record, *, is_checked: bool) -> Change:
-    """Repeat a record's change, and return it."""
     where = f"journal: record {record.seq}"
     try:
         change = decode_change(record.kind, record.body)

@@ -12,9 +12,9 @@ from trio.testing import memory_stream_one_way_pair
 from psyche.backends.tcp.push import apply_delta, read_full
 from psyche.core.state.state import RunState
 from psyche.errors import PsycheError
-from psyche.server.clock import RunClock
 from psyche.server.connections.hub import Hub
 from psyche.server.handler import CoordinatorHandler
+from psyche.server.server import RunClock
 from psyche.testing.builders import START_UNIX
 from psyche.wire import backend as wire
 from psyche.wire.address_record import AddressRecord
@@ -142,7 +142,7 @@ class Rig:
         self.disk = MemoryDisk()
         self.handler: CoordinatorHandler = build_handler(file.build_state(), self.disk, sink=self.sink)
         self.clock = RunClock(START_UNIX, START_UNIX)
-        self.hub = Hub(self.handler, SERVER, self.clock, self.sink, self.flush)
+        self.hub = Hub(self.handler, SERVER, self.clock.now, self.sink, self.flush)
         self.members = Members(self.handler)
 
     def flush(self) -> None:

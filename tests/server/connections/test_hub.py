@@ -337,7 +337,7 @@ async def test_a_request_whose_answer_was_lost_is_answered_alike_on_the_next_con
 async def test_strangers_make_room_for_newcomers_and_members_stay(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module.limits, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(hub_module.limits, "MAX_UNAUTHENTICATED", 3)
     async with open_rig() as rig:
         clients = await open_members(rig)
         crowd = [await rig.connect(build_identity(60 + number)) for number in range(6)]
@@ -352,7 +352,7 @@ async def test_strangers_make_room_for_newcomers_and_members_stay(
 async def test_a_member_comes_back_while_strangers_hold_all_places(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module.limits, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(hub_module.limits, "MAX_UNAUTHENTICATED", 3)
     async with open_rig() as rig:
         clients = await open_members(rig)
         for _ in range(4):
@@ -370,7 +370,7 @@ async def test_a_member_comes_back_while_strangers_hold_all_places(
 async def test_a_command_is_answered_while_strangers_hold_all_places(
     commander: Identity, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module.limits, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(hub_module.limits, "MAX_UNAUTHENTICATED", 3)
     async with open_rig() as rig:
         rig.handler.access = AllowList(Access(join_authority=STRANGER.public), AccessChanges(), OWNER.public)
         client = await rig.connect(commander)
@@ -393,7 +393,7 @@ async def ask_often(client: Client, answered: list[Identity], count: int = 10) -
 async def test_strangers_share_what_is_answered_and_members_do_not_wait(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module.limits, "STRANGERS_BURST", 5.0)
+    monkeypatch.setattr(hub_module.limits, "UNAUTHENTICATED_BURST", 5.0)
     async with open_rig() as rig:
         clients = await open_members(rig)
         answered: list[Identity] = []
@@ -408,8 +408,8 @@ async def test_strangers_share_what_is_answered_and_members_do_not_wait(
 
 
 async def test_addresses_of_strangers_take_turns_in_being_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module.limits, "STRANGERS_REQUESTS_PER_S", 20.0)
-    monkeypatch.setattr(hub_module.limits, "STRANGERS_BURST", 1.0)
+    monkeypatch.setattr(hub_module.limits, "UNAUTHENTICATED_REQUESTS_PER_S", 20.0)
+    monkeypatch.setattr(hub_module.limits, "UNAUTHENTICATED_BURST", 1.0)
     async with open_rig() as rig:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         rig.nursery.start_soon(trio.serve_listeners, rig.hub.serve, listeners)

@@ -13,7 +13,7 @@ from kits.server import MemoryDisk
 from psyche.core.state.limits import MAX_CLAIMS, STATE_BYTES
 from psyche.core.state.messages import Collect, Pause, SetRates, Tick, Withdraw
 from psyche.server.journal import journal as j
-from psyche.server.journal.changes import Change, decode_change, encode_change, get_number
+from psyche.server.journal.changes import Change, decode_change, encode_change
 from psyche.server.journal.recovery import create_journal, recover
 from psyche.wire.access import MAX_DELEGATES, Allow, Disallow
 from psyche.wire.crypto import blake3_hash
@@ -61,13 +61,13 @@ CHANGES = (
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_reads_back_as_it_was_written(change: Change) -> None:
-    assert decode_change(get_number(change), encode_change(change)) == change
+    assert decode_change(change.number, encode_change(change)) == change
 
 
 def test_what_a_witness_says_that_is_never_stored_is_not_in_the_journal() -> None:
     message = build_run(1).warm_up().build_witness(0)
     said = Change(replace(message, metadata=b"fast today"), b"k" * 32)
-    assert decode_change(get_number(said), encode_change(said)) == Change(message, b"k" * 32)
+    assert decode_change(said.number, encode_change(said)) == Change(message, b"k" * 32)
 
 
 def test_the_largest_command_fits_a_record() -> None:
@@ -75,7 +75,7 @@ def test_the_largest_command_fits_a_record() -> None:
     delegates = tuple(bytes([i]) * 32 for i in range(MAX_DELEGATES))
     for message in (Collect(claims), Allow(b"k" * 32, delegates)):
         change = Change(message, b"o" * 32, bytes(16))
-        record = j.Record(1, 0, get_number(change), encode_change(change), HASH[:8])
+        record = j.Record(1, 0, change.number, encode_change(change), HASH[:8])
         assert len(j.encode_record(record)) <= j.MAX_RECORD_BYTES
 
 

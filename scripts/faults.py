@@ -1,15 +1,13 @@
 """Puts faults into the Rust rules, one at a time: do traces and random events notice each?
 
     python scripts/faults.py --sample 120            so many faults, drawn by --seed
-    python scripts/faults.py --files health.rs       all faults of one file, or of several
-    python scripts/faults.py --files bits.rs:196     those of one line
-    python scripts/faults.py --events 60000          so many random events
+    python scripts/faults.py --files health.rs       all faults of one file, of several, or of lines (bits.rs:196)
     python scripts/faults.py --equivalents           those of the list: nothing must notice one
 
-The rules are built as a library of this machine, in a copy: the checkout stays as it is. Right answers and hashes of
-the bytes are recorded once, from traces, random events and random updates, while core judges them; then each faulty
-library must give another answer, other bytes, or panic. Faults that change nothing that anybody can see are listed in
-equivalent_faults.toml with the reason, and are not counted. It needs cargo.
+The rules are built as a library of this machine, in a copy. Right answers and hashes of the bytes are recorded once,
+from traces, random events and random updates, while core judges them; then each faulty library must give another
+answer, other bytes, or panic. Faults that change nothing that anybody can see are listed in equivalent_faults.toml with
+the reason, and are not counted. It needs cargo.
 """
 
 import argparse
@@ -21,12 +19,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from blake3 import blake3
+from mutants import read_equivalent
 from rust_faults import Fault, find_faults
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -36,15 +34,18 @@ from conformance_traces import FOUND, TRACES, read_event, read_trace  # noqa: E4
 from differential.backends import ACCEPTED, PANICKED, LibraryBackend, encode_event  # noqa: E402
 from differential.players import play_events  # noqa: E402
 from differential.updates import build_accounts, draw_case, judge_by_backend, judge_by_core  # noqa: E402
+from kits.tier import TIERS  # noqa: E402
 
 EQUIVALENT: Final = Path(__file__).with_name("equivalent_faults.toml")
 LIBRARY: Final = Path("target/host/libpsyche_replay.so")
-UPDATES: Final = 8_000
 FAST_HASHES: Final = '\n[profile.host.package."*"]\nopt-level = 3\n'  # the rules are built fast instead
 LIMIT_S: Final = 300  # a faulty loop may never end
 NOTICED, UNNOTICED = 3, 0
 REFUSED_SOMEHOW: Final = -1
-WAYS: Final = ("traces", "random events", "random updates")
+EVENTS: Final = 5_000  # of a seed
+UPDATES: Final = 8_000
+FIRST, WHOLE = (TIERS[tier].event_seeds for tier in ("first", "whole"))
+WAYS: Final = ("traces", "random updates", "random events", "random events of the second tier")
 
 
 class Step(NamedTuple):
@@ -86,10 +87,13 @@ def record_traces(path: Path) -> list[Step]:
     return backend.steps
 
 
-def record_events(path: Path, seed: int, events: int) -> list[Step]:
-    backend = RecordingBackend(path)
-    play_events(seed, events, backend)
-    return backend.steps
+def record_events(path: Path, seeds: range) -> list[Step]:
+    steps: list[Step] = []
+    for seed in seeds:
+        backend = RecordingBackend(path)
+        play_events(seed, EVENTS, backend)
+        steps += backend.steps
+    return steps
 
 
 def record_updates(path: Path, seed: int) -> list[Step]:
@@ -166,11 +170,6 @@ class Workshop:
             path.write_text(right)
 
 
-def read_equivalents() -> set[tuple[str, str, str]]:
-    tables = tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])
-    return {(table["file"], table["before"], table["after"]) for table in tables}
-
-
 def is_asked_for(fault: Fault, files: list[str] | None) -> bool:
     """Whether it lies in one of these files, or lines of files; everything does if none are named."""
     places = (fault.path, f"{fault.path}:{fault.line}")
@@ -178,7 +177,7 @@ def is_asked_for(fault: Fault, files: list[str] | None) -> bool:
 
 
 def choose(faults: list[Fault], args: argparse.Namespace) -> list[Fault]:
-    equivalents = read_equivalents()
+    equivalents = read_equivalent(EQUIVALENT)
     chosen = [fault for fault in faults if is_asked_for(fault, args.files)]
     chosen = [f for f in chosen if ((f.path, f.before, f.after) in equivalents) == args.equivalents]
     random.Random(args.seed).shuffle(chosen)
@@ -191,7 +190,6 @@ def main() -> int:
     parser.add_argument("--files", nargs="+", help="only faults of these files, or of lines of them")
     parser.add_argument("--equivalents", action="store_true", help="those of equivalent_faults.toml, and no others")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--events", type=int, default=100_000, help="random events")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         return search(Workshop(Path(folder) / "programs"), args)
@@ -204,7 +202,8 @@ def search(workshop: Workshop, args: argparse.Namespace) -> int:
         return 2
     right = library.with_name("right.so")
     shutil.copy(library, right)
-    recorded = [record_traces(right), record_events(right, args.seed, args.events), record_updates(right, args.seed)]
+    recorded = [record_traces(right), record_updates(right, args.seed)]
+    recorded += [record_events(right, seeds) for seeds in (range(FIRST), range(FIRST, WHOLE))]
     print(", ".join(f"{len(steps):,} of {way}" for way, steps in zip(WAYS, recorded, strict=True)), flush=True)
     faults, tally = choose(list(find_faults(workshop.sources)), args), Counter[str]()
     for fault in faults:

@@ -48,5 +48,5 @@ def test_each_fault_is_one_slip_in_a_line_of_code(tmp_path: Path) -> None:
 def test_the_faults_that_are_called_equivalent_are_faults_of_todays_rules() -> None:
     listed = tomllib.loads((ROOT / "scripts" / "equivalent_faults.toml").read_text())["equivalent"]
     found = {(fault.path, fault.before, fault.after) for fault in faults.find_faults(ROOT / "programs/rules/src")}
-    assert {(one["file"], one["before"], one["after"]) for one in listed} <= found
-    assert all(one["why"] for one in listed)
+    assert {(file, before, after) for _, file, before, after in listed} <= found
+    assert all(why for why, *_ in listed)

@@ -4,7 +4,7 @@
 demo *arguments:
     bash scripts/demo {{arguments}}
 
-# Everything CI runs; arguments go to pytest alone
+# What CI runs, with --all everything; other arguments go to pytest alone
 test *arguments:
     bash scripts/test {{arguments}}
 

@@ -1,6 +1,6 @@
-"""Runs the checks one after another, reports how long each took, and ends with pytest's summary line.
+"""Runs the checks, reports how long each took, and ends with pytest's summary line; `bash scripts/test --help`.
 
-With arguments: runs pytest only, with these arguments. With --checks: neither tests nor simulated rounds.
+tests/kits/tier.py says what the two tiers leave out, and how much each does of the rest.
 """
 
 import os
@@ -12,18 +12,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tests"))
+
+from kits.tier import TIERS, VARIABLE  # noqa: E402
+
 BIN = Path(sys.executable).parent
-SIMULATED_ROUNDS = 9_500  # about 380 seeds, a few of them on a chain: five minutes on two cores
+STAMP = BIN.parent / ".whole-tests"  # when the second tier was run last
 STOP_S = 20  # for a check to end after Ctrl-C
-WORKERS = 2
-COVER_CORE = ["-p", "scripts.cover_core"]
-BY_FILE = ["--dist=loadfile", "--no-loadscope-reorder"]  # otherwise the longest files would come last
+WORKERS = 3  # on two cores: many tests wait, for slots, rounds and processes
+# A file's tests stay together: they share processes that are slow to start. tests/conftest.py puts long files first.
+BY_FILE = [f"-n{WORKERS}", "--dist=loadfile", "--no-loadscope-reorder"]
 CLOSING = re.compile(r"^=+ .*\b(passed|failed|error|errors|no tests ran)\b.* in .*=+$")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -39,14 +43,13 @@ class Outcome:
     stage: Stage
     returncode: int
     seconds: float
-    closing: str
+    closing: str = ""
 
 
 def get_checks() -> list[Stage]:
     return [
         Stage("lint", [str(BIN / "ruff"), "check", "."]),
         Stage("format", [str(BIN / "ruff"), "format", "--check", "."]),
-        Stage("types", [str(BIN / "basedpyright")]),
         Stage("floors", [str(BIN / "lint-imports")]),
         Stage("circles", [sys.executable, "scripts/check_circles.py"]),
         Stage("dead code", [sys.executable, "scripts/check_dead_code.py"]),
@@ -54,41 +57,37 @@ def get_checks() -> list[Stage]:
     ]
 
 
-def get_tests(seed: int) -> list[Stage]:
-    pytest = ["-m", "pytest", f"--hypothesis-seed={seed}", *get_color()]
+def get_types() -> Stage:
+    return Stage("types", [str(BIN / "basedpyright")])
+
+
+def get_tests(tier: str, seed: int) -> list[Stage]:
+    pytest = [sys.executable, "-m", "pytest", f"--hypothesis-seed={seed}", *get_color(), "-p", "scripts.cover_core"]
     coverage = [sys.executable, "-m", "coverage"]
-    return [
-        # A file's tests stay together on one of two workers: they share processes that are slow to start.
-        Stage("tests", [sys.executable, *pytest, *COVER_CORE, "--durations=10", f"-n{WORKERS}", *BY_FILE]),
+    stages = [
+        Stage("tests", [*pytest, "--durations=10", *BY_FILE]),
         Stage("coverage data", [*coverage, "combine", "--quiet"]),
         Stage("coverage of core", [*coverage, "report", "--fail-under=100", "--skip-covered", "-m"]),
-        Stage("other Pythons", [sys.executable, "scripts/check_versions.py"]),
     ]
+    return (
+        [*stages, Stage("other Pythons", [sys.executable, "scripts/check_versions.py"])] if tier == "whole" else stages
+    )
 
 
-def get_programs() -> list[Stage]:
-    """The Solana programs: built again where a commit of the last day changed them, else only compared by digests.
+def get_programs(tier: str) -> list[Stage]:
+    """The Solana programs: their digests; in the second tier they are built again where a day's commits changed them.
 
     Their rules are tested where there is a cargo.
     """
     build = ["bash", "scripts/build-programs"]
-    stages = [Stage("built programs", [*build, "--check", "--recent"])]
+    stages = [Stage("built programs", [*build, *(["--check", "--recent"] if tier == "whole" else ["--verify"])])]
     return [*stages, Stage("rules in Rust", [*build, "--test"])] if shutil.which("cargo") else stages
 
 
-def get_simulations(seed: int) -> Stage:
+def get_simulations(tier: str, seed: int) -> Stage:
     """Simulations of fresh seeds; a failing one prints how to replay it."""
-    soak = [
-        sys.executable,
-        "scripts/soak.py",
-        "--backend",
-        "both",
-        "--from",
-        str(seed),
-        "--rounds",
-        str(SIMULATED_ROUNDS),
-    ]
-    return Stage("simulated rounds", soak)
+    soak = ["scripts/soak.py", "--backend", "both", "--from", str(seed), "--rounds", str(TIERS[tier].simulated_rounds)]
+    return Stage("simulated rounds", [sys.executable, *soak])
 
 
 def get_color() -> list[str]:
@@ -97,35 +96,42 @@ def get_color() -> list[str]:
 
 def show(stage: Stage, more: str = "") -> None:
     shown = " ".join([Path(stage.command[0]).name, *stage.command[1:]])
-    print(f"\n--- {stage.name}{more}: {shown}")
-    sys.stdout.flush()
+    print(f"\n--- {stage.name}{more}: {shown}", flush=True)
 
 
 @contextmanager
-def running_beside(stage: Stage) -> Iterator[Callable[[], Outcome]]:
-    """Run a stage on spare CPU time: type checks use one processor, and tests of whole runs often wait.
+def running_beside(stages: Sequence[Stage]) -> Iterator[Callable[[], list[Outcome]]]:
+    """Run these stages at once on spare CPU time: type checks use one processor, and tests of whole runs often wait.
 
-    Yields a function that waits for the stage's end and shows its output.
+    Yields a function that waits for their ends and shows what they printed.
     """
     started = time.monotonic()
-    command = ["nice", "-n", "19", *stage.command]
-    with (
-        tempfile.TemporaryFile("w+") as output,
-        subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True) as process,
-    ):
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / str(number) for number in range(len(stages))]
+        processes = [
+            subprocess.Popen(
+                ["nice", "-n", "19", *stage.command],
+                cwd=ROOT, stdout=output.open("w"), stderr=subprocess.STDOUT, start_new_session=True,
+            )
+            for stage, output in zip(stages, outputs, strict=True)
+        ]  # fmt: skip
 
-        def finish() -> Outcome:
-            show(stage, ", begun beside the tests")
-            returncode = process.wait()
-            output.seek(0)
-            sys.stdout.write(output.read())
-            return Outcome(stage, returncode, time.monotonic() - started, "")
+        def finish() -> list[Outcome]:
+            found: list[Outcome] = []
+            for stage, process, output in zip(stages, processes, outputs, strict=True):
+                returncode = process.wait()
+                show(stage, ", begun beside the tests")
+                print(output.read_text(), end="", flush=True)
+                found.append(Outcome(stage, returncode, time.monotonic() - started))
+            return found
 
         try:
             yield finish
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+            for process in processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def run(stage: Stage) -> Outcome:
@@ -139,8 +145,7 @@ def run(stage: Stage) -> Outcome:
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                sys.stdout.write(line)
-                sys.stdout.flush()
+                print(line, end="", flush=True)
                 if CLOSING.match(ANSI.sub("", line.rstrip())):
                     closing = line.rstrip()
             returncode = process.wait()
@@ -162,7 +167,7 @@ def run_pytest_alone(arguments: list[str]) -> int:
 
 
 def summarize(outcomes: list[Outcome], seed: int, seconds: float) -> int:
-    """Print the table of stages, and the tests' summary line last."""
+    """Print the table of stages, when everything was run last, and the tests' summary line."""
     print(f"\n--- Python {sys.version.split()[0]}, seed {seed} of all random choices")
     for outcome in outcomes:
         verdict = "ok" if outcome.returncode == 0 else f"FAILED ({outcome.returncode})"
@@ -171,22 +176,39 @@ def summarize(outcomes: list[Outcome], seed: int, seconds: float) -> int:
     failed = [outcome.stage for outcome in outcomes if outcome.returncode != 0]
     if any(stage.name == "tests" for stage in failed):
         print(f"The same random choices again: bash scripts/test --hypothesis-seed={seed}")
+    print(f"Everything (`bash scripts/test --all`) was run last: {read_stamp()}")
     for outcome in outcomes:
         if outcome.closing:
             print(outcome.closing)
     return 1 if failed else 0
 
 
+def read_stamp() -> str:
+    return STAMP.read_text().strip() if STAMP.exists() else "never in this checkout"
+
+
+def write_stamp(outcomes: list[Outcome]) -> None:
+    asked = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "no commit"
+    failed = [outcome.stage.name for outcome in outcomes if outcome.returncode != 0]
+    verdict = f"failed: {', '.join(failed)}" if failed else "all was well"
+    STAMP.write_text(f"{time.strftime('%Y-%m-%d %H:%M')}, {commit}, {verdict}\n")
+
+
 def main(arguments: list[str]) -> int:
-    only_checks = arguments == ["--checks"]
-    if arguments and not only_checks:
-        return run_pytest_alone(arguments)
     seed, started = random.randrange(1 << 32), time.monotonic()
-    if only_checks:
-        return summarize([run(stage) for stage in get_checks()], seed, time.monotonic() - started)
-    with running_beside(get_simulations(seed)) as finish_simulations:
-        outcomes = [run(stage) for stage in [*get_checks(), *get_programs(), *get_tests(seed)]]
-        outcomes.append(finish_simulations())
+    tier = "whole" if "--all" in arguments else "first"
+    arguments = [argument for argument in arguments if argument != "--all"]
+    os.environ[VARIABLE] = tier
+    if arguments == ["--checks"]:
+        return summarize([run(stage) for stage in [*get_checks(), get_types()]], seed, time.monotonic() - started)
+    if arguments:
+        return run_pytest_alone(arguments)
+    with running_beside([get_types(), get_simulations(tier, seed)]) as finish:
+        outcomes = [run(stage) for stage in [*get_checks(), *get_programs(tier), *get_tests(tier, seed)]]
+        outcomes += finish()
+    if tier == "whole":
+        write_stamp(outcomes)
     return summarize(outcomes, seed, time.monotonic() - started)
 
 

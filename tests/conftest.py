@@ -15,6 +15,7 @@ import trio
 import typer.testing
 from hypothesis import HealthCheck, settings
 from kits.clocks import SteadyClock, make_autojump_clock
+from kits.tier import AMOUNTS, IS_WHOLE
 from trio.testing import MockClock
 
 # Test files may have equal names (importlib mode); what they share in a folder is still imported by its plain name.
@@ -24,6 +25,7 @@ sys.path += sorted(str(folder) for folder in _folders if not (folder / "__init__
 # No deadlines: a slow machine is no failing test. A failing example prints the blob that repeats it.
 settings.register_profile(
     "default",
+    max_examples=AMOUNTS.examples,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
@@ -41,10 +43,20 @@ typer.testing._get_command = cache(typer.testing._get_command)
 START_S = 100_000.0  # as trio's own, which starts anywhere: nothing may count on 0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.add_marker(pytest.mark.trio(run=partial(run_on_its_clock, item)))
+    leave_out_second_tier(config, items)
+    items.sort(key=lambda item: 0 if item.get_closest_marker("e2e") else 1)  # the longest ones first
+
+
+def leave_out_second_tier(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what `bash scripts/test --all` alone runs, unless somebody names its file."""
+    named = {Path(config.invocation_params.dir, one.partition("::")[0]) for one in config.args}
+    left_out = [] if IS_WHOLE else [i for i in items if i.get_closest_marker("whole") and i.path not in named]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 def run_on_its_clock(item: pytest.Function, main: Callable[[], Awaitable[object]], **options: Any) -> object:

@@ -204,6 +204,7 @@ def test_the_demo_explains_itself_before_it_sets_up_anything() -> None:
     assert all(flag in done.stdout for flag in ("--clients", "--minutes", "--kill", "--keep", "--clean"))
 
 
+@pytest.mark.whole
 def test_lines_of_the_core_count_only_while_its_own_tests_run(tmp_path: Path) -> None:
     kept = tmp_path / "coverage"
     ours, others = "tests/core/state/test_bits.py", "tests/config/test_load_run.py"

@@ -37,6 +37,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
+@pytest.mark.whole
 def test_every_command_of_the_page_runs(outputs: dict[str, str]) -> None:
     assert len(COMMANDS) == 6
     assert all(outputs[command] for command in COMMANDS)

@@ -13,7 +13,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "chain.md"
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
+@pytest.mark.whole
 async def test_the_page_about_a_run_on_a_chain_works_as_it_stands(tmp_path: Path) -> None:
     here = {"8899": str(choose_neighbours()), "4001": str(choose_port()), "192.0.2.7": "127.0.0.1"}
     async with open_reader(tmp_path / "reader", here) as reader:

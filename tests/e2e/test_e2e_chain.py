@@ -223,6 +223,7 @@ async def open_paid_run(
         yield run
 
 
+@pytest.mark.whole
 def test_a_testnet_on_a_chain_kills_at_random_and_leaves_nothing_at_ctrl_c(make_run: MakeRun, tmp_path: Path) -> None:
     """The command as a person calls it, on a run that everybody may join."""
     config = write_local_run(make_run, total_steps=10_000, init_min_clients=1, round_witness_time=12)

@@ -21,7 +21,7 @@ from kits.run_files import MakeRun
 
 from psyche.modeling.trainer.process import HOST_VARIABLE
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.whole]
 
 SEED = 26
 STEADY, VICTIMS = ("client-1", "client-2"), (3, 4)

@@ -14,7 +14,7 @@ from kits.cluster import Cluster, open_cluster
 from kits.namespaces import Line, Namespaces, NoNamespaces, open_namespaces
 from kits.run_files import MakeRun
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.whole]
 
 HOME = Line(delay_s=0.02, loss=0.005)
 NODES = {"server": Line(), "client-1": HOME, "client-2": HOME, "client-3": HOME}

@@ -8,7 +8,7 @@ import trio
 from kits.cluster import Cluster, forget_folder, open_cluster
 from kits.run_files import MakeRun
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.whole]
 
 CLIENTS = ("client-1", "client-2", "client-3")
 ROUNDS = 5  # of an epoch

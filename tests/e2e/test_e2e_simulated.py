@@ -12,7 +12,7 @@ from psyche.config.load import load_run
 from psyche.forecast.calibration import compare_sets, play_measured
 from psyche.telemetry.events import Line
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.whole]
 MEMBERS = 3
 BATCH = 6
 LEAVER, NEWCOMER = 3, 4

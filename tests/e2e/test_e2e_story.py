@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from kits.cluster import Cluster, open_cluster
-from kits.node import find_overlong_waits
+from kits.cluster import Cluster, find_overlong_waits, open_cluster
 from kits.run_files import MakeRun
 
 from psyche.backends.tcp.dial import parse_server

@@ -22,7 +22,7 @@ from psyche.modeling.snapshot import list_blobs, list_snapshots
 from psyche.testing.builders import build_identity
 from psyche.wire.key_file import read_key_file
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.whole]
 
 MEMBER = Path(__file__).resolve().parents[1] / "strangers" / "stranger_member.py"
 STRANGER = build_identity("stranger")

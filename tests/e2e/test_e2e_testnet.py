@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 import trio
-from kits.cluster import DEADLINE_S
+from kits.cluster import DEADLINE_S, find_overlong_waits
 from kits.leftovers import assert_nothing_left
-from kits.node import find_overlong_waits
 from kits.run_files import MakeRun
 from kits.testnet import CalledTestnet, call_testnet
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.whole]
 
 EXIT_INTERRUPTED = 130
 IMPORTS_PER_KILL = 5.0  # a client needs about four times as long to come up as its first half does to be imported

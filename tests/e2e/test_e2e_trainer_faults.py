@@ -20,7 +20,7 @@ from kits.run_files import MakeRun
 from psyche.modeling.trainer.process import HOST_VARIABLE
 from psyche.telemetry.events import Line
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.whole]
 
 CLIENTS = ("client-1", "client-2", "client-3")
 EPOCHS, ROUNDS = 5, 4

@@ -211,7 +211,7 @@ ALONE: Final = ("doctor", "init", "train", "simulate", "data", "model")
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("group", ALONE)
 def test_every_example_that_needs_nobody_else_runs_as_printed(
     group: str, world: World, monkeypatch: pytest.MonkeyPatch
@@ -226,7 +226,7 @@ def test_every_example_that_needs_nobody_else_runs_as_printed(
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
+@pytest.mark.whole
 def test_every_example_of_a_server_its_owner_and_clients_runs_as_printed(world: World) -> None:
     (main,) = [one for one in select("server") if "--state-dir server" in one.line]
     for example in select("server"):
@@ -278,7 +278,7 @@ def follow_owner(world: World) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
+@pytest.mark.whole
 def test_every_example_of_a_local_testnet_runs_as_printed(world: World) -> None:
     """One after another in one folder, as their reader runs them: the demo's weights and tokens are made once."""
     for example in select("local-testnet"):
@@ -298,6 +298,7 @@ WITH_MEMBERS: Final = ("run tick", "run checkpoint", "rewards claim", "rewards c
 
 
 @pytest.mark.e2e
+@pytest.mark.whole
 def test_every_example_of_a_run_on_a_chain_runs_as_printed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = [one for one in EXAMPLES if "--rpc" in one.line]
     assert {one.name for one in examples} <= {*ON_CHAIN, *WITH_MEMBERS}

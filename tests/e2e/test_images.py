@@ -60,7 +60,7 @@ def run(image: Image, *command: str, env: dict[str, str] | None = None) -> subpr
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["server", "client"])
 def test_an_image_has_psyche_but_neither_a_compiler_nor_this_checkout(images: dict[str, Image], name: str) -> None:
     image = images[name]
@@ -71,7 +71,7 @@ def test_an_image_has_psyche_but_neither_a_compiler_nor_this_checkout(images: di
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_server_and_a_client_in_their_images_finish_a_run(
     images: dict[str, Image], make_run: MakeRun, tiny_model: Path
 ) -> None:

@@ -11,7 +11,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "public-chain.md"
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
+@pytest.mark.whole
 async def test_the_page_about_a_public_chain_works_as_it_stands(tmp_path: Path) -> None:
     port = choose_neighbours()
     http = f"http://127.0.0.1:{port}"

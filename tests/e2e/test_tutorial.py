@@ -25,7 +25,7 @@ def test_the_tutorial_shows_pause_kill_and_resume() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
+@pytest.mark.whole
 async def test_the_tutorial_works_as_it_stands(tmp_path: Path) -> None:
     async with open_reader(tmp_path / "reader", {"19400": str(choose_neighbours())}, first=("ada", "ben")) as reader:
         for block in read_blocks(PAGE):

@@ -98,6 +98,7 @@ async def test_a_hosted_trainer_that_is_killed_is_a_crash_and_can_be_started_aga
     await trainer.stop()
 
 
+@pytest.mark.whole
 async def test_without_a_reachable_host_the_trainer_starts_its_own_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

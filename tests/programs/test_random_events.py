@@ -1,4 +1,4 @@
-"""100,000 random events do the same to core and to the compiled rules: equal answers, and equal bytes after each."""
+"""Random events do the same to core and to the compiled rules: equal answers, and equal bytes after each."""
 
 import pytest
 from conformance_traces import TRACE_NAMES
@@ -6,21 +6,23 @@ from differential.backends import NoBackend, ProgramBackend
 from differential.facts import NEEDED
 from differential.pair import MEETABLE
 from differential.players import Tally, play_events
+from kits.tier import AMOUNTS, TIERS
 
 from psyche.core.rules.apply import KINDS
 from psyche.core.state.state import RunState
 
-SEEDS = range(20)
+SEEDS = range(TIERS["whole"].event_seeds)
 MORE_SEEDS = (1010,)  # of events that go where those of SEEDS happen not to go
 EVENTS = 5_000  # of each seed
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[: AMOUNTS.event_seeds])
 def test_random_events_do_the_same_to_core_and_to_the_compiled_rules(seed: int) -> None:
     tally = play_events(seed, EVENTS, ProgramBackend())
     assert tally.events >= EVENTS
 
 
+@pytest.mark.whole
 def test_random_events_go_everywhere() -> None:
     """Each refusal of each kind, each phase with each kind, and all that NEEDED names."""
     whole = Tally()

@@ -121,8 +121,9 @@ def test_a_violation_fails_and_says_how_to_play_it_again(capsys: pytest.CaptureF
 
 def test_every_run_of_the_checks_plays_other_seeds_and_they_count() -> None:
     checks = load("run_checks")
-    stage = checks.get_simulations(77)
+    stage = checks.get_simulations("whole", 77)
     assert stage.command[1:] == ["scripts/soak.py", "--backend", "both", "--from", "77", "--rounds", "9500"]
+    assert int(checks.get_simulations("first", 77).command[-1]) < 1_000
     assert checks.summarize([checks.Outcome(stage, 1, 2.0, "")], 77, 2.0) == 1
     assert checks.summarize([checks.Outcome(stage, 0, 2.0, "")], 77, 2.0) == 0
 
@@ -140,8 +141,8 @@ def test_few_seeds_of_the_checks_play_on_a_chain_and_say_how_to_play_them_again(
 def test_a_stage_beside_others_is_shown_when_they_are_done(capsys: pytest.CaptureFixture[str]) -> None:
     checks = load("run_checks")
     stage = checks.Stage("seeds", [sys.executable, "-c", "print('played', flush=True); raise SystemExit(3)"])
-    with checks.running_beside(stage) as finish:
-        outcome = finish()
+    with checks.running_beside([stage]) as finish:
+        (outcome,) = finish()
     assert (outcome.stage, outcome.returncode) == (stage, 3)
     assert "played" in capsys.readouterr().out
 
@@ -149,5 +150,5 @@ def test_a_stage_beside_others_is_shown_when_they_are_done(capsys: pytest.Captur
 def test_a_stage_beside_others_ends_with_them() -> None:
     checks = load("run_checks")
     stage = checks.Stage("seeds", [sys.executable, "-c", "import time; time.sleep(600)"])
-    with pytest.raises(KeyboardInterrupt), checks.running_beside(stage):
+    with pytest.raises(KeyboardInterrupt), checks.running_beside([stage]):
         raise KeyboardInterrupt

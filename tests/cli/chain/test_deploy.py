@@ -133,6 +133,7 @@ def test_a_client_refuses_programs_that_the_owner_does_not_vouch_for(box: ChainB
     assert "there is no run 'any'" in box.refuse("client", "train", "--run-id", "any", wallet="bea")
 
 
+@pytest.mark.whole
 def test_a_deployment_that_was_cut_off_goes_on_and_pays_nothing_twice(
     box: ChainBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_deployment_that_was_cut_off_goes_on_and_pays_nothing_twice(
     assert "was closed" in box.refuse("dev", "deploy", "--keys", str(box.folder / "cut"), wallet="careful")
 
 
+@pytest.mark.whole
 def test_a_newer_build_takes_the_place_of_a_shorter_one_until_nobody_may_change_it(box: ChainBox, said: str) -> None:
     assert said
     box.fund("other", 20 * SOL)

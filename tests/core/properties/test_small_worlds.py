@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from kits.tier import AMOUNTS
 from model_checker import forms
 from model_checker.__main__ import main
 from model_checker.forms import build_copy
@@ -38,9 +39,9 @@ def search(world: World, settings: Settings = SAMPLED, **changes: Any) -> Outcom
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("name", list(build_worlds(3, overlap=True)))
 def test_the_nearest_states_of_a_world_hold_every_invariant(name: str, overlap: bool) -> None:
-    outcome = search(build_worlds(3, overlap=overlap)[name], max_states=1_200)
-    assert outcome.states >= 1_200 or outcome.is_complete
-    assert outcome.refused > 500
+    outcome = search(build_worlds(3, overlap=overlap)[name], max_states=AMOUNTS.world_states)
+    assert outcome.states >= AMOUNTS.world_states or outcome.is_complete
+    assert outcome.refused > AMOUNTS.world_states * 2 // 5
 
 
 @pytest.mark.parametrize("name", ["witness", "members", "earnings"])

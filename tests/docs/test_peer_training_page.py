@@ -1,6 +1,6 @@
 """docs/peer-training.md: the code makes the bytes of its examples, and finds its numbers.
 
-`tests/strangers` holds a member to the same page that was written without the code.
+`tests/independent_peers` holds a member to the same page that was written without the code.
 """
 
 import re

@@ -132,9 +132,9 @@ def build_record(seed: bytes, address: str) -> list[Any]:
 def follow(port: int, server_key: bytes, seed: bytes, run_id: str) -> dict[str, Any]:
     """Greet, look, subscribe, join, repeat the join, report, and watch until the own slot is on record."""
     client, seen = Client(port, server_key, seed), {}
-    seen["greeting"] = client.ask(["hello", 4, run_id, "a stranger"])
+    seen["greeting"] = client.ask(["hello", 4, run_id, "an independent client"])
     seen["status"] = client.ask(["status"])
-    report = ["report", ["stranger", "waiting", "for members", 0, 0, 0, None, 12.5, ""]]
+    report = ["report", ["independent", "waiting", "for members", 0, 0, 0, None, 12.5, ""]]
     seen["too early"] = client.ask(report)
     seen["subscribed"] = client.ask(["subscribe"])
     while not client.state:
@@ -158,7 +158,7 @@ def follow(port: int, server_key: bytes, seed: bytes, run_id: str) -> dict[str, 
 def greet_wrongly(port: int, server_key: bytes, seed: bytes) -> list[Any]:
     """The answer to a hello of another version, and the goodbye behind it."""
     line = Line(port, server_key, seed, "coordinator")
-    line.send([1, ["hello", 1, "", "a stranger"]])
+    line.send([1, ["hello", 1, "", "an independent client"]])
     answer, goodbye = line.receive(), line.receive()
     line.close()
     return [answer[0], answer[2], goodbye[0]]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from stranger_trainer import hash3
+from independent_trainer import hash3
 
 WAITING, WARMUP, TRAIN, WITNESS, COOLDOWN, FINISHED = 1, 2, 3, 4, 5, 6
 DRAIN, ROOT, DIGEST, CLOSED = 1, 2, 4, 32

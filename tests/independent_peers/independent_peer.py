@@ -123,7 +123,7 @@ def hash_chunks(data: bytes) -> bytes:
 # --- the peer -------------------------------------------------------------------------------------------
 
 
-class Stranger:
+class OwnPeer:
     """One peer, connected to one node."""
 
     def __init__(self, told: dict[str, Any], host: Any) -> None:
@@ -258,37 +258,37 @@ class Stranger:
         self.host.set_stream_handler(BLOB, self.guard(self.serve_blob))
 
 
-async def announce(stranger: Stranger, pubsub: Any, topic: str) -> None:
+async def announce(own: OwnPeer, pubsub: Any, topic: str) -> None:
     """Say something new over both ways until the node has heard both; the mesh needs a moment to form."""
-    stream = await stranger.open(GOSSIP)
+    stream = await own.open(GOSSIP)
     for height in range(1 << 32):
-        await write_frame(stream, build_leave(stranger.seed, stranger.run_uid, 3, height, 1))
-        await pubsub.publish(topic, build_leave(stranger.seed, stranger.run_uid, 3, height, 2))
+        await write_frame(stream, build_leave(own.seed, own.run_uid, 3, height, 1))
+        await pubsub.publish(topic, build_leave(own.seed, own.run_uid, 3, height, 2))
         await trio.sleep(0.2)
 
 
-async def meet(stranger: Stranger, pubsub: Any, nursery: trio.Nursery) -> None:
-    stranger.seen["refusal"] = await stranger.say_hello(bytes(32))
-    await stranger.host.disconnect(stranger.node_id)
+async def meet(own: OwnPeer, pubsub: Any, nursery: trio.Nursery) -> None:
+    own.seen["refusal"] = await own.say_hello(bytes(32))
+    await own.host.disconnect(own.node_id)
     with trio.move_on_after(20):
-        while reason := await say_hello_again(stranger):
-            stranger.seen["failures"].append(reason)
+        while reason := await say_hello_again(own):
+            own.seen["failures"].append(reason)
             await trio.sleep(1.0)
-    topic = f"psyche/{stranger.run_uid.hex()}"
-    nursery.start_soon(stranger.read_mesh, await pubsub.subscribe(topic))
-    nursery.start_soon(announce, stranger, pubsub, topic)
-    await stranger.ask_questions()
-    stranger.seen["fetched"] = blake3(await stranger.fetch()).hexdigest()
+    topic = f"psyche/{own.run_uid.hex()}"
+    nursery.start_soon(own.read_mesh, await pubsub.subscribe(topic))
+    nursery.start_soon(announce, own, pubsub, topic)
+    await own.ask_questions()
+    own.seen["fetched"] = blake3(await own.fetch()).hexdigest()
     with trio.move_on_after(30):
-        while not (stranger.seen["direct"] and stranger.seen["mesh"] and stranger.seen["hellos_answered"]):
+        while not (own.seen["direct"] and own.seen["mesh"] and own.seen["hellos_answered"]):
             await trio.sleep(0.05)
 
 
-async def say_hello_again(stranger: Stranger) -> str:
+async def say_hello_again(own: OwnPeer) -> str:
     """The node may still be closing the connection that it refused."""
     for _ in range(50):
         try:
-            return await stranger.say_hello(stranger.run_uid)
+            return await own.say_hello(own.run_uid)
         except Failed:
             raise
         except Exception:  # noqa: BLE001
@@ -309,7 +309,7 @@ async def main() -> None:
     )  # fmt: skip
     pubsub = Pubsub(host, router, strict_signing=True, seen_ttl=120)
     pubsub.counter = time.time_ns()
-    stranger = Stranger(told, host)
+    own = OwnPeer(told, host)
     async with (
         host.run(listen_addrs=[listen]),
         background_trio_service(pubsub),
@@ -317,10 +317,10 @@ async def main() -> None:
         trio.open_nursery() as nursery,
     ):
         await pubsub.wait_until_ready()
-        stranger.listen()
-        await meet(stranger, pubsub, nursery)
-        stranger.seen["psyche"] = sorted(name for name in sys.modules if name.partition(".")[0] == "psyche")
-        print(json.dumps(stranger.seen), flush=True)
+        own.listen()
+        await meet(own, pubsub, nursery)
+        own.seen["psyche"] = sorted(name for name in sys.modules if name.partition(".")[0] == "psyche")
+        print(json.dumps(own.seen), flush=True)
         await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
         os._exit(0)
 

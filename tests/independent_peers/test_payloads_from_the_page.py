@@ -12,11 +12,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
-from kits.reader import Page
-from kits.run_files import MODEL
-from kits.runs import build_run
-from stranger_messages import Header, compute_commitment, read, sign
-from stranger_record import (
+from independent_messages import Header, compute_commitment, read, sign
+from independent_record import (
     Record,
     Round,
     compute_filter,
@@ -27,7 +24,7 @@ from stranger_record import (
     put_in_order,
     to_bitmap,
 )
-from stranger_trainer import (
+from independent_trainer import (
     Entries,
     Momentum,
     Plan,
@@ -45,6 +42,9 @@ from stranger_trainer import (
     invert,
     permute_row,
 )
+from kits.reader import Page
+from kits.run_files import MODEL
+from kits.runs import build_run
 from transformers.models.llama import LlamaConfig
 
 from psyche.core.committee.assignment import compute_assignments
@@ -340,7 +340,7 @@ def make_plans(chunk: int, topk: int, *, one_bit: bool) -> tuple[Plan, psyche_pl
 
 
 def read_sets(plan: psyche_plan.TransformPlan, body: bytes) -> list[list[Entries]]:
-    """What the programs' decoder finds, in the stranger's form."""
+    """What the programs' decoder finds, in the independent member's form."""
     found: list[list[Entries]] = []
     for group, sets in zip(plan.groups, codec.decode_payload(plan, body), strict=True):
         pairs = [zip(i.tolist(), v.tolist(), strict=True) for i, v in zip(sets.indices, sets.values, strict=True)]
@@ -395,7 +395,7 @@ def try_read(plan: psyche_plan.TransformPlan, body: bytes) -> list[list[Entries]
 
 
 def test_a_real_members_payload_is_decoded_and_applied_alike() -> None:
-    """Two trainers train a Llama for three rounds; the stranger follows their weights bit by bit."""
+    """Two trainers train a Llama for three rounds; the independent peer follows their weights bit by bit."""
     model = build_random_model(LlamaConfig(**{k: v for k, v in MODEL.items() if k != "architectures"}), seed=3)
     parameters = get_parameters(model)
     theirs = psyche_plan.compute_plan(get_shapes(parameters), 16, 16, one_bit=True)
@@ -421,7 +421,7 @@ def train(model: Any, trainer: Distro, height: int, number: int) -> bytes:
     return trainer.compress(gradients.tensors, 0.003, (), in_flight=True, height=height)
 
 
-def test_the_stranger_chooses_what_a_trainer_would_choose() -> None:
+def test_the_independent_chooses_what_a_trainer_would_choose() -> None:
     """Nearly: two magnitudes that differ in the last bit only may change places."""
     plan, theirs = make_plans(16, 8, one_bit=True)
     draw = np.random.default_rng(5)

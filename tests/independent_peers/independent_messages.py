@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from stranger_trainer import hash3
+from independent_trainer import hash3
 
 HEADER_BYTES = 448
 BODIES = {"ready": 33, "result": 32, "finished": 96, "leave": 0}

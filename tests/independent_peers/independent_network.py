@@ -5,16 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
-from libp2p import new_host
-from libp2p.crypto.ed25519 import create_new_key_pair
-from libp2p.crypto.x25519 import create_new_key_pair as create_x25519
-from libp2p.custom_types import TProtocol
-from libp2p.peer.id import ID
-from libp2p.peer.peerinfo import PeerInfo
-from libp2p.security.noise.transport import Transport as Noise
-from libp2p.stream_muxer.yamux.yamux import Yamux
-from multiaddr import Multiaddr
-from stranger_peer import (
+from independent_peer import (
     BLOB,
     GOSSIP,
     HELLO,
@@ -33,6 +24,15 @@ from stranger_peer import (
     unpack,
     write_frame,
 )
+from libp2p import new_host
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_x25519
+from libp2p.custom_types import TProtocol
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
+from libp2p.security.noise.transport import Transport as Noise
+from libp2p.stream_muxer.yamux.yamux import Yamux
+from multiaddr import Multiaddr
 
 SAY_S, ASK_S = 2.0, 5.0
 Question = tuple[str, int, int, bytes, bytes]

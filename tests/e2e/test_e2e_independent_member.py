@@ -24,8 +24,8 @@ from psyche.wire.key_file import read_key_file
 
 pytestmark = [pytest.mark.e2e, pytest.mark.whole]
 
-MEMBER = Path(__file__).resolve().parents[1] / "strangers" / "stranger_member.py"
-STRANGER = build_identity("stranger")
+MEMBER = Path(__file__).resolve().parents[1] / "independent_peers" / "independent_member.py"
+INDEPENDENT = build_identity("independent")
 ROUNDS, STEPS = 4, 8  # with data, of an epoch and of the run
 
 
@@ -46,8 +46,8 @@ class Meeting:
 
     @property
     def member(self) -> int:
-        """The stranger's index."""
-        return next(m for m, client in enumerate(self.state.clients) if client.p2p == STRANGER.public)
+        """The independent peer's index."""
+        return next(m for m, client in enumerate(self.state.clients) if client.p2p == INDEPENDENT.public)
 
 
 async def read_all(process: trio.Process) -> dict[str, Any]:
@@ -55,19 +55,19 @@ async def read_all(process: trio.Process) -> dict[str, Any]:
     found = b""
     while not found.endswith(b"\n"):
         part = await process.stdout.receive_some()
-        assert part, "the stranger's process ended"
+        assert part, "the independent member's process ended"
         found += part
     return json.loads(found)
 
 
 async def meet(folder: Path, config: Path, clients: int) -> Meeting:
     async with open_cluster(folder, config) as cluster:
-        meeting = Meeting(cluster, folder=folder / "stranger")
+        meeting = Meeting(cluster, folder=folder / "independent")
         meeting.folder.mkdir()
         await cluster.start(clients)
         key = read_key_file(cluster.data_dir("server") / "server.key").public
         told = {
-            "port": cluster.port, "server": key.hex(), "seed": STRANGER.seed.hex(), "run_id": "e2e",
+            "port": cluster.port, "server": key.hex(), "seed": INDEPENDENT.seed.hex(), "run_id": "e2e",
             "folder": str(meeting.folder),
         }  # fmt: skip
         command = [sys.executable, str(MEMBER)]
@@ -102,14 +102,14 @@ def meeting(request: pytest.FixtureRequest, make_run: MakeRun, tmp_path_factory:
 def test_nothing_failed_and_nothing_of_psyche_was_there(meeting: Meeting) -> None:
     assert meeting.seen["failures"] == []
     assert set(meeting.seen["refusals"]) <= {"no place in the run yet"}  # dialed before the others knew its join
-    # T7: a quorum of two of three may close a round before the stranger reports; the epoch's last leads to Cooldown.
+    # T7: a quorum of two of three may close a round before it reports; the epoch's last leads to Cooldown.
     is_quorum_met_without = len(meeting.cluster.clients) > 1
     late = [[["submit", 6], code] for code in ("WrongRound", "InvalidRunState") if is_quorum_met_without]
     assert [one for one in meeting.seen["refused"] if one not in late] == []
     assert meeting.seen["psyche"] == []
 
 
-def test_members_apply_the_strangers_payload_in_every_round(meeting: Meeting) -> None:
+def test_members_apply_the_independent_members_payload_in_every_round(meeting: Meeting) -> None:
     for name in meeting.cluster.clients:
         decided = [event for event in meeting.cluster.find(name, "decided") if not event["void"]]
         assert len(decided) == STEPS
@@ -119,7 +119,7 @@ def test_members_apply_the_strangers_payload_in_every_round(meeting: Meeting) ->
     assert all(members == everybody for members in meeting.seen["applied"].values())
 
 
-def test_the_stranger_earns_a_credit_for_every_round(meeting: Meeting) -> None:
+def test_the_independent_earns_a_credit_for_every_round(meeting: Meeting) -> None:
     assert meeting.seen["credits"] == {"0": ROUNDS, "1": ROUNDS}
     client = meeting.state.clients[meeting.member]
     assert client.credits == ROUNDS

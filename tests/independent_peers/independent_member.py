@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 import trio
-from multiaddr import Multiaddr
-from stranger_client import Client, fetch
-from stranger_messages import Header, Said, compute_commitment, encode_report, read, sign
-from stranger_network import Mates, Question, make_host
-from stranger_peer import Failed, demand, pack, unpack
-from stranger_record import (
+from independent_client import Client, fetch
+from independent_messages import Header, Said, compute_commitment, encode_report, read, sign
+from independent_network import Mates, Question, make_host
+from independent_peer import Failed, demand, pack, unpack
+from independent_record import (
     CLOSED,
     COOLDOWN,
     DIGEST,
@@ -40,7 +39,7 @@ from stranger_record import (
     list_bits,
     to_bitmap,
 )
-from stranger_trainer import (
+from independent_trainer import (
     Momentum,
     Plan,
     Tensors,
@@ -52,6 +51,7 @@ from stranger_trainer import (
     hash3,
     read_manifest,
 )
+from multiaddr import Multiaddr
 
 ZERO = bytes(32)
 POLL_S, AGAIN_S = 0.1, 2.0  # a connection may ask 20 times a second; peers are asked every two seconds
@@ -109,7 +109,7 @@ class Member:
 
     async def connect(self) -> None:
         self.backend = await trio.to_thread.run_sync(Client, self.told["port"], self.server_key, self.seed)
-        greeting = await self.ask(["hello", 4, self.told["run_id"], "a stranger"])
+        greeting = await self.ask(["hello", 4, self.told["run_id"], "an independent client"])
         self.mates.run_uid = greeting[3]
         await self.ask(["subscribe"])
 

@@ -1,14 +1,14 @@
-"""What a member says in a round: the bytes of the page, made by a stranger."""
+"""What a member says in a round: the bytes of the page, made by an independent member."""
 
 import struct
 
 import numpy as np
 import pytest
 import torch
-from stranger_messages import encode_report, read, sign
-from stranger_peer import pack
-from stranger_record import compute_filter, compute_root, to_bitmap
-from stranger_trainer import Plan, Tensors, apply, compute_chain, compute_digest, encode_manifest, encode_payload
+from independent_messages import encode_report, read, sign
+from independent_peer import pack
+from independent_record import compute_filter, compute_root, to_bitmap
+from independent_trainer import Plan, Tensors, apply, compute_chain, compute_digest, encode_manifest, encode_payload
 from test_payloads_from_the_page import ALICE, BOB, PAGE, find_commitments, make_example
 
 from psyche.core.encoding.plan import compute_plan

@@ -35,12 +35,12 @@ from psyche.wire.line.handshake import server_handshake
 from psyche.wire.line.places import Place, Places, get_peer_host
 from psyche.wire.line.tls import TlsListener, make_channel
 
-MAX_STRANGERS: Final = 256  # connections before their handshake, or with keys of non-members
-MAX_STRANGERS_PER_HOST: Final = 192
+MAX_NON_MEMBERS: Final = 256  # connections before their handshake, or with keys of non-members
+MAX_NON_MEMBERS_PER_HOST: Final = 192
 MAX_CONNECTIONS_PER_KEY: Final = 1  # a new connection replaces the old one, which is probably dead
 MAX_READS: Final = 32  # concurrent reads from disk; no read is held during a send
 HANDSHAKE_TIMEOUT_S: Final = 10.0
-STRANGER_TIMEOUT_S: Final = 10.0  # time for a non-member's next request
+NON_MEMBER_TIMEOUT_S: Final = 10.0  # time for a non-member's next request
 IDLE_TIMEOUT_S: Final = 3_600.0  # a member may be idle through long rounds; its client reconnects by itself
 SEND_TIMEOUT_S: Final = PART_BYTES / LEAST_RATE_BYTES_S  # per part of a reply
 ROUND_WAIT_S: Final = 5.0  # how long a request for a round that has not begun here is held
@@ -70,18 +70,18 @@ class PortStatus(Protocol):
 class DataServer:
     """Serves the samples of a source to the clients of one run, with the same key as the coordinator server's.
 
-    At most `max_strangers` connections of non-members are open; a further one closes the oldest.
+    At most `max_non_members` connections of non-members are open; a further one closes the oldest.
     """
 
-    def __init__(self, source: SampleSource, identity: Identity, *, max_strangers: int = MAX_STRANGERS) -> None:
+    def __init__(self, source: SampleSource, identity: Identity, *, max_non_members: int = MAX_NON_MEMBERS) -> None:
         self.statistics = DataServerStatistics()
         self._source = source
         self._identity = identity
         self._channel = make_channel(identity)
         self._now = _Assignments((0, -1), {}, frozenset(), trio.Event())
         self._places = Places(
-            general=max_strangers,
-            per_host=max(1, max_strangers * MAX_STRANGERS_PER_HOST // MAX_STRANGERS),
+            general=max_non_members,
+            per_host=max(1, max_non_members * MAX_NON_MEMBERS_PER_HOST // MAX_NON_MEMBERS),
             per_key=MAX_CONNECTIONS_PER_KEY,
             get_first=lambda: self._now.members,
         )
@@ -145,7 +145,7 @@ class DataServer:
         key = await server_handshake(frames, self._channel, PURPOSE, HANDSHAKE_TIMEOUT_S)
         self._places.identify(place, key)
         while True:
-            timeout_s = IDLE_TIMEOUT_S if key in self._now.members else STRANGER_TIMEOUT_S
+            timeout_s = IDLE_TIMEOUT_S if key in self._now.members else NON_MEMBER_TIMEOUT_S
             request = decode_data_request(await frames.receive(timeout_s))
             if key in self._now.members:
                 await self._wait_for_round(request)
@@ -157,7 +157,7 @@ class DataServer:
 
     def _refuse(self, key: bytes, request: FetchRequest) -> Refused | None:
         if reason := self._find_refusal(key, request):
-            note = _log.info if key in self._now.members else _log.debug  # strangers must not fill the log
+            note = _log.info if key in self._now.members else _log.debug  # others must not fill the log
             note("data refused", client=key.hex()[:16], reason=reason)
             is_early = (request.epoch, request.height) > self._now.round
             return Refused(reason, may_retry=is_early)

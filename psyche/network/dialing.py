@@ -18,7 +18,7 @@ from psyche.network.streams import Signal
 _log: Final = logging.getLogger("psyche.network")
 MAX_DIALS: Final = 2  # hello included; with more at once on a busy machine none finishes in time
 YIELD_S: Final = 0.1  # per wanted peer: how long this end waits for the other to dial first
-KNOWN_SILENCES: Final = 3  # failed dials after which a member or former peer ranks below strangers
+KNOWN_SILENCES: Final = 3  # failed dials after which a member or former peer ranks below peers never seen
 HURRIED_SHARE: Final = 1 / 4  # share of the dial timeout for a dial that delays others
 MAX_SILENCES: Final = 16  # counted per peer, so that one away for days ranks no lower than other silent ones
 Dial = Callable[[bytes, str], Awaitable[None]]

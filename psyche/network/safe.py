@@ -1,4 +1,4 @@
-"""Safe libp2p: with its defaults a stranger can impersonate any peer and crash the process.
+"""Safe libp2p: with its defaults an unauthenticated peer can impersonate any peer and crash the process.
 
 Every setting here counters an attack or fault that was measured: the reference of the peer-to-peer
 layer lists the findings. Only this module and `node.py` import libp2p.
@@ -275,7 +275,7 @@ class Gate:
         self._limits = limits
         self._pending: dict[str, int] = {}
         self._open = 0
-        self._tell_at = 0.0  # limits log lines: strangers decide how many connections arrive
+        self._tell_at = 0.0  # limits log lines: anybody may open connections
 
     async def handle(self, stream: Any, address: Multiaddr) -> None:
         """Do the handshake within the upgrade timeout, then wait until the connection is closed."""
@@ -300,7 +300,7 @@ class Gate:
         self._pending[ip] = self._pending.get(ip, 0) + 1
         try:
             return await self._swarm.upgrade_inbound_raw_conn(RawConnection(stream, False), address)
-        except Exception as error:  # noqa: BLE001 - strangers' bytes may raise anything
+        except Exception as error:  # noqa: BLE001 - unauthenticated bytes may raise anything
             self._tell("connection from %s refused: %s", ip, describe_connection_failure(error))
             return None
         finally:

@@ -2,7 +2,7 @@
 
 Bytes are counted when they arrive. When the budget is full, a connection is cut: among those that hold at least
 the average, the one whose peer has the lowest standing, and among equals the one that holds most. Connections whose
-data is read hold little, so an honest peer's transfer goes on while strangers fill the rest of the budget.
+data is read hold little, so an honest peer's transfer goes on while unauthenticated peers fill the rest of the budget.
 """
 
 import ctypes

@@ -176,7 +176,7 @@ async def test_a_batch_larger_than_a_reply_comes_in_pieces(tmp_path: Path, monke
 
 
 async def test_strangers_make_room_for_one_another_and_never_for_a_member(tmp_path: Path) -> None:
-    server = make_server(tmp_path, max_strangers=2)
+    server = make_server(tmp_path, max_non_members=2)
     async with trio.open_nursery() as nursery, connected(server) as frames:
         ends: list[FrameStream] = []
         for _ in range(5):
@@ -242,7 +242,7 @@ async def test_a_silent_connection_is_closed(tmp_path: Path, autojump_clock: tri
     await server.handle(theirs)  # ends by itself: no handshake
     async with connected(server, STRANGER) as frames:
         with pytest.raises(ConnectionLost):
-            await frames.receive(server_module.STRANGER_TIMEOUT_S + 1)
+            await frames.receive(server_module.NON_MEMBER_TIMEOUT_S + 1)
 
 
 class Flaky(TokenRows):

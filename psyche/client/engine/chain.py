@@ -120,6 +120,8 @@ class Chain:
     def go_back(self) -> None:
         """Decide again what the record, which has gone back, has not decided yet."""
         state = self.context.state
+        # A decision stands if the round that made it has left the ring: nobody can decide it again. What the ring still
+        # has may come out otherwise on the other fork, so it is decided anew.
         past = {h: get_deciding_height(state.config, h) for h in self._decisions}
         kept = {h for h, by in past.items() if by <= state.current.height and get_round(state, by) is None}
         self._decisions = {h: d for h, d in self._decisions.items() if h in kept}
@@ -139,6 +141,7 @@ class Chain:
         """The first round whose results may still have to be applied; None if this client applies nothing."""
         if self.context.member is None:
             return None
+        # a set is applied two rounds after its results with overlap, else in the next round
         return self.weights.next_height - (2 if self.context.state.config.overlap else 1)
 
     @property
@@ -148,6 +151,7 @@ class Chain:
     def follow(self, now: float) -> None:
         """Take in a new state: remember what its applies need, decide closed rounds, compare digests."""
         state = self.context.state
+        # the ring keeps four rounds; an apply may come later, so what it needs is noted now
         for round_ in state.rounds:
             if round_.members and round_.height <= state.current.height:
                 self._remember(state, round_)
@@ -184,6 +188,7 @@ class Chain:
         if record is None or deciding is None or not deciding.flags & RoundFlag.CLOSED:
             return
         assert get_attested_height(x.state.config, x.state.epoch, deciding.height) == height, "the round decides it"
+        # a decision without a root searches all tables (C2): only again when more results or tables are known
         knowledge = record.count_known()
         known = self._open.get(height)
         if known is None or known.knowledge != knowledge:
@@ -193,6 +198,7 @@ class Chain:
                 self._open.pop(height, None)
                 x.end_wait(f"decide {height}", types.WaitOutcome.DECIDED)
                 if isinstance(outcome, Decided):
+                    # C3: decided all the same, but these tables show what else a member has signed (R7)
                     contradictors = find_contradictors(view, outcome, record.signed)
                     self.tables.ask(record, deciding, contradictors[:EVIDENCE_WITNESSES], now)
                 self._settle(record, outcome, now)
@@ -221,6 +227,7 @@ class Chain:
             self._adopt(record, member, commitment, now)
         chosen = {m: c for m, c in listed.items() if not self._is_newcomer(m, record.height)}
         self._decisions[record.height] = chosen
+        # R8: the trainer takes its values out for good, or puts them back
         self.own.decide(record.height, chosen, x.member)
         is_void = isinstance(outcome, Void)
         x.log(types.Decided(height=record.height, members=tuple(sorted(chosen)), void=is_void))
@@ -248,6 +255,7 @@ class Chain:
     def find_gap(self) -> str:
         """The part of the record that was missed, so that the next applies can never be prepared; empty if none was."""
         x = self.context
+        # c(h) hashes every set in turn (S1): one round that was never seen, and no later digest can be right
         for height in range(self.weights.next_height, x.height + 1):
             inputs = self._inputs.get(height)
             if inputs is None:
@@ -266,6 +274,7 @@ class Chain:
         x = self.context
         if not self.weights.can_apply or self.applying is not None or self.weights.next_height > x.height:
             return False
+        # in Cooldown too: whoever was behind still gets to the certified weights without a load
         if x.member is None or x.state.run_state not in APPLY_STATES:
             return False
         entry = self._prepare(self.weights.next_height, now)
@@ -273,6 +282,7 @@ class Chain:
             return False
         self.applying = entry
         x.end_wait("payloads", types.WaitOutcome.ALL_HELD)
+        # S7: stored first, so that a replay finds also the set whose apply went wrong
         x.do(StoreReplay(entry))
         x.do(
             Apply(
@@ -315,6 +325,7 @@ class Chain:
             self._adopt(record, member, commitment, now)
         found = [(m, record.results.get(m, {}).get(c)) for m, c in chosen.items()]
         missing = [m for m, r in found if r is None or r.status is not PayloadStatus.HELD]
+        # C6: waited for, never skipped or replaced, because others apply it
         if missing:
             until = now + self._round_limit_s()
             self.context.wait("payloads", _name_payloads_wait(missing, decided, height, until))
@@ -331,6 +342,7 @@ class Chain:
 
     def on_applied(self, event: Applied) -> AppliedSet | None:
         entry = self.applying
+        # otherwise an answer from before the weights were lost, or of another epoch
         if entry is None or (event.epoch, event.height) != (self.context.epoch, entry.height):
             return None
         self.applying = None
@@ -352,6 +364,7 @@ class Chain:
     def count_behind(self) -> bool:
         """Count the rounds in a row that this client is behind; return whether they are too many (C6)."""
         x, weights = self.context, self.weights
+        # who heals is behind on purpose, and within a limit of its own (`Healing._is_too_late`)
         behind = x.member is not None and not weights.is_healing and weights.next_height < x.height
         self.behind_rounds = self.behind_rounds + 1 if behind else 0
         return self.behind_rounds > BEHIND_LIMIT_ROUNDS

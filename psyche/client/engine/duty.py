@@ -61,6 +61,7 @@ class Duty:
     def enter_round(self) -> None:
         """Begin a newly seen round; a training of an older one is cancelled (A4)."""
         x = self.context
+        # A4: only the next round cuts training; a batch that ends in RoundWitness still counts
         self.training.cancel()
         self._leave_round()
         self.own = OwnRound(height=x.height)
@@ -78,6 +79,7 @@ class Duty:
         record = x.book.get(self.own.height) if self.own.height >= 0 else None
         if record is None or x.member is None or not self._is_in(record) or self.own.finished_sent:
             return
+        # A2: without overlap its Result has said it already
         if x.state.config.overlap or x.member not in record.results:
             attested = x.book.get(get_attested_height(x.state.config, x.state.epoch, record.height))
             self._publish_finished(record, attested)
@@ -101,6 +103,7 @@ class Duty:
         self._take_snapshot(record)
         self._standing = None
         if self._may_report(record):
+            # looks at every member, and `act` runs at every event: so not before something may be due
             standing = compute_standing(x.state, record, attested)
             if self._send_finished(record, attested, standing, now):
                 standing = compute_standing(x.state, record, attested)
@@ -141,6 +144,8 @@ class Duty:
             if not self.own.ready_sent and not self._rides(record):
                 self.own.ready_sent = self.own.presence_sent = True
                 self._publish_ready(record, ready)
+        # any signed message counts as heard: until D(h) is there, this one keeps the client from an absence (H1),
+        # and others go on waiting for its payload (A1)
         elif not self.own.presence_sent and (self.chain.behind_rounds or now >= record.started_at + PRESENCE_S):
             self.own.presence_sent = True
             flags = ReadyFlag.BEHIND | (ReadyFlag.DIVERGED if self.weights.is_diverged else ReadyFlag(0))
@@ -175,10 +180,12 @@ class Duty:
 
     def _take_snapshot(self, record: RoundRecord) -> None:
         x = self.context
+        # weights that the record contradicts must not be on the disks that a quorum relies on (P6)
         if self.own.snapshot_asked or self.weights.is_diverged or record.height not in self.weights.digests:
             return
         if not is_last_drain(x.state.config, x.state.epoch, record.height):
             return
+        # asked for again in each repetition of the last drain round (P2), which is another round with its own digest
         self.own.snapshot_asked = True  # P6
         x.do(self.training.make_snapshot(record))
 
@@ -199,6 +206,7 @@ class Duty:
             return False
         patient = standing.fetch_patience_s is None or now - record.started_at < standing.fetch_patience_s
         due_in = standing.due_in or not patient  # A2: only electors' payloads, because Finished sets the pace
+        # A2: now at the latest; others pace themselves by it, so waiting longer would only make them wait
         leaving = x.state.run_state is RunState.ROUND_WITNESS
         if not leaving and not (self.training.work.is_done and due_in):
             what = f"this client's work and payloads in round {record.height}"
@@ -215,6 +223,7 @@ class Duty:
         self.own.finished_sent = True
         report = compute_report(attested if x.state.config.overlap else None)
         ready = None if self.own.ready_sent else self._make_ready(record)
+        # S6: Ready rides inside only where messages are many; a Ready that was held back goes out here
         if ready is not None and is_over_gossip_budget(x.state):
             self.own.ready_sent = self.own.presence_sent = True
             record.ready[x.member] = ready
@@ -234,6 +243,7 @@ class Duty:
             self.own.witness_since = now
         elapsed = now - record.started_at
         patience_over = standing.patience_s is not None and elapsed >= standing.patience_s
+        # own work is needed in both cases: patience ends the wait for others, never for oneself
         complete = self._is_complete(record) and (standing.all_in or patience_over)  # A3
         report, reason = self._choose_report(attested, standing, complete=complete, now=now)
         if report is None or reason is None:
@@ -243,6 +253,7 @@ class Duty:
         if attested is not None and report.held:
             attested.keep_table(report.root, report.held, report.commitments, attested.get_signed())  # W7
         x.end_wait("witness", reason)
+        # S4: a minority vouches for no digest; what it holds and heard counts, since that does not depend on weights
         digest = self.weights.get_trusted_digest(record.height)
         message = build_witness(
             record, x.member or 0, report, digest=digest, is_full=self.weights.full.get(record.height, False),
@@ -270,6 +281,7 @@ class Duty:
             return compute_report(attested), WaitOutcome.HALF_TIME
         if self.context.height not in self.weights.digests or not self._has_kept():
             return None, None  # before half time, a report without its digest would be wasted
+        # W6 b: it takes f + 1 reports of a list, so liars that report first cannot make others leave somebody out
         followed = find_followed(x.state.current, attested, now)
         if followed is not None:
             return followed, WaitOutcome.FOLLOW
@@ -310,6 +322,7 @@ class Duty:
         record = x.book.get(last.height)
         if record is None or x.member not in record.witnesses:
             return
+        # H4: heard by more than n - q, as the coordinator counts too; without that it would refuse the accusation
         reported = {w.member for w in last.witnesses}
         for member in record.witnesses:
             heard = sum(w.heard >> member & 1 for w in last.witnesses)

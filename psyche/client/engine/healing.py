@@ -17,6 +17,7 @@ from psyche.core.state.timeline import get_round, is_full_digest_height, is_last
 from psyche.telemetry import types
 from psyche.telemetry.types import LeaveCause, Wait, WaitOutcome, WaitStarted
 
+# S7: of digests after a replay. Arithmetic is exact, so a third replay would give the same bits again
 MAX_REPLAY_CONTRADICTIONS: Final = 2
 HELPERS: Final = 2  # members asked to keep a copy for a comparison; what they send is checked
 HELP_EVERY_HEIGHTS: Final = 16  # a copy costs the trainer time, so members may not ask for one every round
@@ -56,6 +57,7 @@ class Healing:
         match self._weights.state:
             case Comparing():
                 self._compare(now)
+            # not while an apply is under way: a replay ends at the last applied height, which must stand still
             case Diverged(doubt) if self._chain.applying is None:
                 if doubt.contradictions >= MAX_REPLAY_CONTRADICTIONS:
                     self._leave_with_evidence("this client's replay contradicts the agreed digests a second time")
@@ -77,6 +79,7 @@ class Healing:
     def _replay(self, reason: str) -> None:
         x, weights = self._x, self._weights
         certified = x.state.certified.digest
+        # no weights to start from (S8), no set to replay, or sets still on their way: it could not end agreed
         if certified == ZERO32 or weights.next_height == 0 or self._chain.behind_rounds:
             self.give_up(LeaveCause.WRONG_WEIGHTS, f"cannot heal: {reason}")
             return
@@ -107,6 +110,7 @@ class Healing:
             return
         if not self._is_at_work():
             x.end_wait("compare", WaitOutcome.GIVEN_UP)  # the weights were lost during the comparison
+        # the agreed weights follow from other sets than this client read (S7): a copy of them would settle nothing
         elif event.contradicts:
             self._leave_with_evidence(event.reason)
         elif isinstance(weights.state, Comparing) or not self._can_compare(weights.state):
@@ -123,6 +127,7 @@ class Healing:
         x = self._x
         if not isinstance(state, Replaying) or x.member is None or not x.state.in_round or self._compared == x.epoch:
             return False
+        # one comparison an epoch: each costs two members a copy of their weights
         heights = range(x.height, self._get_last_height(state.doubt.since))
         return x.state.model.optimizer.quantize_1bit and any(map(self._is_full, heights))
 
@@ -133,6 +138,7 @@ class Healing:
     def _is_too_late(self, diverged_at: int) -> bool:
         """Whether staying would get this client dropped for lateness, with a strike; leaving costs none."""
         x, last = self._x, self._get_last_height(diverged_at)
+        # without overlap the running round decides its own results: what is not out by RoundWitness is late already
         at_the_end = not x.state.config.overlap and x.state.run_state is RunState.ROUND_WITNESS
         return x.height > last or (x.height == last and at_the_end)
 
@@ -150,6 +156,7 @@ class Healing:
         if state.held is not None and state.held.until is not None:
             self._name_wait(state.held.height, state.held.until)
             return
+        # before `_hold`: a round that closed without a full digest is released, and the running one is held instead
         if state.held is not None:
             self._follow_record(state.held.height, weights_kept=state.weights_kept, now=now)
         self._hold(now)
@@ -158,9 +165,11 @@ class Healing:
     def _hold(self, now: float) -> None:
         """Hold the weights of the running round for the comparison, if its digest covers all of them."""
         x, weights = self._x, self._weights
+        # with the last drain round the epoch is over, and Warmup loads the certified weights anyway
         if not self._is_full(x.height) or is_last_drain(x.state.config, x.state.epoch, x.height):
             return
         there = self._chain.applying is None and weights.next_height == x.height + 1
+        # own weights are of use only at the height that is compared; once they are lost, every tensor is fetched
         match weights.state:
             case Comparing(weights_kept=kept, held=None) if there or not kept:
                 self._search = HelperSearch(now)
@@ -178,6 +187,7 @@ class Healing:
     def _ask(self, record: RoundRecord, missing: int) -> None:
         x, search = self._x, self._search
         able = [m for m in get_members(record.members) if m != x.member and x.is_healthy(m)]
+        # who says that it is behind or has diverged has no copy of the agreed weights
         able = [m for m in able if m not in record.ready or not record.ready[m].flags]
         fresh = [m for m in able if m not in search.asked]
         if not fresh:
@@ -232,7 +242,9 @@ class Healing:
             return False
         if self._helped == (epoch, height):
             return True
+        # S7: else members that heal, or say so, could keep each other's trainers writing
         recent = self._helped is not None and self._helped[0] == epoch and height - self._helped[1] < HELP_EVERY_HEIGHTS
+        # the trainer must be at exactly this round, and right: what it writes later is of other weights
         moved = self._chain.applying is not None or weights.next_height != height + 1
         wrong = not isinstance(weights.state, Following)
         if recent or moved or wrong or not weights.full.get(height, False):

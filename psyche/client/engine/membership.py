@@ -158,6 +158,7 @@ class Membership:
             wait = Wait.MORE_MEMBERS if missing else Wait.FORMATION
             x.wait("members", _wait_for(wait, who, None, "warm up"))
             return
+        # M2: a join counts for one formation, so each is joined anew; repeated, because an answer may be lost
         key = (x.epoch, registry.next_active)
         if self.joined != key or now >= self.join_at:
             self.joined, self.join_at = key, now + JOIN_AGAIN_S
@@ -213,6 +214,7 @@ class Membership:
             self._start_chain()
             self._write_again(now)
             return
+        # Absent until the load has ended, so that no digest of other weights is shown meanwhile
         self.weights.lose()
         if self.loading or now < self.load_at:
             return
@@ -259,9 +261,11 @@ class Membership:
             parameters=event.parameters,
         )
         self.weights_digest = event.digest
+        # P4, P9: the owner may have changed the settings while it loaded; then Warmup loads once more
         fitting = self.loading_for == (x.state.epoch.cold_start, settings)
         self.synchronised = (event.epoch, event.digest) if fitting else None
         self.training.prev_commitment = event.prev_commitment
+        # R8: the momentum is the snapshot's, which includes nothing that this process has sent since
         self.chain.own.clear()
         x.do(SetPlan(x.state.run_uid, x.facts.plan_hash))
         x.end_wait("weights", WaitOutcome.LOADED)
@@ -270,6 +274,7 @@ class Membership:
     def on_load_failed(self, event: LoadFailed, now: float) -> None:
         self.loading = False
         self.load_at = now + LOAD_AGAIN_S
+        # S11: from now on the digest that a quorum shows is wanted, as soon as there is one
         self.lacks_source = True
         self.context.log(types.LoadFailed(reason=event.reason))
         if event.for_good:
@@ -280,6 +285,7 @@ class Membership:
         self.weights_digest = None
         self.weights.lose()
         x = self.context
+        # in Warmup it loads again in time; in a round others would wait for a member that cannot train
         if x.member is not None and x.state.run_state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
             why = "the trainer was lost; its weights are loaded again in the next Warmup"
             self.withdraw(LeaveCause.TRAINER_LOST, why)
@@ -296,6 +302,8 @@ class Membership:
         if x.member is not None and index is not None and not there:
             client = x.state.clients[index]
             x.log(types.Dropped(state=client.state, reason=explain_drop(client, x.state.config)))
+        # Healthy on record is not enough: this process must have seen the epoch's Warmup (M9), and a withdrawal counts
+        # from when it is sent, not from when the record shows it
         taking_part = there and self.passed_warmup == x.epoch and self.withdrawn_epoch != x.epoch
         x.member = index if taking_part else None
 
@@ -310,6 +318,7 @@ class Membership:
             # M9: an earlier process may have signed a result of this epoch; a second one would be equivocation
             self.withdrawn_epoch = x.epoch
             self._send_withdrawal(index, LeaveCause.RESTARTED, "restarted in mid-epoch")
+        # its load outlasted Warmup, or a former process was the one that was ready: it may still catch up (C6)
         elif x.member is not None and not self.weights.is_loaded:
             self._ensure_weights(now)
 
@@ -321,6 +330,7 @@ class Membership:
         self.withdrawn_epoch = x.epoch
         x.log(types.LeftEpoch(reason=reason, cause=cause))
         self._send_withdrawal(x.member, cause, reason)
+        # at once: whatever it signed from here on could contradict the withdrawal
         x.member = None
         self.weights_digest = None
 
@@ -362,6 +372,7 @@ class Membership:
         if self.export is ExportTime.EVERY_EPOCH:
             self._export()
         slot = self.get_slot()
+        # H5: not while it sits out epochs: when its turn comes, later weights are certified
         if x.member is None and slot is not None and slot.until <= x.state.registry.next_active:
             self._fetch_ahead(now)
 
@@ -391,6 +402,7 @@ class Membership:
         certified = x.state.certified
         if not self.share or self.kept != certified.digest or self.shared == certified.digest:
             return
+        # S10: only members of the epoch may name a place, and only of what lies on their own disks
         own = x.identity.public
         if any(c.p2p == own and c.state is not ClientState.EJECTED for c in x.state.clients):
             self.shared = certified.digest
@@ -419,6 +431,7 @@ class Membership:
                 wait = _wait_for(Wait.FINAL_WEIGHTS, "the final weights, from peers", until, "exit without them")
                 x.wait("certified", wait)
                 x.do(FetchSnapshot(certified))
+            # P8: peers serve them for about as long; after that it exits without them
             if now < x.state_since + max(x.state.config.cooldown_time, 2 * JOIN_AGAIN_S):
                 return
         if self.export is not ExportTime.NEVER:

@@ -309,6 +309,7 @@ class RoundEngine:
         if new:
             step = x.state.current.step
             x.log(types.RoundStarted(epoch=x.epoch, height=x.height, step=step, drain=new[-1].drain))
+        # lag and gaps come before the duties of the round: they may end this client's part in the epoch
         too_long = self.chain.count_behind()
         if self.chain.behind_rounds:
             x.log(types.Behind(rounds=self.chain.behind_rounds, next_height=self.weights.next_height))
@@ -334,6 +335,7 @@ class RoundEngine:
     def _go_on(self, now: float) -> list[Action]:
         if self._x.has_exited or self._seen_state is None:  # nothing is known of the run before its first state
             return self._x.drain()
+        # in this order: healing may give the epoch up, and who is no member has no duties below
         self.healing.act(now)
         self.membership.act(now)
         if self._x.state.in_round or self._x.state.run_state is RunState.COOLDOWN:

@@ -100,6 +100,7 @@ class Training:
         assert x.member is not None, "checked by the caller"
         if self.weights.is_fetching:
             return
+        # S4: a diverged member trains nothing, but others need not wait for that: its work counts as done
         idle = x.member not in record.assignments or self.weights.is_diverged or self._is_repeated(record)
         done = record.height in self.weights.digests or self.chain.behind_rounds > 0 or self.weights.is_healing
         if idle and done and not self.work.is_running:

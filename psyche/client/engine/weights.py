@@ -168,6 +168,7 @@ class Weights:
 
     def lose(self) -> None:
         """The trainer's weights are no longer this epoch's, or this client gave up on the epoch."""
+        # the digests stay until the next epoch and would still be compared and reported: so does their verdict
         self._state = Absent(self.is_diverged)
 
     def note_applied(self, entry: AppliedSet, reply: ApplyReply) -> None:

@@ -41,7 +41,7 @@ def get_awaited(state: Coordinator, record: RoundRecord) -> list[int]:
     """The members that a round waits for (A1).
 
     Steady electors (if a common glitch leaves few of them, those without a miss instead), and electors heard in this
-    round. Members on probation only until rounds have waited for them in vain, so that idle strangers cost little.
+    round. Members on probation only until rounds have waited for them in vain, so that idle newcomers cost little.
     """
     present = get_members(record.members & ~record.left & ((1 << len(state.clients)) - 1))
     healthy = {m: state.clients[m] for m in present if state.clients[m].state is ClientState.HEALTHY}
@@ -56,7 +56,7 @@ def get_awaited(state: Coordinator, record: RoundRecord) -> list[int]:
 
 
 def get_pacing(record: RoundRecord, awaited: Iterable[int]) -> list[int]:
-    """The awaited electors: only they count for t_q (A2). Otherwise idle strangers would set the pace."""
+    """The awaited electors: only they count for t_q (A2). Otherwise idle newcomers would set the pace."""
     return [m for m in awaited if record.electors >> m & 1]
 
 
@@ -135,6 +135,7 @@ def compute_report(attested: RoundRecord | None, held: int | None = None) -> Rep
 
 def find_followed(reporting: Round, attested: RoundRecord | None, now: float) -> Report | None:
     """A report already on record in the running round that this client can repeat as its own (W6 b)."""
+    # with nothing attested all honest reports are alike: any record shows that others are done
     own, records = compute_report(attested), reporting.witnesses
     if attested is None:
         return own if records else None

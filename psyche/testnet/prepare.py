@@ -9,9 +9,8 @@ import hashlib
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,18 +19,17 @@ import trio
 from psyche.config.load import MAX_FILE_BYTES, LoadedRun, find_run_file, load_data, load_run
 from psyche.config.problems import ConfigProblems
 from psyche.config.rewrite import add_table, set_values
-from psyche.config.rules import find_chain_problems, find_chain_warnings, find_unsupported
+from psyche.config.rules import find_unsupported
 from psyche.core.state.state import CheckpointKind, DataLocationKind
 from psyche.data.corpus import build_demo_corpus
 from psyche.durable import read_file, write_file
 from psyche.errors import ConfigError, PsycheError
-from psyche.localchain.validator import Validator
 from psyche.server.preflight import MODEL_CONFIGS, find_file_problems
-from psyche.testnet.chain import get_bootstrap_address, make_wallets
+from psyche.testnet.backends import Prepared, Say, build_backend
 from psyche.testnet.free_port import choose_port
-from psyche.testnet.in_use import hold_folder
 from psyche.testnet.process import Child
-from psyche.testnet.settings import BackendKind, Layout, TestnetSettings
+from psyche.testnet.scratch import hold_folder
+from psyche.testnet.settings import Layout, TestnetSettings
 from psyche.wire.key_file import make_identity, write_key_file
 
 DATA_FILE: Final = "data.toml"
@@ -40,22 +38,6 @@ TOKEN_SUFFIXES: Final = (".bin", ".npy", ".ds")
 MODEL_TIMEOUT_S: Final = 600.0  # enough for a large model on a slow disk; the demo takes 8 s, most of it imports
 CORPUS_NAME: Final = "standard-library"  # of the one data folder that a testnet makes by itself: the demo's
 LOCK_POLL_S: Final = 0.2
-KNOWN_CLIENTS: Final = 2  # that the record of a run on a chain names; the others are learned from them
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A prepared run, ready to start."""
-
-    layout: Layout
-    run: LoadedRun
-    server_port: int
-    data_config: Path | None
-    held_out: Path | None
-    client_keys: tuple[bytes, ...]  # the only keys that may join
-    p2p_ports: tuple[int, ...] = ()  # of the clients of a run on a chain
 
 
 def make_layout(settings: TestnetSettings, name: str) -> Layout:
@@ -95,13 +77,10 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
         PsycheError: weights or data could not be created.
     """
     settings.check()
+    backend = build_backend(settings)
     source = find_run_file(settings.config_path)
     run = load_run(source)
-    problems, is_on_chain = find_unsupported(run.model, run.config), settings.backend is BackendKind.solana
-    if is_on_chain:
-        problems += find_chain_problems(run.model)
-        check_validator(settings)
-    if problems:
+    if problems := find_unsupported(run.model, run.config) + backend.find_problems(run):
         raise ConfigError("\n".join(f"{run.path}: {problem}" for problem in problems))
     if run.config.init_min_clients > settings.num_clients and not settings.wait_for_all:
         raise ConfigError(
@@ -110,7 +89,7 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
         )
     find_data(run)  # before anything is made
     await trio.to_thread.run_sync(_check_files, run)
-    for warning in find_chain_warnings(run.config, run.warnings) if is_on_chain else run.warnings:
+    for warning in backend.find_warnings(run):
         say(f"note: {warning}")
     layout = make_layout(settings, run.run_id)
     hold_folder(settings.cache_dir)
@@ -122,33 +101,10 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
         copy = load_run(layout.config / source.name)
         await _prepare_model(run, copy, settings, layout, say)
         held_out = await _prepare_data(run, copy, settings, layout, say)
-        port, p2p_ports = choose_port(wanted=settings.server_port), ()
-        if is_on_chain:
-            copy, p2p_ports = _prepare_chain(copy, keys, layout, settings)
+        port = choose_port(wanted=settings.server_port)
+        copy, p2p_ports = backend.prepare(copy, keys, layout)
     is_served = run.model.data_location.kind is DataLocationKind.SERVER
     return Prepared(layout, copy, port, layout.config / DATA_FILE if is_served else None, held_out, keys, p2p_ports)
-
-
-def check_validator(settings: TestnetSettings) -> None:
-    """Look for the validator on the path.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if settings.validator is Validator.real:
-        from psyche.localchain.real import find_tool
-
-        find_tool()
-
-
-def _prepare_chain(
-    run: LoadedRun, keys: tuple[bytes, ...], layout: Layout, settings: TestnetSettings
-) -> tuple[LoadedRun, tuple[int, ...]]:
-    """Make the wallets, and choose ports for the clients, the first of which the record names: a chain has no book."""
-    make_wallets(layout, settings)
-    ports = tuple(choose_port() for _ in keys)
-    known = tuple(get_bootstrap_address(port, key) for port, key in zip(ports, keys, strict=True))
-    return replace(run, bootstrap=run.bootstrap or known[:KNOWN_CLIENTS]), ports
 
 
 def _check_files(run: LoadedRun) -> None:

@@ -1,4 +1,4 @@
-"""A folder below /tmp, because the path of a socket must be short. The next start removes that of a killed run."""
+"""Folders that a running process holds by a lock, which the system releases when the process ends."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ LOCK_NAME: Final = "lock"
 
 
 class Scratch:
-    """A folder of this process, held by a lock that the system releases when the process ends."""
+    """A folder below /tmp, because the path of a socket must be short. The next start removes that of a killed run."""
 
     def __init__(self, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())
@@ -46,3 +46,18 @@ def remove_abandoned(parent: Path) -> None:
             pass
         finally:
             os.close(lock)
+
+
+def hold_folder(folder: Path) -> None:
+    """Make a folder if it is missing, and hold a shared lock on it until this process ends.
+
+    Who cleans up takes the exclusive lock first (`scripts/clean.sh`), so a folder may vanish before it is held: then it
+    is made anew.
+    """
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # left open: the system releases it when the process ends
+        if folder.exists() and os.path.samestat(folder.stat(), os.fstat(descriptor)):
+            return
+        os.close(descriptor)

@@ -65,75 +65,36 @@ class TestnetSettings:
             raise ConfigError(f"--num-clients {self.num_clients}: must be 1 to {MAX_CLIENTS}")
         if self.minutes is not None and self.minutes <= 0:
             raise ConfigError(f"--minutes {self.minutes}: must be above 0")
-        if self.validator is Validator.real and self.backend is not BackendKind.solana:
-            raise ConfigError("--validator real: needs --backend solana; a server needs no chain")
         check_device_name(self.device)
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
-    """The folder of one run."""
+    """The folder of one run, and where the events of its nodes are."""
 
-    root: Path
-    events: Path
-
-    @property
-    def config(self) -> Path:
-        """The configuration in use, with ports filled in, and model and data linked."""
-        return self.root / "config"
-
-    @property
-    def server(self) -> Path:
-        """The server's journal and key."""
-        return self.root / "server"
-
-    @property
-    def logs(self) -> Path:
-        """The output of each process."""
-        return self.root / "logs"
-
-    @property
-    def plot(self) -> Path:
-        """The plot of the loss."""
-        return self.root / "loss.png"
-
-    @property
-    def summary(self) -> Path:
-        """The final report as JSON."""
-        return self.root / "summary.json"
-
-    @property
-    def model(self) -> Path:
-        """The trained model, linked here at the end."""
-        return self.root / "model"
-
-    @property
-    def owner_wallet(self) -> Path:
-        """The wallet of the run's owner on a local chain."""
-        return self.root / "chain" / "owner.json"
-
-    @property
-    def chain_record(self) -> Path:
-        """What the local chain did to the run, for `psyche dev replay`; with `keep` only."""
-        return self.root / "chain" / "chain.rec"
-
-    def wallet(self, number: int) -> Path:
-        """A client's wallet on a local chain."""
-        return self.client(number) / "wallet.json"
+    def __init__(self, root: Path, events: Path) -> None:
+        self.root, self.events = root, events
+        self.config = root / "config"  # the configuration in use, with ports filled in, and model and data linked
+        self.server = root / "server"  # the server's journal and key
+        self.logs = root / "logs"  # the output of each process
+        self.plot = root / "loss.png"
+        self.summary = root / "summary.json"
+        self.model = root / "model"  # the trained model, linked here at the end
+        self.owner_wallet = root / "chain" / "owner.json"  # of a run on a local chain
+        self.chain_record = root / "chain" / "chain.rec"  # for `psyche dev replay`; with `keep` only
 
     def client(self, number: int) -> Path:
         """A client's data folder."""
         return self.root / get_node_name(number)
 
+    def wallet(self, number: int) -> Path:
+        return self.client(number) / "wallet.json"
+
     def checkpoints(self, number: int) -> Path:
-        """A client's checkpoints."""
         return self.client(number) / "checkpoints"
 
     def events_of(self, node: str) -> Path:
-        """A node's event log."""
         return self.events / node / "events.jsonl"
 
 
 def get_node_name(number: int) -> str:
-    """Return a client's node name; clients are numbered from 1."""
     return f"client-{number}"

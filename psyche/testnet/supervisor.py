@@ -22,13 +22,13 @@ from psyche.telemetry.loading import EXIT_INTERRUPTED
 from psyche.telemetry.status import ENDED, PHASES
 from psyche.telemetry.text import format_number
 from psyche.testnet import ending
-from psyche.testnet.chain import HOST, found_run
-from psyche.testnet.commands import get_backend_argv, get_client_argv, get_owner_argv, get_trainer_host_argv
+from psyche.testnet.backends import HOST, Prepared, build_backend
+from psyche.testnet.commands import get_client_argv, get_backend_argv, get_owner_argv, get_trainer_host_argv
 from psyche.testnet.kills import KillPlan, choose_victims, is_time_to_kill, make_kill_plan
-from psyche.testnet.prepare import Prepared, prepare
+from psyche.testnet.prepare import prepare
 from psyche.testnet.process import KILL_WAIT_S, Child, describe_exit_status, stop_all
 from psyche.testnet.scratch import Scratch
-from psyche.testnet.settings import BackendKind, TestnetSettings, get_node_name
+from psyche.testnet.settings import TestnetSettings, get_node_name
 from psyche.testnet.view import LiveView
 
 SERVER_START_S: Final = 180.0  # for imports on a loaded machine; usually 2 s
@@ -50,6 +50,7 @@ class Testnet:
     def __init__(self, prepared: Prepared, settings: TestnetSettings, console: Console) -> None:
         self.prepared = prepared
         self.settings = settings
+        self.backend = build_backend(settings)
         self.events = EventLog(prepared.layout.events_of("testnet"), node="testnet")
         self.view = LiveView(prepared.layout, settings.num_clients, prepared.run.config.total_steps, console)
         self.server: Child | None = None
@@ -65,26 +66,11 @@ class Testnet:
         self._at_rest = trio.Event()  # set when no client is in an epoch any longer
 
     def start_server(self) -> Child:
-        """Start the process of the run's backend, server or chain; call it in trio's main thread."""
-        output = self.prepared.layout.logs / f"{self.backend}.log"
-        self.server = Child(self.backend, get_backend_argv(self.prepared, self.settings), output=output)
-        self.events.emit(types.ProcessStarted(name=self.backend, pid=self.server.pid))
+        """Start the process of the backend; call it in trio's main thread."""
+        output = self.prepared.layout.logs / f"{self.backend.name}.log"
+        self.server = Child(self.backend.name, get_backend_argv(self.prepared, self.settings), output=output)
+        self.events.emit(types.ProcessStarted(name=self.backend.name, pid=self.server.pid))
         return self.server
-
-    @property
-    def backend(self) -> str:
-        """What keeps the run: server or chain."""
-        return "server" if self.settings.backend is BackendKind.tcp else "chain"
-
-    async def found_run(self) -> None:
-        """Create the run on the chain and let the clients in; a server has done that by itself.
-
-        Raises:
-            PsycheError: the chain refuses.
-        """
-        if self.settings.backend is BackendKind.solana:
-            prepared = self.prepared
-            await found_run(prepared.run, prepared.layout, self.settings, prepared.server_port, self.view.say)
 
     def start_trainers(self) -> None:
         """Start the host that imports torch once for all, unless the environment names one that is there.
@@ -118,7 +104,7 @@ class Testnet:
                     await stream.aclose()
                     return
                 await trio.sleep(POLL_S)
-        late = f"the {self.backend} did not answer within {SERVER_START_S:.0f} s"
+        late = f"the {self.backend.name} did not answer within {SERVER_START_S:.0f} s"
         raise PsycheError(describe_process_failure(self.server, late))
 
     def start_client(self, number: int) -> Child:
@@ -165,9 +151,7 @@ class Testnet:
         """
         assert self.server is not None, "call start_server first"
         code = await self.server.wait()
-        raise PsycheError(
-            describe_process_failure(self.server, f"the {self.backend} ended: {describe_exit_status(code)}")
-        )
+        raise PsycheError(describe_process_failure(self.server, f"the {self.backend.name} ended: {describe_exit_status(code)}"))
 
     async def run_clients(self) -> None:
         """Run all clients until each has ended."""
@@ -267,7 +251,7 @@ async def open_testnet(prepared: Prepared, settings: TestnetSettings, console: C
         testnet.start_trainers()
         testnet.start_server()
         await testnet.wait_for_server()
-        await testnet.found_run()
+        await testnet.backend.create_run(prepared, testnet.view.say)
         await testnet.wait_for_trainers()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(testnet.watch_server)
@@ -302,11 +286,10 @@ async def run_testnet(settings: TestnetSettings, console: Console) -> int:
 async def _run(settings: TestnetSettings, plan: KillPlan | None, console: Console) -> int:
     started = time.monotonic()
     prepared = await prepare(settings, console.print)
-    what = "the server" if settings.backend is BackendKind.tcp else "a local chain"
-    console.print(f"starting {what}, and loading torch once for all clients (about 10 s)")
+    console.print(f"starting {build_backend(settings).title}, and loading torch once for all clients (about 10 s)")
     try:
         async with open_testnet(prepared, settings, console) as testnet:
-            console.print(f"{testnet.backend} on {HOST}:{prepared.server_port}, files in {prepared.layout.root}")
+            console.print(f"{testnet.backend.name} on {HOST}:{prepared.server_port}, files in {prepared.layout.root}")
             await _train(testnet, plan)
     except BaseException:
         console.print(f"logs and events of this run: {prepared.layout.root}")

@@ -27,7 +27,8 @@ from psyche.config.load import LoadedRun, load_run
 from psyche.forecast.calibration import compare_sets, compare_times, get_round_times, measure_machines, play_measured
 from psyche.modeling.trainer.process import HOST_VARIABLE
 from psyche.telemetry.events import read_lines
-from psyche.testnet.commands import HOST, get_client_argv, get_server_argv, get_trainer_host_argv
+from psyche.testnet.backends import HOST
+from psyche.testnet.commands import get_backend_argv, get_client_argv, get_trainer_host_argv
 from psyche.testnet.prepare import prepare
 from psyche.testnet.process import Child
 from psyche.testnet.settings import TestnetSettings, get_node_name
@@ -102,7 +103,7 @@ async def run_on_lines(config: Path, folder: Path, line: Line) -> Path:
             return Child(node, [*machines.prefix[node], *there], output=output, env={HOST_VARIABLE: str(trainers)})
 
         host = Child("trainers", get_trainer_host_argv(trainers), output=prepared.layout.logs / "trainers.log")
-        children = [host, start("server", get_server_argv(prepared, settings))]
+        children = [host, start("server", get_backend_argv(prepared, settings))]
         try:
             clients = [start(name, get_client_argv(prepared, settings, n)) for n, name in enumerate(names, 1)]
             children += clients

@@ -1,5 +1,5 @@
 # Removes what earlier demos left in the folder runs; sourced by scripts/demo, not run.
-# A testnet that is running holds a lock on its own folder and on the shared one: see psyche/testnet/in_use.py.
+# A testnet that is running holds a lock on its own folder and on the shared one: see psyche/testnet/scratch.py.
 # shellcheck shell=bash
 
 clean_runs() {

@@ -54,13 +54,17 @@ class LocalBackend(Protocol):
     title: str
 
     def find_problems(self, run: LoadedRun) -> list[str]:
-        """Why it could not keep such a run."""
+        """Why it could not keep such a run.
+
+        Raises:
+            ConfigError: a program that it needs is not on this machine.
+        """
         ...
 
     def find_warnings(self, run: LoadedRun) -> Sequence[str]: ...
 
     def prepare(self, run: LoadedRun, keys: Sequence[bytes], layout: Layout) -> tuple[LoadedRun, tuple[int, ...]]:
-        """Make what it needs beside the run's files; return the run as it goes on record, and the clients' p2p ports."""
+        """Make what it needs beside the run's files; return the run for its record, and the clients' p2p ports."""
         ...
 
     def get_argv(self, prepared: Prepared) -> list[str]: ...
@@ -128,13 +132,13 @@ class ChainBackend:
     name, title = "chain", "a local chain"
 
     def __init__(self, settings: TestnetSettings) -> None:
-        if settings.validator is Validator.real:
-            from psyche.localchain.real import find_tool
-
-            find_tool()
         self._settings = settings
 
     def find_problems(self, run: LoadedRun) -> list[str]:
+        if self._settings.validator is Validator.real:
+            from psyche.localchain.real import find_tool
+
+            find_tool()
         return find_chain_problems(run.model)
 
     def find_warnings(self, run: LoadedRun) -> Sequence[str]:
@@ -168,10 +172,10 @@ class ChainBackend:
         return [*options, "--wallet-private-key-path", str(prepared.layout.owner_wallet), "--yes"]
 
     async def create_run(self, prepared: Prepared, say: Say) -> None:
+        from psyche.backends.solana.cluster import parse_endpoint
         from psyche.backends.solana.owner.faucet import request_lamports
         from psyche.backends.solana.rpc.client import open_rpc
         from psyche.backends.solana.session import ChainSession
-        from psyche.backends.solana.cluster import parse_endpoint
         from psyche.backends.solana.wallet import read_wallet
 
         layout, run = prepared.layout, prepared.run
@@ -198,10 +202,10 @@ async def _until_ready(rpc: "Rpc", owner: "Pubkey") -> None:
 
 
 async def _create(session: "ChainSession", run: LoadedRun, clients: "list[Wallet]") -> None:
-    from psyche.backends.solana.owner.creation import Founding, plan_create
-    from psyche.backends.solana.owner.administration import SolanaAdministration
-    from psyche.backends.solana.joining import plan_grant
     from psyche.backends.solana.interface.addresses import EVERYBODY
+    from psyche.backends.solana.joining import plan_grant
+    from psyche.backends.solana.owner.administration import SolanaAdministration
+    from psyche.backends.solana.owner.creation import Founding, plan_create
     from psyche.core.state.messages import Resume
     from psyche.server.run import find_first_weights
 
@@ -231,6 +235,6 @@ def build_backend(settings: TestnetSettings) -> LocalBackend:
     """The backend that the settings name.
 
     Raises:
-        ConfigError: it cannot be had with the other settings, or on this machine.
+        ConfigError: it cannot be had with the other settings.
     """
     return BACKENDS[settings.backend](settings)

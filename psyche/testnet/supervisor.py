@@ -4,8 +4,9 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -13,7 +14,7 @@ from typing import Any, Final
 import trio
 
 from psyche.core.state.state import RunState
-from psyche.errors import PsycheError
+from psyche.errors import ConfigError, PsycheError
 from psyche.modeling.trainer.process import HOST_VARIABLE
 from psyche.telemetry import types
 from psyche.telemetry.console import Console
@@ -23,8 +24,7 @@ from psyche.telemetry.status import ENDED, PHASES
 from psyche.telemetry.text import format_number
 from psyche.testnet import ending
 from psyche.testnet.backends import HOST, Prepared, build_backend
-from psyche.testnet.commands import get_client_argv, get_backend_argv, get_owner_argv, get_trainer_host_argv
-from psyche.testnet.kills import KillPlan, choose_victims, is_time_to_kill, make_kill_plan
+from psyche.testnet.commands import get_backend_argv, get_client_argv, get_owner_argv, get_trainer_host_argv
 from psyche.testnet.prepare import prepare
 from psyche.testnet.process import KILL_WAIT_S, Child, describe_exit_status, stop_all
 from psyche.testnet.scratch import Scratch
@@ -40,6 +40,50 @@ STOP_SERVER_S: Final = 6.0
 PAUSE_S: Final = 30.0  # for the server to take the command
 DRAIN_S: Final = 180.0  # for the epoch to come to its end after a pause
 LAST_LINES: Final = 8
+EPOCHS_LEFT_ALONE: Final = 2  # after the last kill: one to rejoin in, one to finish together
+SHARE_LEFT_ALONE: Final = 0.4  # of the steps, if epochs have no length in rounds
+
+
+@dataclass(frozen=True, slots=True)
+class KillPlan:
+    """`number` of the `allowed` clients (numbered from 1) every `interval_s` seconds."""
+
+    number: int
+    interval_s: float
+    allowed: tuple[int, ...]
+
+
+def make_kill_plan(number: int, interval_s: float, allowed: Sequence[int], num_clients: int) -> KillPlan | None:
+    """Check the three settings; return None if no clients are to be killed.
+
+    Raises:
+        ConfigError: a setting is invalid; the message names the flag.
+    """
+    if number == 0:
+        return None
+    everyone = tuple(range(1, num_clients + 1))
+    chosen = tuple(sorted(set(allowed))) or everyone
+    if number < 0 or number > len(chosen):
+        raise ConfigError(
+            f"--random-kill-num {number}: must be between 0 and the {len(chosen)} clients that may be killed"
+        )
+    if interval_s <= 0:
+        raise ConfigError(f"--random-kill-interval {interval_s}: must be above 0 seconds")
+    unknown = [client for client in chosen if client not in everyone]
+    if unknown:
+        raise ConfigError(f"--allowed-to-kill {unknown[0]}: clients are numbered 1 to {num_clients}")
+    return KillPlan(number, interval_s, chosen)
+
+
+def choose_victims(plan: KillPlan, random: Random) -> list[int]:
+    return sorted(random.sample(plan.allowed, plan.number))
+
+
+def is_time_to_kill(step: int, total_steps: int, rounds_per_epoch: int) -> bool:
+    """Whether enough of the run is left: the current epoch and `EPOCHS_LEFT_ALONE` whole ones after it."""
+    if rounds_per_epoch > 0:
+        return step + (EPOCHS_LEFT_ALONE + 1) * rounds_per_epoch <= total_steps
+    return step <= total_steps * (1 - SHARE_LEFT_ALONE)
 
 
 class Testnet:
@@ -151,7 +195,9 @@ class Testnet:
         """
         assert self.server is not None, "call start_server first"
         code = await self.server.wait()
-        raise PsycheError(describe_process_failure(self.server, f"the {self.backend.name} ended: {describe_exit_status(code)}"))
+        raise PsycheError(
+            describe_process_failure(self.server, f"the {self.backend.name} ended: {describe_exit_status(code)}")
+        )
 
     async def run_clients(self) -> None:
         """Run all clients until each has ended."""

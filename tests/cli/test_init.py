@@ -34,7 +34,7 @@ from psyche.data.tokenize import tokenize
 from psyche.drafting.model_choice import SIZES
 from psyche.forecast.workload import compute_llama_shapes, count_elements, read_model_settings
 from psyche.server.preflight import validate_run
-from psyche.testnet.chain import get_bootstrap_address
+from psyche.testnet.backends import get_bootstrap_address
 
 TEXT = "def answer(question: str) -> int:\n    return 42\n" * 200
 PARAMETERS = {"1m": (0.8e6, 1.1e6), "20m": (13e6, 30e6), "124m": (80e6, 130e6), "1b": (0.9e9, 1.3e9)}

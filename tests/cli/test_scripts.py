@@ -11,7 +11,7 @@ import pytest
 from coverage import CoverageData
 
 from psyche.core.state import bits, config_checks
-from psyche.testnet.in_use import hold_folder
+from psyche.testnet.scratch import hold_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = ROOT / "psyche" / "core" / "state"
@@ -134,7 +134,7 @@ def test_cleaning_leaves_a_running_demo_alone_with_what_it_shares(tmp_path: Path
         folder.mkdir(parents=True)
         (folder / "file").write_text("")
     used = (folders[1], folders[4])
-    program = "import sys, pathlib\nfrom psyche.testnet.in_use import hold_folder\n"
+    program = "import sys, pathlib\nfrom psyche.testnet.scratch import hold_folder\n"
     program += "for folder in sys.argv[1:]: hold_folder(pathlib.Path(folder))\nprint('held', flush=True)\ninput()"
     clean = f"source {ROOT}/scripts/clean.sh\ncd {tmp_path}\nclean_runs"
     with subprocess.Popen(

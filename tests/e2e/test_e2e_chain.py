@@ -24,9 +24,9 @@ from psyche.core.state.state import ClientState, RunState
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import Line, read_lines
 from psyche.testnet import supervisor
-from psyche.testnet.chain import get_rpc_url
+from psyche.testnet.backends import Prepared, get_rpc_url
 from psyche.testnet.commands import get_client_argv
-from psyche.testnet.prepare import Prepared, prepare
+from psyche.testnet.prepare import prepare
 from psyche.testnet.process import Child
 from psyche.testnet.settings import BackendKind, TestnetSettings
 from psyche.testnet.supervisor import Testnet, open_testnet

@@ -14,8 +14,8 @@ from psyche.cli.app import app
 from psyche.data.bytes_tokenizer import write_tokenizer
 from psyche.modeling.model import init_model
 from psyche.telemetry.console import Console
+from psyche.testnet.backends import Prepared
 from psyche.testnet.ending import add_sample
-from psyche.testnet.prepare import Prepared
 from psyche.testnet.report import RunReport
 from psyche.testnet.settings import Layout
 

@@ -7,6 +7,7 @@ import pytest
 from psyche.backends.solana.wallet import read_wallet
 from psyche.errors import ConfigError
 from psyche.localchain.validator import Validator
+from psyche.testnet.backends import build_backend
 from psyche.testnet.commands import get_backend_argv, get_client_argv, get_owner_argv
 from psyche.testnet.prepare import prepare
 from psyche.testnet.settings import BackendKind, TestnetSettings
@@ -33,8 +34,8 @@ async def test_each_client_of_a_chain_has_a_wallet_and_a_port_that_the_record_na
     assert f"--rpc http://127.0.0.1:{prepared.server_port} --wallet-private-key-path" in line
     assert f"--bind-p2p-port {second} " in line
     assert "--server-addr" not in line
-    backend = " ".join(get_backend_argv(prepared, settings))
-    assert f"dev validator --validator embedded --port {prepared.server_port} --slot-ms 50 --wallet" in backend
+    home = " ".join(get_backend_argv(prepared, settings))
+    assert f"dev validator --validator embedded --port {prepared.server_port} --slot-ms 50 --wallet" in home
     owner = " ".join(get_owner_argv(prepared, settings, "pause"))
     assert f"run pause --run-id {prepared.run.run_id} --rpc http://127.0.0.1:{prepared.server_port}" in owner
 
@@ -56,7 +57,7 @@ async def test_a_real_validator_is_looked_for_before_anything_is_made(
     assert not (tmp_path / "run").exists()
     settings.backend = BackendKind.tcp
     with pytest.raises(ConfigError, match="--validator real: needs --backend solana"):
-        settings.check()
+        build_backend(settings)
 
 
 async def test_a_real_validator_is_asked_for_where_it_is_there(settings: TestnetSettings, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from psyche.errors import ConfigError, PsycheError
 from psyche.testnet import free_port
 from psyche.testnet.free_port import choose_port
-from psyche.testnet.kills import choose_victims, is_time_to_kill, make_kill_plan
+from psyche.testnet.supervisor import choose_victims, is_time_to_kill, make_kill_plan
 
 
 def test_without_a_number_nobody_is_killed() -> None:

@@ -13,7 +13,7 @@ from psyche.core.state.enums import RunState
 from psyche.telemetry import types
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
-from psyche.testnet.plot import compute_mean_loss, write_plot
+from psyche.testnet.ending import compute_mean_loss, write_plot
 from psyche.testnet.report import (
     ClientReport,
     RunReport,

@@ -22,8 +22,9 @@ from psyche.modeling.trainer.process import HOST_VARIABLE
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import read_lines
 from psyche.testnet import supervisor
-from psyche.testnet.commands import get_client_argv, get_owner_argv, get_server_argv
-from psyche.testnet.prepare import Prepared, prepare
+from psyche.testnet.backends import Prepared
+from psyche.testnet.commands import get_backend_argv, get_client_argv, get_owner_argv
+from psyche.testnet.prepare import prepare
 from psyche.testnet.process import Child
 from psyche.testnet.settings import TestnetSettings
 
@@ -328,7 +329,7 @@ async def test_what_a_run_needs_is_copied_linked_and_given_free_ports(tmp_path: 
     assert address != "127.0.0.1:20001"
     assert prepared.data_config == copy / "data.toml"
     assert (config / "run.toml").read_text() == (CONFIG / "demo" / "run.toml").read_text()
-    server = get_server_argv(prepared, settings)
+    server = get_backend_argv(prepared, settings)
     assert server[server.index("--server-port") + 1] == str(prepared.server_port)
     client = get_client_argv(prepared, settings, 2)
     assert client[client.index("--node-name") + 1] == "client-2"

@@ -25,7 +25,7 @@ from psyche.core.state.state import Checkpoint, CheckpointKind, Config
 from psyche.errors import PsycheError
 from psyche.server.server import BoundServer, ServerSettings, run_server
 from psyche.sim.scenarios.scenario import SimRunFile
-from psyche.telemetry.events import Line
+from psyche.telemetry.events import Entry
 from psyche.testing.builders import build_identity, build_model
 from psyche.testing.swarm import RUN_ID, build_member
 from psyche.wire.access import OPEN
@@ -40,7 +40,7 @@ class MemberReport:
     code: int
     digest: bytes | None
     cpu_s: float
-    events: list[Line]
+    events: list[Entry]
 
 
 def run_processes(
@@ -132,4 +132,4 @@ async def _play(
         engine = RoundEngine(identity)
         member = build_member(engine, backend, network, trainer, folder, index, unix_now=time.time)
         code = await member.shell.run()
-    sender.send(MemberReport(code, member.digest, time.process_time() - started, list(member.events.drain())))
+    sender.send(MemberReport(code, member.digest, time.process_time() - started, member.events.drain()))

@@ -25,7 +25,7 @@ from _table import build_parser, finish, print_table
 
 from psyche.core.state.state import Config
 from psyche.telemetry import types
-from psyche.telemetry.events import Line, read_event, read_lines
+from psyche.telemetry.events import Entry, read_entries
 from psyche.testing.builders import build_config
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import open_swarm
@@ -35,18 +35,10 @@ LIMIT_S = 300.0
 SKIPPED = 3  # the first rounds fill the pipeline
 
 
-Told = list[tuple[float, types.Event]]  # when, what
-
-
-def read_all(lines: Iterable[Line]) -> Told:
-    """What lines tell of."""
-    return [(line["t"], read_event(line)) for line in lines]
-
-
-def get_round_times(told: Told) -> list[float]:
+def get_round_times(told: Iterable[Entry]) -> list[float]:
     """Seconds from round to round within each epoch, drains left out."""
     starts: dict[int, list[float]] = {}
-    for t, event in told:
+    for t, _, event in told:
         if isinstance(event, types.RoundStarted) and not event.drain:
             starts.setdefault(event.epoch, []).append(t)
     pairs = (zip(times[SKIPPED:], times[SKIPPED + 1 :], strict=False) for times in starts.values())
@@ -73,16 +65,16 @@ def measure(clients: int, over: str, rounds: int) -> dict[str, float]:
     }
 
 
-def play_processes(clients: int, folder: Path, config: Config) -> tuple[float, list[Told]]:
+def play_processes(clients: int, folder: Path, config: Config) -> tuple[float, list[list[Entry]]]:
     """CPU seconds of all clients, and their events."""
     members = run_processes(
         clients, folder, config=config, make_trainer=lambda: DummyTrainer(train_s=TRAIN_S), limit_s=LIMIT_S
     )
     check({member.digest for member in members})
-    return sum(member.cpu_s for member in members), [read_all(member.events) for member in members]
+    return sum(member.cpu_s for member in members), [member.events for member in members]
 
 
-async def play_here(clients: int, folder: Path, config: Config) -> tuple[float, list[Told]]:
+async def play_here(clients: int, folder: Path, config: Config) -> tuple[float, list[list[Entry]]]:
     """The same with all clients on simulated links."""
     async with open_swarm(
         clients, folder, config=config, make_trainer=lambda _: DummyTrainer(train_s=TRAIN_S)
@@ -91,7 +83,7 @@ async def play_here(clients: int, folder: Path, config: Config) -> tuple[float, 
         await swarm.run()
         cpu_s = time.process_time() - started
         check({member.digest for member in swarm.members} | {swarm.coordinator.state.certified.digest})
-        return cpu_s, [read_all(member.events.drain()) for member in swarm.members]
+        return cpu_s, [member.events.drain() for member in swarm.members]
 
 
 def check(digests: set[bytes | None]) -> None:
@@ -104,12 +96,12 @@ def read_run(folder: Path) -> dict[str, float]:
     """Share of rounds spent in forward and backward, and seconds from start to joined, of a real run's clients."""
     computing, rounds, joined = 0.0, 0.0, []
     for path in sorted(folder.rglob("events.jsonl")):
-        told = read_all(read_lines(path))
+        told = list(read_entries(path))
         times = get_round_times(told)
-        computing += sum(e.compute_seconds for _, e in told if isinstance(e, types.Trained)) / max(1, len(times))
+        computing += sum(e.compute_seconds for _, _, e in told if isinstance(e, types.Trained)) / max(1, len(times))
         rounds += sum(times) / max(1, len(times))
-        starts = [t for t, e in told if isinstance(e, types.ClientStarted)]
-        joins = [t for t, e in told if isinstance(e, types.Joined)]
+        starts = [t for t, _, e in told if isinstance(e, types.ClientStarted)]
+        joins = [t for t, _, e in told if isinstance(e, types.Joined)]
         joined += [min((j for j in joins if j >= s), default=s) - s for s in starts[:1] if joins]
     return {"compute_share": computing / rounds if rounds else 0.0, "start_to_joined_s": statistics.median(joined)}
 

@@ -26,7 +26,7 @@ from psyche.analysis.accounts import Accounts, What, read_accounts
 from psyche.config.load import LoadedRun, load_run
 from psyche.forecast.calibration import compare_sets, compare_times, get_round_times, measure_machines, play_measured
 from psyche.modeling.trainer.process import HOST_VARIABLE
-from psyche.telemetry.events import read_lines
+from psyche.telemetry.events import read_entries
 from psyche.testnet.backends import HOST
 from psyche.testnet.commands import get_backend_argv, get_client_argv, get_trainer_host_argv
 from psyche.testnet.prepare import prepare
@@ -118,7 +118,7 @@ async def run_on_lines(config: Path, folder: Path, line: Line) -> Path:
 
 def compare(run: LoadedRun, folder: Path, line: Line = LOOPBACK) -> dict[str, object]:
     """Figures of both ways."""
-    real: Accounts = read_accounts(sorted(read_lines(folder / "events"), key=lambda event: event["t"]))
+    real: Accounts = read_accounts(read_entries(folder / "events"))
     lines = {"latency_ms": 2e3 * line.delay_s, "loss_percent": 100 * (1 - (1 - line.loss) ** 2)}
     simulated = play_measured(run, real, CLIENTS, **lines).accounts
     machine = measure_machines(run, real, CLIENTS)

@@ -1,8 +1,8 @@
 """Time accounts of a run, folded from its events: of a simulated run while it is played, or from a real run's logs.
 
     accounts = Accounts()
-    for line in read_lines(folder):
-        accounts.take(line["t"], line["node"], read_event(line))
+    for entry in read_entries(folder):
+        accounts.take(*entry)
     accounts.finish()
 
 Each moment of a member's time in a round counts as the first of these that holds: it is away; it trains; it trains
@@ -19,7 +19,7 @@ from psyche.analysis.spans import Span
 from psyche.analysis.tally import DIED, Bound, NodeAccount, Notice, Place, RoundAccount, What, compute_times
 from psyche.analysis.transfers import Pending, Transfers
 from psyche.telemetry import types
-from psyche.telemetry.events import Line, read_event
+from psyche.telemetry.events import Entry
 
 Trouble = types.LeftEpoch | types.ClientEnded | types.NotSent | types.TrainerLost
 WORLD: Final = "world"
@@ -409,23 +409,20 @@ class Accounts:
         return [(one.place, tuple(sorted(one.members))) for one in self.rounds if one.is_decided]
 
 
-Told = tuple[float, str, types.Event]  # time, node, event
-
-
-def find_reference(told: Iterable[Told]) -> str:
+def find_reference(entries: Iterable[Entry]) -> str:
     """The node whose view of the record to use: the server, or a simulated chain; else the client with the most
     state changes.
     """
-    counts = Counter(node for _, node, event in told if isinstance(event, types.StateChanged))
+    counts = Counter(node for _, node, event in entries if isinstance(event, types.StateChanged))
     backends = (node for node in (SERVER, WORLD) if node in counts or not counts)
     return next(backends, "") or counts.most_common(1)[0][0]
 
 
-def is_overlapped(told: Iterable[Told]) -> bool:
+def is_overlapped(entries: Iterable[Entry]) -> bool:
     """Whether a log is of a run with overlap: then no set is decided earlier than two rounds later."""
     heights: dict[str, int] = {}
     delays: list[int] = []
-    for _, node, event in told:
+    for _, node, event in entries:
         if isinstance(event, types.StateChanged):
             heights[node] = event.height
         elif isinstance(event, types.Decided) and node in heights:
@@ -433,20 +430,20 @@ def is_overlapped(told: Iterable[Told]) -> bool:
     return not delays or min(delays) > 1
 
 
-def read_accounts(lines: Iterable[Line]) -> Accounts:
+def read_accounts(entries: Iterable[Entry]) -> Accounts:
     """Make the accounts of a complete log; a log of `psyche simulate` itself says what its tokens stand for."""
-    told: list[Told] = [(float(line["t"]), line["node"], read_event(line)) for line in lines]
-    reference = find_reference(told)
-    stands_for = next((event for _, _, event in told if isinstance(event, types.Simulated)), None)
+    entries = list(entries)
+    reference = find_reference(entries)
+    stands_for = next((event for _, _, event in entries if isinstance(event, types.Simulated)), None)
     if stands_for is None:
-        accounts = Accounts(reference=reference, overlap=is_overlapped(told))
-        accounts.is_stand_in = any(node == WORLD for _, node, _ in told)
+        accounts = Accounts(reference=reference, overlap=is_overlapped(entries))
+        accounts.is_stand_in = any(entry.node == WORLD for entry in entries)
     else:
         accounts = Accounts(
             reference=reference, limit_s=stands_for.limit_s, overlap=stands_for.overlap,
             tokens_scale=stands_for.sequence_tokens / (stands_for.played_tokens or 1),
         )  # fmt: skip
-    for t, node, event in told:
-        accounts.take(t, node, event)
+    for entry in entries:
+        accounts.take(*entry)
     accounts.finish()
     return accounts

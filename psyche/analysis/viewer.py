@@ -5,7 +5,6 @@ for line in format_trace(lines, Filter(nodes=("client-1",), kinds=("trained", "a
     print(line)
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -75,11 +74,6 @@ def read_trace(paths: Iterable[Path]) -> list[Line]:
             )
         files |= dict.fromkeys(file.resolve() for file in found)
     return sorted((line for file in files for line in read_lines(file)), key=lambda line: line["t"])
-
-
-def decode_lines(raws: Iterable[bytes]) -> list[Line]:
-    """Decode the log lines of a simulation."""
-    return [json.loads(raw) for raw in raws]
 
 
 def format_trace(lines: Sequence[Line], wanted: Filter) -> Iterator[str]:

@@ -4,7 +4,6 @@ forecast = play(Question(run=run, workload=workload, classes=classes, counts=cou
 print(format_forecast(forecast))
 """
 
-import json
 from dataclasses import dataclass
 
 from psyche.analysis.accounts import WORLD, Accounts, NodeAccount
@@ -17,12 +16,12 @@ from psyche.sim.scenarios.scenario import build_small_model
 from psyche.sim.stall_detection import StallDetector
 from psyche.sim.world import Outcome, World, simulate
 from psyche.telemetry import types
-from psyche.telemetry.events import Line
+from psyche.telemetry.events import Entry, encode_entry
 
 
 @dataclass(slots=True)
 class Forecast:
-    """The outcome of a play. `carried` is by client; `lines` is the event log, if it was kept."""
+    """The outcome of a play. `carried` is by client."""
 
     question: Question
     accounts: Accounts
@@ -111,12 +110,8 @@ def build_log(forecast: Forecast) -> bytes:
         for name, one in forecast.carried.items()
     ]  # fmt: skip
 
-    def write(t: float, event: types.Event) -> bytes:
-        line: Line = {"t": t, "node": WORLD}
-        types.fill_line(line, event)
-        return json.dumps(line, separators=(",", ":")).encode() + b"\n"
-
-    return b"".join((write(0.0, played), *forecast.outcome.lines, *(write(end_s, one) for one in carried)))
+    ended = (Entry(end_s, WORLD, one) for one in carried)
+    return b"".join(map(encode_entry, (Entry(0.0, WORLD, played), *forecast.outcome.entries, *ended)))
 
 
 def find_missed(faults: tuple[Fault, ...], happened: list[Fault]) -> tuple[Fault, ...]:

@@ -1,4 +1,4 @@
-"""The event log of a simulated world: one JSON line per event of any machine, and of the world itself."""
+"""The event log of a simulated world: the events of all machines, and of the world itself."""
 
 import json
 from collections import deque
@@ -8,44 +8,44 @@ from typing import Final
 import trio
 from blake3 import blake3
 
-from psyche.analysis.viewer import decode_lines, describe_line
+from psyche.analysis.viewer import describe_line
 from psyche.telemetry import types
-from psyche.telemetry.events import Line
+from psyche.telemetry.events import Entry, build_line, encode_entry, read_entry
 
 EVENT_DIGITS: Final = 6  # decimals of an event's time in seconds
 LAST_EVENTS: Final = 50
 WORLD: Final = "world"
 Listener = Callable[[str, types.Event], None]  # (node, event)
-_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Trace:
-    """Collects events; `digest` covers every line there ever was.
+    """Collects events; `digest` is the BLAKE3 of all that there ever were, as lines of a file, in hex.
 
     Args:
         root: a path to cut out of texts, since it differs from run to run.
-        keep_lines: whether all lines stay in memory, or only the last 50 events.
+        keep_lines: whether all events stay in memory, or only the last 50.
     """
 
     def __init__(self, root: str, *, keep_lines: bool = True) -> None:
-        self.lines: list[bytes] = []
+        self.entries: list[Entry] = []
         self.count = 0
-        self.last: deque[bytes] = deque(maxlen=LAST_EVENTS)
+        self.last: deque[Entry] = deque(maxlen=LAST_EVENTS)
         self.listeners: list[Listener] = []
         self._root = root.encode()
         self._keep = keep_lines
         self._hasher = blake3()
 
     def emit(self, node: str, event: types.Event) -> None:
-        """Log an event of `node`."""
-        line: Line = {"t": round(trio.current_time(), EVENT_DIGITS), "node": node}
-        types.fill_line(line, event)
-        raw = _encode(line).encode().replace(self._root, b"") + b"\n"
+        entry = Entry(round(trio.current_time(), EVENT_DIGITS), node, event)
+        raw = encode_entry(entry)
+        if self._root in raw:
+            raw = raw.replace(self._root, b"")
+            entry = read_entry(json.loads(raw))
         self._hasher.update(raw)
         self.count += 1
-        self.last.append(raw)
+        self.last.append(entry)
         if self._keep:
-            self.lines.append(raw)
+            self.entries.append(entry)
         for listener in self.listeners:
             listener(node, event)
 
@@ -55,12 +55,10 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """BLAKE3 of all lines, in hex."""
         return self._hasher.hexdigest()
 
     def describe_last(self) -> list[str]:
-        """The last events, one line each, in columns."""
-        return [describe_line(line) for line in decode_lines(self.last)]
+        return [describe_line(build_line(entry)) for entry in self.last]
 
 
 class NodeLog:
@@ -72,6 +70,5 @@ class NodeLog:
         self.is_alive = True
 
     def emit(self, event: types.Event) -> None:
-        """Log an event."""
         if self.is_alive:
             self._trace.emit(self._node, event)

@@ -49,6 +49,7 @@ from psyche.sim.scenarios.scenario import (
 from psyche.sim.trace import Trace
 from psyche.sim.trainer import PayloadCodec
 from psyche.telemetry import types
+from psyche.telemetry.events import Entry, encode_entry
 
 WATCH_S: Final = 5.0  # seconds between two checks for progress
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder for the clients' files that costs no disk
@@ -71,9 +72,14 @@ class Outcome:
     wall_s: float
     state: Coordinator
     codes: tuple[int | None, ...]
-    lines: list[bytes]
+    entries: list[Entry]
     last: list[str]
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> list[bytes]:
+        """The event log as it stands in a file."""
+        return list(map(encode_entry, self.entries))
 
     def describe(self) -> str:
         """Describe a failure: how to replay it, the last events, the violations."""
@@ -432,7 +438,7 @@ def simulate(scenario: Scenario, *, keep_lines: bool = True, prepare: Callable[[
         wall_s=perf_counter() - started,
         state=world.shadow.state,
         codes=tuple(host.code for host in world.clients),
-        lines=world.trace.lines,
+        entries=world.trace.entries,
         last=world.trace.describe_last(),
         facts=world.invariants.get_facts() | world.backend.get_facts(),
     )

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from psyche.telemetry import types
 
@@ -20,31 +20,37 @@ MAX_LINE_BYTES: Final = 64 << 10  # a longer event loses its fields, to bound th
 DEFAULT_MAX_BYTES: Final = 64 << 20  # per file; a demo of 240 rounds writes about 1 MB
 DEFAULT_KEEP: Final = 5  # rotated files kept beside the current one
 MAX_PENDING: Final = 4_096  # events a subscriber may lag behind before the oldest are dropped
-RESERVED: Final = frozenset({"t", "node", "kind"})
 
 Line = dict[str, Any]  # an event as plain data, with its time and node
 _encode: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+class Entry(NamedTuple):
+    """An event, with the time (unix seconds; in a simulation seconds since its start) and the node that it is of."""
+
+    t: float
+    node: str
+    event: types.Event
 
 
 class Subscription:
     """A bounded queue of events for one live view: a slow reader loses the oldest; `dropped` counts them."""
 
     def __init__(self, limit: int) -> None:
-        self._queue: deque[Line] = deque(maxlen=limit)
+        self._queue: deque[Entry] = deque(maxlen=limit)
         self.dropped = 0
 
-    def push(self, line: Line) -> None:
-        """Add an event; called by the log."""
+    def push(self, entry: Entry) -> None:
         if len(self._queue) == self._queue.maxlen:
             self.dropped += 1
-        self._queue.append(line)
+        self._queue.append(entry)
 
-    def drain(self) -> list[Line]:
+    def drain(self) -> list[Entry]:
         """Take the events since the last call, oldest first."""
-        lines: list[Line] = []
+        entries: list[Entry] = []
         while self._queue:
-            lines.append(self._queue.popleft())
-        return lines
+            entries.append(self._queue.popleft())
+        return entries
 
 
 class EventLog:
@@ -82,13 +88,11 @@ class EventLog:
             self._open(path)
 
     def emit(self, event: types.Event) -> None:
-        """Record an event."""
-        line: Line = {"t": round(self._now(), 6), "node": self.node}
-        types.fill_line(line, event)
+        entry = Entry(round(self._now(), 6), self.node, event)
         with self._lock:
-            self._write(line)
+            self._write(entry)
             for subscription in self._subscriptions:
-                subscription.push(line)
+                subscription.push(entry)
 
     def subscribe(self, limit: int = MAX_PENDING) -> Subscription:
         """Make a bounded queue that gets the events from now on."""
@@ -118,10 +122,10 @@ class EventLog:
             return
         self._size_bytes += written
 
-    def _write(self, line: Line) -> None:
+    def _write(self, entry: Entry) -> None:
         if self._fd < 0 or self.path is None:
             return
-        raw = encode_line(line)
+        raw = encode_entry(entry)
         if self._size_bytes and self._size_bytes + len(raw) > self._max_bytes:
             self._rotate(self.path)
         self._append(raw)
@@ -139,6 +143,16 @@ class EventLog:
         except OSError:
             self.lost += 1
         self._open(path)
+
+
+def build_line(entry: Entry) -> Line:
+    line: Line = {"t": entry.t, "node": entry.node}
+    types.fill_line(line, entry.event)
+    return line
+
+
+def encode_entry(entry: Entry) -> bytes:
+    return encode_line(build_line(entry))
 
 
 def encode_line(line: Line) -> bytes:
@@ -168,8 +182,12 @@ def decode_line(raw: bytes) -> Line | None:
 
 
 def read_event(line: Line) -> types.Event:
-    """The event of a line; `types.Unknown` if its kind or its fields are of another version."""
+    """The event of a line; `types.Unknown` if its type or its fields are of another version."""
     return types.read_plain(line["kind"], line)
+
+
+def read_entry(line: Line) -> Entry:
+    return Entry(float(line["t"]), line["node"], read_event(line))
 
 
 def find_logs(path: Path) -> list[Path]:
@@ -185,6 +203,11 @@ def read_lines(path: Path) -> Iterator[Line]:
     if path.is_dir():
         return iter(sorted(_read_files(find_logs(path)), key=lambda line: line["t"]))
     return _read_file(path)
+
+
+def read_entries(path: Path) -> Iterator[Entry]:
+    """As `read_lines`, with the events themselves."""
+    return map(read_entry, read_lines(path))
 
 
 def _read_files(paths: Iterable[Path]) -> Iterable[Line]:

@@ -6,23 +6,8 @@ from typing import Any, Final
 import structlog
 
 from psyche.telemetry import types
-from psyche.telemetry.events import RESERVED, Subscription, read_event
+from psyche.telemetry.events import Subscription
 
-# Shown by default to a user who watches one node; `--log debug` shows the rest.
-NOTABLE: Final = frozenset({
-    types.ClientStarted, types.ModelLoaded, types.Joined, types.WarmupReady, types.SnapshotWritten, types.Exported,
-    types.Healing, types.Healed, types.Finished, types.Serving, types.LeftEpoch, types.ClientEnded,
-    types.ServerListening, types.ServerRecovered, types.BackendConnected, types.ServerStopped, types.ClientConnected,
-    types.ClientDisconnected, types.ErrorOver, types.ConnectionClosed, types.JournalNote, types.AccessChanged,
-    types.EarningsCollected,
-})  # fmt: skip
-WARNINGS: Final = frozenset({
-    types.Behind, types.Diverged, types.EpochFailed, types.RefusedByCoordinator, types.Refused, types.NotSent,
-    types.LoadFailed, types.Rollback, types.TrainerLost, types.Equivocation, types.Dropped, types.BackendLost,
-    types.ErrorReported, types.ClientWithdrawn, types.SlotGivenUp, types.StateMismatch, types.SourceRefused,
-    types.ModelFilesDiffer, types.NotAllowedYet, types.WalletLow, types.ClockWrong, types.WatchRefused,
-})  # fmt: skip
-ERRORS: Final = frozenset({types.Error, types.ServerDefect, types.JournalFailed})  # the command reports giving up
 # Kinds that repeat for one reason, and the kind that ends that: logged once, then at most every `AGAIN_S`.
 REPEATED: Final[dict[type[types.Event], type[types.Event]]] = {
     types.BackendLost: types.BackendConnected, types.LoadFailed: types.ModelLoaded, types.Behind: types.Healed
@@ -34,13 +19,7 @@ SHORT_HEX: Final = 12
 
 
 def get_level(event: types.Event) -> int:
-    """The log level of an event."""
-    kind = type(event)
-    if kind in ERRORS or (isinstance(event, types.ClientEnded) and event.code):
-        return logging.ERROR
-    if kind in WARNINGS:
-        return logging.WARNING
-    return logging.INFO if kind in NOTABLE else logging.DEBUG
+    return logging.ERROR if isinstance(event, types.ClientEnded) and event.code else event.level
 
 
 class Repeats:
@@ -78,17 +57,16 @@ class EventPrinter:
 
     def refresh(self) -> None:
         """Log the events since the last call."""
-        for line in self._subscription.drain():
-            event = read_event(line)
-            times = self._repeats.count(line["t"], event)
+        for t, _, event in self._subscription.drain():
+            times = self._repeats.count(t, event)
             if not times:
                 continue
-            fields: dict[str, Any] = {k: self._get_shown(v) for k, v in line.items() if k not in RESERVED}
+            fields = {name: self._get_shown(value) for name, value in types.get_plain_fields(event).items()}
             if "event" in fields:  # structlog uses this name for the message
                 fields["event_"] = fields.pop("event")
             if times > 1:
                 fields["times"] = times
-            text = line["kind"]
+            text = types.get_kind_name(event)
             if self._shorten and "message" in fields:  # a sentence for people, not a value
                 text = f"{text}: {fields.pop('message')}"
             self._log.log(self._get_level(event), text, **fields)

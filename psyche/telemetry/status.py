@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from psyche.core.state.enums import RunState
 from psyche.telemetry import types
 from psyche.telemetry.console import Console
-from psyche.telemetry.events import Subscription, read_event
+from psyche.telemetry.events import Subscription
 from psyche.telemetry.metrics import Rate
 from psyche.telemetry.text import format_bytes, format_clock, format_count, format_number, format_seconds, lay_out
 
@@ -16,18 +16,10 @@ RATE_WINDOW_S: Final = 30.0
 PLAIN_INTERVAL_S: Final = 15.0  # without a terminal: at most one line per interval, and one per change of phase
 IDLE_INTERVAL_S: Final = 600.0  # the same while nothing has changed: a sign of life
 NOTE_S: Final = 60.0  # a notice is dropped after this time if no event ends its cause
-# Notices of these kinds stay until their cause ends.
-LASTING: Final = frozenset(
-    {
-        types.Behind,
-        types.Diverged,
-        types.BackendLost,
-        types.LeftEpoch,
-        types.ClientEnded,
-        types.CannotTakePart,
-        types.Dropped,
-    }
-)
+LASTING: Final = frozenset({
+    types.Behind, types.Diverged, types.BackendLost, types.LeftEpoch, types.ClientEnded, types.CannotTakePart,
+    types.Dropped,
+})  # fmt: skip  # notices of these types stay until their cause ends
 PHASES: Final = {
     RunState.UNINITIALIZED: "not started",
     RunState.WAITING_FOR_MEMBERS: "waiting for members",
@@ -78,7 +70,7 @@ class NodeView:
     finished: bool = False
     exported: str = ""
     note: str = ""
-    note_kind: type[types.Event] | None = None
+    note_type: type[types.Event] | None = None
     noted: float = 0.0
     updated: float = 0.0
     last_applied: tuple[int, int] = (-1, -1)
@@ -90,9 +82,122 @@ class NodeView:
     def update(self, t: float, event: types.Event) -> None:
         """Fold in an event of this node; `t` in unix seconds."""
         self.updated = t
-        handler = HANDLERS.get(type(event))
-        if handler is not None:
-            handler(self, event)
+        self._take_course(event)
+        self._take_work(event)
+        self._take_trouble(event)
+
+    def _take_course(self, event: types.Event) -> None:
+        match event:
+            case types.ClientStarted():  # a new process: counters go on, all else is that of the former one
+                self.starts += 1
+                self.phase, self.note, self.note_type = CONNECTING, "", None
+                self.waits.clear()
+                self._sent_before, self._received_before = self.bytes_sent, self.bytes_received
+            case types.BackendConnected():
+                self.phase = STARTING if self.phase == CONNECTING else self.phase
+                self._drop_note(types.BackendLost)
+            case types.TrainerStarted() if self.phase in (CONNECTING, STARTING):
+                self.phase = "joining"
+            case types.StateChanged():
+                self.epoch, self.height, self.step, self.members = event.epoch, event.height, event.step, event.members
+                self.phase = PHASES[event.run_state]
+            case types.RoundStarted():
+                self.epoch, self.height, self.step = event.epoch, event.height, event.step
+            case types.Member():
+                self._drop_note(types.LeftEpoch, types.Dropped)
+                self.members, self.index = event.members, event.index
+            case types.LeftEpoch():
+                self._leave(LEFT, event, event.reason)
+            case types.CannotTakePart():
+                self._leave(ENDED, event, event.reason)
+            case types.ClientEnded() if event.code or not self.finished:
+                dropped = f"; {self.note}" if self.note_type is types.Dropped else ""
+                self._leave(ENDED, event, event.reason + dropped)
+            case types.Finished():
+                self._finish(event)
+            case _:
+                pass
+
+    def _leave(self, phase: str, event: types.Event, reason: str) -> None:
+        self.phase = phase
+        self._take_note(event, reason)
+        self.waits.clear()
+
+    def _finish(self, event: types.Finished) -> None:
+        self.finished, self.phase, self.step = True, "finished", event.step
+        self.waits.clear()
+        if self.note_type is not types.Dropped:  # the last line of a client that is no member any more still says why
+            self.note, self.note_type = "", None
+        if event.held:  # otherwise the digest is the record's, not that of this node's weights
+            self.digest = event.digest.hex()
+
+    def _take_work(self, event: types.Event) -> None:
+        match event:
+            case types.Trained():
+                self.rounds_trained += 1
+                self.loss = event.loss
+                self._rate = self._rate or Rate(RATE_WINDOW_S, now=lambda: self.updated)
+                self._rate.add(event.tokens)
+                self.tokens += event.tokens
+                self.seconds += event.seconds
+                self.compute_seconds += event.compute_seconds
+            case types.NotSent():
+                self.batches_failed += event.failed
+            case types.Applied():
+                place = (event.epoch, event.height)
+                if place > self.last_applied and event.count > 0:  # a replay is no new round
+                    self.rounds_applied += 1
+                    self.last_applied = place
+                    self._drop_note(types.EpochFailed, types.Error, types.Behind)
+                self.digest = event.digest.hex()
+            case types.Digest():
+                self.digest, self.agreed = event.digest.hex(), event.agreed
+                if event.agreed:
+                    self._drop_note(types.Diverged, types.Behind)
+            case types.Network():
+                self.bytes_sent = self._sent_before + event.bytes_sent
+                self.bytes_received = self._received_before + event.bytes_received
+            case types.Exported():
+                self.exported = event.path
+            case types.WaitStarted():
+                self.waits[event.what] = event
+            case types.WaitEnded():
+                self.waits.pop(event.what, None)
+            case _:
+                pass
+
+    def _take_trouble(self, event: types.Event) -> None:
+        match event:
+            case types.EpochFailed():
+                self.epochs_failed += 1
+                self.steps_lost += event.steps_lost
+                if self.phase not in (LEFT, ENDED):  # a node that left has a notice that says why
+                    self._take_note(event, f"epoch given up: {event.reason}")
+            case types.Behind() | types.Diverged() | types.BackendLost():
+                self._take_note(event, TROUBLES[type(event)])
+            case types.Healed():
+                self.heals += 1
+                self._drop_note(types.Behind, types.Diverged)
+            case types.ModelLoaded():
+                self._drop_note(types.Behind, types.Diverged, types.Error)
+            case types.Error():
+                self._take_note(event, event.message)
+            case types.Dropped():
+                self._take_note(event, format_drop(event))
+            case _:
+                pass
+
+    def _take_note(self, event: types.Event, text: str) -> None:
+        self.note, self.note_type, self.noted = text, type(event), self.updated
+
+    def _drop_note(self, *causes: type[types.Event]) -> None:
+        """Drop the notice if it is of one of these types: their cause is gone."""
+        if self.note_type in causes:
+            self.note, self.note_type = "", None
+
+    def get_note(self, now: float) -> str:
+        """The notice at `now` (unix seconds): until its cause is gone, or for a minute if no event tells that."""
+        return self.note if self.note_type in LASTING or now - self.noted < NOTE_S else ""
 
     @property
     def tokens_per_s(self) -> float:
@@ -101,171 +206,8 @@ class NodeView:
 
     @property
     def waiting(self) -> types.WaitStarted | None:
-        """The wait that ends first; of those without an end, first that for the backend, which all others need."""
+        """The wait that ends first; of those without an end, that for the run's backend, which all others need."""
         return min(self.waits.values(), key=_get_urgency, default=None)
-
-    def count_tokens(self, tokens: int) -> None:
-        """Add trained tokens to total and rate."""
-        if self._rate is None:
-            self._rate = Rate(RATE_WINDOW_S, now=lambda: self.updated)
-        self.tokens += tokens
-        self._rate.add(tokens)
-
-    def start(self) -> None:
-        """A new process of this node: reset the state of the previous one; counters go on."""
-        self.starts += 1
-        self.phase, self.note, self.note_kind = CONNECTING, "", None
-        self.waits.clear()
-        self._sent_before, self._received_before = self.bytes_sent, self.bytes_received
-
-    def take_note(self, kind: type[types.Event], text: str) -> None:
-        """Show a notice until its cause is gone, or for a minute if no event tells that."""
-        self.note, self.note_kind, self.noted = text, kind, self.updated
-
-    def drop_note(self, *causes: type[types.Event]) -> None:
-        """Drop the notice if it is of one of these kinds: their cause is gone."""
-        if self.note_kind in causes:
-            self.note, self.note_kind = "", None
-
-    def get_note(self, now: float) -> str:
-        """The notice to show at `now` (unix seconds); empty if there is none."""
-        return self.note if self.note_kind in LASTING or now - self.noted < NOTE_S else ""
-
-    def count_network(self, sent: int, received: int) -> None:
-        """Add the counters of the running process to those of earlier ones."""
-        self.bytes_sent = self._sent_before + sent
-        self.bytes_received = self._received_before + received
-
-
-def _on_started(view: NodeView, _event: types.ClientStarted) -> None:
-    view.start()
-
-
-def _on_trainer_started(view: NodeView, _event: types.TrainerStarted) -> None:
-    if view.phase in (CONNECTING, STARTING):
-        view.phase = "joining"
-
-
-def _on_round(view: NodeView, event: types.RoundStarted) -> None:
-    view.epoch, view.height, view.step = event.epoch, event.height, event.step
-
-
-def _on_member(view: NodeView, event: types.Member) -> None:
-    view.drop_note(types.LeftEpoch, types.Dropped)
-    view.members, view.index = event.members, event.index
-
-
-def _on_state(view: NodeView, event: types.StateChanged) -> None:
-    view.epoch, view.height, view.step, view.members = event.epoch, event.height, event.step, event.members
-    view.phase = PHASES[event.run_state]
-
-
-def _on_trained(view: NodeView, event: types.Trained) -> None:
-    view.rounds_trained += 1
-    view.loss = event.loss
-    view.count_tokens(event.tokens)
-    view.seconds += event.seconds
-    view.compute_seconds += event.compute_seconds
-
-
-def _on_not_sent(view: NodeView, event: types.NotSent) -> None:
-    view.batches_failed += event.failed
-
-
-def _on_applied(view: NodeView, event: types.Applied) -> None:
-    position = (event.epoch, event.height)
-    if position > view.last_applied and event.count > 0:  # a replay is no new round
-        view.rounds_applied += 1
-        view.last_applied = position
-        view.drop_note(types.EpochFailed, types.Error, types.Behind)
-    view.digest = event.digest.hex()
-
-
-def _on_digest(view: NodeView, event: types.Digest) -> None:
-    view.digest, view.agreed = event.digest.hex(), event.agreed
-    if view.agreed:
-        view.drop_note(types.Diverged, types.Behind)
-
-
-def _on_wait_started(view: NodeView, event: types.WaitStarted) -> None:
-    view.waits[event.what] = event
-
-
-def _on_wait_ended(view: NodeView, event: types.WaitEnded) -> None:
-    view.waits.pop(event.what, None)
-
-
-def _on_network(view: NodeView, event: types.Network) -> None:
-    view.count_network(event.bytes_sent, event.bytes_received)
-
-
-def _on_epoch_failed(view: NodeView, event: types.EpochFailed) -> None:
-    view.epochs_failed += 1
-    view.steps_lost += event.steps_lost
-    if view.phase not in (LEFT, ENDED):  # a node that left has a notice that says why
-        view.take_note(types.EpochFailed, f"epoch given up: {event.reason}")
-
-
-def _on_trouble(view: NodeView, event: types.Behind | types.Diverged | types.BackendLost) -> None:
-    view.take_note(type(event), TROUBLES[type(event)])
-
-
-def _on_healed(view: NodeView, _event: types.Healed) -> None:
-    view.heals += 1
-    view.drop_note(types.Behind, types.Diverged)
-
-
-def _on_weights(view: NodeView, _event: types.ModelLoaded) -> None:
-    view.drop_note(types.Behind, types.Diverged, types.Error)
-
-
-def _on_connected(view: NodeView, _event: types.BackendConnected) -> None:
-    view.phase = STARTING if view.phase == CONNECTING else view.phase
-    view.drop_note(types.BackendLost)
-
-
-def _on_error(view: NodeView, event: types.Error) -> None:
-    view.take_note(types.Error, event.message)
-
-
-def _on_exported(view: NodeView, event: types.Exported) -> None:
-    view.exported = event.path
-
-
-def _on_dropped(view: NodeView, event: types.Dropped) -> None:
-    view.take_note(types.Dropped, format_drop(event))
-
-
-def _on_left_epoch(view: NodeView, event: types.LeftEpoch) -> None:
-    view.phase = LEFT
-    view.take_note(types.LeftEpoch, event.reason)
-    view.waits.clear()
-
-
-def _on_ended(view: NodeView, event: types.ClientEnded) -> None:
-    if view.finished and not event.code:
-        return
-    view.phase = ENDED
-    dropped = f"; {view.note}" if view.note_kind is types.Dropped else ""
-    view.take_note(types.ClientEnded, event.reason + dropped)
-    view.waits.clear()
-
-
-def _on_cannot_take_part(view: NodeView, event: types.CannotTakePart) -> None:
-    view.phase = ENDED
-    view.take_note(types.CannotTakePart, event.reason)
-    view.waits.clear()
-
-
-def _on_finished(view: NodeView, event: types.Finished) -> None:
-    view.finished = True
-    view.phase = "finished"
-    view.step = event.step
-    view.waits.clear()
-    if view.note_kind is not types.Dropped:  # the last line of a client that is no member any more still says why
-        view.note, view.note_kind = "", None
-    if event.held:  # otherwise the digest is the record's, not that of this node's weights
-        view.digest = event.digest.hex()
 
 
 def _get_urgency(wait: types.WaitStarted) -> tuple[float, bool]:
@@ -281,34 +223,6 @@ TROUBLES: Final = {
     types.Behind: "behind, catches up",
     types.Diverged: "holds different weights than the others, heals",
     types.BackendLost: "cannot reach the run's record, tries again",
-}
-HANDLERS: Final[dict[type[types.Event], Callable[[NodeView, Any], None]]] = {
-    types.ClientStarted: _on_started,
-    types.TrainerStarted: _on_trainer_started,
-    types.StateChanged: _on_state,
-    types.RoundStarted: _on_round,
-    types.Member: _on_member,
-    types.Trained: _on_trained,
-    types.NotSent: _on_not_sent,
-    types.Applied: _on_applied,
-    types.Digest: _on_digest,
-    types.WaitStarted: _on_wait_started,
-    types.WaitEnded: _on_wait_ended,
-    types.Network: _on_network,
-    types.EpochFailed: _on_epoch_failed,
-    types.Behind: _on_trouble,
-    types.Diverged: _on_trouble,
-    types.BackendLost: _on_trouble,
-    types.BackendConnected: _on_connected,
-    types.ModelLoaded: _on_weights,
-    types.Healed: _on_healed,
-    types.Error: _on_error,
-    types.Exported: _on_exported,
-    types.Dropped: _on_dropped,
-    types.LeftEpoch: _on_left_epoch,
-    types.ClientEnded: _on_ended,
-    types.CannotTakePart: _on_cannot_take_part,
-    types.Finished: _on_finished,
 }
 
 
@@ -335,7 +249,7 @@ def format_node_status(view: NodeView, now: float, columns: int = 0) -> str:
         parts.append(f"up {format_bytes(view.bytes_sent)} down {format_bytes(view.bytes_received)}")
     waiting = view.waiting
     waits = [] if waiting is None else [format_waiting(waiting, now)]
-    is_said = view.note_kind is types.BackendLost and waiting is not None and waiting.wait is types.Wait.BACKEND
+    is_said = view.note_type is types.BackendLost and waiting is not None and waiting.wait is types.Wait.BACKEND
     if (note := view.get_note(now)) and not is_said:
         waits.append(f"! {note}")
     return lay_out(parts, waits, columns)
@@ -377,8 +291,8 @@ class StatusLine:
 
     def refresh(self) -> None:
         """Fold in new events and draw; to be called a few times a second."""
-        for line in self._subscription.drain():
-            self.view.update(line["t"], read_event(line))
+        for t, _, event in self._subscription.drain():
+            self.view.update(t, event)
         now = self._now()
         if self._console.live:
             self._console.set_status(format_node_status(self.view, now, self._console.columns - 1))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from psyche.durable import replace_file
 from psyche.telemetry import types
-from psyche.telemetry.events import Line, read_event, read_lines
+from psyche.telemetry.events import Entry, read_entries
 from psyche.telemetry.loading import EXIT_INTERRUPTED
 from psyche.telemetry.status import NodeView
 from psyche.telemetry.text import format_bytes, format_seconds, format_tables
@@ -82,14 +82,13 @@ def compute_allreduce_bytes(parameters: int, members: int, rounds: int) -> int:
     return round(2 * (members - 1) / members * BF16_BYTES * parameters * rounds)
 
 
-def build_client_report(name: str, lines: Iterable[Line], members: int) -> ClientReport:
+def build_client_report(name: str, entries: Iterable[Entry], members: int) -> ClientReport:
     """Build one client's report from its events."""
     report, view = ClientReport(name), NodeView(name)
     started = first_training = last_training = None
     waits = WaitWatch()
     final = ""
-    for line in lines:
-        t, event = float(line["t"]), read_event(line)
+    for t, _, event in entries:
         view.update(t, event)
         waits.update(t, event)
         match event:
@@ -172,7 +171,7 @@ def build_report(
     clients: list[ClientReport] = []
     for number in sorted(exits):
         name = get_node_name(number)
-        client = build_client_report(name, read_lines(layout.events_of(name)), len(exits))
+        client = build_client_report(name, read_entries(layout.events_of(name)), len(exits))
         client.exit_code, client.kills = exits[number], kills.get(number, 0)
         if client.exported:
             client.weights_sha256 = hash_weights(Path(client.exported))

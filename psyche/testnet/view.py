@@ -9,7 +9,7 @@ import trio
 
 from psyche.telemetry import types
 from psyche.telemetry.console import Console
-from psyche.telemetry.events import EventTail, read_event
+from psyche.telemetry.events import EventTail, read_entry
 from psyche.telemetry.status import NodeView, format_drop, format_waiting
 from psyche.telemetry.text import (
     format_bytes,
@@ -102,8 +102,8 @@ class LiveView:
     def refresh(self) -> None:
         """Read new events, print the notable ones, and redraw the table."""
         for name, tail in self._tails.items():
-            for line in tail.read():
-                self._take(name, line["t"], read_event(line))
+            for t, _, event in map(read_entry, tail.read()):
+                self._take(name, t, event)
         self._tell_epoch()
         if self._console.live:
             self._console.set_status(self.draw())

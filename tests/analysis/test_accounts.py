@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kits.events import make, make_line
+from kits.events import make
 
-from psyche.analysis.accounts import Accounts, Told, What, find_reference, is_overlapped, read_accounts
+from psyche.analysis.accounts import Accounts, What, find_reference, is_overlapped, read_accounts
 from psyche.analysis.spans import Span, take_out
 from psyche.analysis.summary import format_accounts
 from psyche.analysis.tally import Notice
@@ -19,21 +19,21 @@ from psyche.analysis.viewer import Filter, format_trace, read_trace
 from psyche.core.state.enums import ClientState, RunState
 from psyche.errors import ConfigError
 from psyche.telemetry import types
-from psyche.telemetry.events import Line
+from psyche.telemetry.events import Entry, Line, build_line
 
 
 class Log:
     """Builds a log of a run in which rounds of ten seconds begin at 0, 10, 20."""
 
     def __init__(self) -> None:
-        self.told: list[Told] = []
+        self.told: list[Entry] = []
 
     def add(self, t: float, node: str, event: types.Event) -> None:
-        self.told.append((1_000.0 + t, node, event))
+        self.told.append(Entry(1_000.0 + t, node, event))
 
     @property
     def lines(self) -> list[Line]:
-        return [make_line(*one) for one in self.told]
+        return [*map(build_line, self.told)]
 
     def state(self, t: float, state: RunState, height: int, node: str = "server") -> None:
         self.add(t, node, make(types.StateChanged, run_state=state, height=height, step=height + 1))
@@ -282,19 +282,19 @@ def test_a_log_without_the_servers_is_read_from_the_client_that_tells_most() -> 
     only = [one for one in log.told if one[1] == "a"]
     assert find_reference(log.told) == "server"
     assert find_reference(only) == "a"
-    assert len(read_accounts(make_line(*one) for one in only).rounds) == 2
+    assert len(read_accounts(only).rounds) == 2
 
 
 def test_a_log_says_what_it_stands_for_or_that_it_stands_for_nothing() -> None:
     log = build_log()
     assert not log.read().is_stand_in
-    assert not read_accounts(log.lines).is_stand_in
+    assert not read_accounts(log.told).is_stand_in
     log.add(9, "world", make(types.Fault, what="kill", for_s=0.0))
-    assert read_accounts(log.lines).is_stand_in
-    assert "those of the small one" in format_accounts(read_accounts(log.lines))
+    assert read_accounts(log.told).is_stand_in
+    assert "those of the small one" in format_accounts(read_accounts(log.told))
     log.add(-1, "world", make(types.Simulated, limit_s=9, overlap=True, sequence_tokens=2_000, played_tokens=8))
     log.add(30, "world", make(types.Carried, who="b", bytes_sent=7_000, bytes_received=8_000))
-    accounts = read_accounts(log.lines)
+    accounts = read_accounts(log.told)
     assert not accounts.is_stand_in
     assert "those of the small one" not in format_accounts(accounts)
     assert accounts.tokens == 300 * 250

@@ -10,7 +10,7 @@ from kits.run_files import MakeRun
 from psyche.analysis.accounts import read_accounts
 from psyche.config.load import load_run
 from psyche.forecast.calibration import compare_sets, play_measured
-from psyche.telemetry.events import Line
+from psyche.telemetry.events import Line, read_entry
 
 pytestmark = [pytest.mark.e2e, pytest.mark.whole]
 MEMBERS = 3
@@ -57,7 +57,7 @@ def test_a_simulated_run_decides_the_sets_that_the_real_one_decided(
     overlap: bool, runs: dict[bool, tuple[Path, list[Line]]]
 ) -> None:
     config, events = runs[overlap]
-    real = read_accounts(events)
+    real = read_accounts(map(read_entry, events))
     simulated = play_measured(load_run(config), real, MEMBERS)
     assert simulated.outcome.violations == []
     sets = dict(real.get_sets())

@@ -1,13 +1,16 @@
 """A small run and population for the tests of forecasts."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from psyche.analysis.accounts import Accounts, read_accounts
 from psyche.config.load import load_run
 from psyche.config.profile import ClassTable
 from psyche.forecast.question import Question
 from psyche.forecast.workload import compute_workload
+from psyche.telemetry.events import read_entry
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "config" / "dummy" / "run.toml"
@@ -39,3 +42,8 @@ def build_question(*parts: tuple[ClassTable, int], parameters: int = 10**9, **ch
         run=run, workload=compute_workload(run, parameters=parameters), classes=tuple(one for one, _ in parts),
         counts=tuple(number for _, number in parts), changes=config | changes, **({"rounds": 4} | own),
     )  # fmt: skip
+
+
+def read_log(log: bytes) -> Accounts:
+    """The accounts of a simulated run from its log alone."""
+    return read_accounts(read_entry(json.loads(line)) for line in log.splitlines())

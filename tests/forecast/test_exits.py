@@ -3,9 +3,9 @@
 import pytest
 from forecast_kit import build_machines, build_question
 
-from psyche.analysis.viewer import decode_lines
-from psyche.forecast.play import Forecast, build_log, play
+from psyche.forecast.play import Forecast, play
 from psyche.sim.faults import CleanExit, Fault, Kill, Partition
+from psyche.telemetry import types
 
 CUT = Partition(groups=(("client-1",), ("server",)), at_s=15.0, for_s=25.0)
 AWAY = Kill(who=("client-1",), at_s=15.0, for_s=40.0)
@@ -42,6 +42,5 @@ def test_an_exit_is_at_the_time_at_which_the_record_has_it() -> None:
     forecast = play(
         build_question((build_machines(), 3), (slow, 1), max_round_train_time=5, straggler_percent=0), keep_lines=True
     )
-    events = decode_lines(build_log(forecast).splitlines())
-    told = next(event for event in events if event["kind"] == "dropped" and event["node"] == "client-3")
-    assert forecast.exits[0].at_s == pytest.approx(told["t"], abs=0.1)
+    told = next(one for one in forecast.outcome.entries if isinstance(one.event, types.Dropped))
+    assert (told.node, forecast.exits[0].at_s) == ("client-3", pytest.approx(told.t, abs=0.1))

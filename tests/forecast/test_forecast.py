@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forecast_kit import build_machines, build_question
+from forecast_kit import build_machines, build_question, read_log
 
-from psyche.analysis.accounts import What, read_accounts
+from psyche.analysis.accounts import What
 from psyche.analysis.summary import COLUMN_NAMES
 from psyche.analysis.tally import DIED
-from psyche.analysis.viewer import decode_lines
 from psyche.core.encoding.plan import compute_plan, get_payload_bytes
 from psyche.core.state.state import RunState
 from psyche.errors import ConfigError
@@ -264,7 +263,7 @@ def test_who_trains_in_vain_has_that_in_its_row(uneven: Forecast) -> None:
 
 
 def test_the_log_of_a_simulated_run_gives_the_same_figures_as_the_simulation(uneven: Forecast) -> None:
-    accounts = read_accounts(decode_lines(build_log(uneven).splitlines()))
+    accounts = read_log(build_log(uneven))
     told = uneven.accounts
     assert not accounts.is_stand_in
     assert (accounts.tokens, accounts.bounds, accounts.get_sets()) == (told.tokens, told.bounds, told.get_sets())
@@ -342,7 +341,7 @@ def test_who_dies_is_cut_off_only_in_the_rounds_that_gave_it_work() -> None:
     )
     assert all(one.start < 15 + 15 + 1 for one in sets), "the server waits 15 s for a lost connection"
     assert forecast.cut_offs == len(node.cut_off)
-    again = read_accounts(decode_lines(build_log(forecast).splitlines()))
+    again = read_log(build_log(forecast))
     assert {name: one.present for name, one in again.nodes.items()} == {
         name: one.present for name, one in forecast.accounts.nodes.items()
     }

@@ -4,12 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forecast_kit import build_machines, build_question
+from forecast_kit import build_machines, build_question, read_log
 
-from psyche.analysis.accounts import read_accounts
-from psyche.analysis.viewer import decode_lines
 from psyche.config.profile import ChainTable
-from psyche.core.state.state import DataLocation, DataLocationKind
+from psyche.core.state.state import DataLocation, DataLocationKind, RunState
 from psyche.errors import ConfigError
 from psyche.forecast.chain_costs import (
     ChainCosts,
@@ -27,6 +25,7 @@ from psyche.forecast.suggestions import find_ideas
 from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.chain_faults import ChainHalt, EndpointFault, OwnerPause
 from psyche.sim.faults import Kill
+from psyche.telemetry import types
 
 ROUNDS = 3
 PRIORITY = 100
@@ -71,7 +70,7 @@ def test_the_same_seed_gives_the_same_run_on_a_chain(forecast: Forecast) -> None
 
 
 def test_the_log_of_a_run_on_a_chain_gives_the_same_figures(forecast: Forecast) -> None:
-    accounts = read_accounts(decode_lines(build_log(forecast).splitlines()))
+    accounts = read_log(build_log(forecast))
     told = forecast.accounts
     assert (accounts.tokens, accounts.bounds, accounts.get_sets()) == (told.tokens, told.bounds, told.get_sets())
     assert accounts.rounds_s == pytest.approx(told.rounds_s)
@@ -196,8 +195,8 @@ def test_faults_of_endpoints_can_be_planned_on_a_chain(tmp_path: Path) -> None:
 def test_members_that_a_pause_in_warmup_sends_away_did_not_leave_by_themselves() -> None:
     pause = OwnerPause(at_epoch=0, at_s=9.0, for_s=20.0)
     forecast = play(build_chain_question(faults=(pause,)), keep_lines=True)
-    states = [line["run_state"] for line in decode_lines(forecast.outcome.lines) if line["kind"] == "state_changed"]
-    assert states.index("paused") < states.index("round_train"), "the pause came in Warmup"
+    states = [one.event.run_state for one in forecast.outcome.entries if isinstance(one.event, types.StateChanged)]
+    assert states.index(RunState.PAUSED) < states.index(RunState.ROUND_TRAIN), "the pause came in Warmup"
     assert (forecast.outcome.violations, forecast.exits) == ([], [])
     assert len(forecast.accounts.data_rounds) == ROUNDS
 

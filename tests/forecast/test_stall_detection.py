@@ -6,7 +6,6 @@ import pytest
 from forecast_kit import build_machines, build_question
 
 from psyche.analysis.tally import DIED
-from psyche.analysis.viewer import decode_lines
 from psyche.core.state.state import RunState
 from psyche.forecast.play import find_missed, play
 from psyche.forecast.question import build_scenario, compute_patience_s_of
@@ -14,6 +13,7 @@ from psyche.forecast.recorder import Played
 from psyche.forecast.report import format_defects, format_forecast
 from psyche.sim.faults import Kill, Partition
 from psyche.sim.invariants.checker import Violation
+from psyche.telemetry import types
 
 HOUR_S = 3600
 
@@ -114,8 +114,8 @@ def test_who_still_fetches_weights_when_the_run_is_finished_is_waited_for() -> N
     forecast = play(question, keep_lines=True)
     assert forecast.outcome.violations == []
     assert not forecast.stood_still
-    kinds = [line["kind"] for line in decode_lines(forecast.outcome.lines) if line["node"] == "client-3"]
-    assert kinds.index("model_fetch") < kinds.index("serving") < kinds.index("client_ended")
+    seen = [type(one.event) for one in forecast.outcome.entries if one.node == "client-3"]
+    assert seen.index(types.ModelFetch) < seen.index(types.Serving) < seen.index(types.ClientEnded)
 
 
 def test_what_a_client_does_wrong_after_the_end_of_the_run_is_a_defect() -> None:

@@ -11,7 +11,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from kits.log import E
-from psyche.telemetry import types
 
 
 def make(kind: type[E], **given: object) -> E:
@@ -20,13 +19,6 @@ def make(kind: type[E], **given: object) -> E:
     fields = msgspec.structs.fields(kind)
     blank = {one.name: _make_blank(hints[one.name]) for one in fields if one.default is msgspec.NODEFAULT}
     return kind(**(blank | given))
-
-
-def make_line(t: float, node: str, event: types.Event) -> dict[str, Any]:
-    """An event as its log line."""
-    line: dict[str, Any] = {"t": t, "node": node}
-    types.fill_line(line, event)
-    return line
 
 
 def _make_blank(hint: Any) -> Any:

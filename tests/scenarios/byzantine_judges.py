@@ -14,7 +14,6 @@ from scenarios.row import Judge, Judgement, Size, get_byzantine, get_events, get
 
 def judge_told(outcome: Outcome, size: Size) -> Judgement:
     """They all lied."""
-    del size
     told = outcome.facts["told"]
     return Judgement(f"{sum(told.values())} lies of {len(told)}", bool(told) and all(told.values()))
 
@@ -27,7 +26,6 @@ def judge_lies(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_banned(outcome: Outcome, size: Size) -> Judgement:
     """B6: banned, and without credit."""
-    del size
     banned = sum(slot.state is SlotState.BANNED for slot in outcome.state.registry.slots)
     liars, credits_ = get_byzantine(outcome), get_ledger(outcome).credits
     paid = sum(credits_.get(name, 0) for name in liars)
@@ -36,7 +34,6 @@ def judge_banned(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_nobody_ejected(outcome: Outcome, size: Size) -> Judgement:
     """B18: not one, in however many rounds."""
-    del size
     ejected = outcome.facts["ejected"]
     return Judgement(f"{ejected} ejected in {outcome.rounds} rounds", not ejected)
 
@@ -45,7 +42,6 @@ def judge_unpaid(most_credits: int) -> Judge:
     """F10, B7, B2: who never delivers is out after three rounds of an epoch, without credit."""
 
     def judge(outcome: Outcome, size: Size) -> Judgement:
-        del size
         ledger, liars = get_ledger(outcome), get_byzantine(outcome)
         trained = Counter(
             (one.epoch, name)
@@ -63,7 +59,6 @@ def judge_unpaid(most_credits: int) -> Judge:
 
 def judge_inclusion(outcome: Outcome, size: Size) -> Judgement:
     """B8, B10: what honest members sent is in the sets, and nothing that nobody sent."""
-    del size
     ledger, liars = get_ledger(outcome), get_byzantine(outcome)
     rounds = ledger.data_rounds
     wrong = _count_wrong(rounds)
@@ -80,7 +75,6 @@ def _count_wrong(rounds: Iterable[RoundFacts]) -> int:
 
 def judge_blooms(outcome: Outcome, size: Size) -> Judgement:
     """B10: blooms let results in, and ruled others out that a quorum says it holds; all decided just so (I4)."""
-    del size
     found = outcome.facts["by_slots"].values()
     rounds = get_ledger(outcome).data_rounds
     wrong, kept, ruled_out = _count_wrong(rounds), sum(one for one, _ in found), sum(one for _, one in found)
@@ -90,14 +84,12 @@ def judge_blooms(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_refused_results(outcome: Outcome, size: Size) -> Judgement:
     """B2: receivers refused."""
-    del size
     refused = sum(e.node not in get_byzantine(outcome) for e in get_events(outcome, types.Refused))
     return Judgement(f"refused {refused} times", refused > 0)
 
 
 def judge_refused_joins(outcome: Outcome, size: Size) -> Judgement:
     """B12: no slot too many, and no key twice."""
-    del size
     keys = [slot.p2p for slot in outcome.state.registry.slots if slot.state is not SlotState.FREE]
     refused = sum(outcome.facts["lies_refused"].values())
     seen = f"{refused} refused, {len(keys)} slots"
@@ -106,7 +98,6 @@ def judge_refused_joins(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_certified(outcome: Outcome, size: Size) -> Judgement:
     """B20: each epoch's weights are certified, and the last ones can be had from a checkpoint on record."""
-    del size
     state, epochs = outcome.state, get_ledger(outcome).epochs
     certified = sum(one.is_certified for one in epochs)
     named = state.checkpoint.digest == state.certified.digest
@@ -116,7 +107,6 @@ def judge_certified(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_refused_gossip(outcome: Outcome, size: Size) -> Judgement:
     """B11: every honest client refuses what its member did not sign."""
-    del size
     liars = get_byzantine(outcome)
     unsigned = Counter(e.node for e in get_events(outcome, types.Refused) if e.event.what is types.Refusable.UNSIGNED)
     deaf = sorted(name for name in outcome.scenario.names if name not in liars and not unsigned[name])
@@ -126,7 +116,6 @@ def judge_refused_gossip(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_refused_blobs(outcome: Outcome, size: Size) -> Judgement:
     """B17: who was there from the start was served other bytes by each liar, and takes nothing more of it."""
-    del size
     liars, first = get_byzantine(outcome), get_ledger(outcome).formations[0].names
     found = outcome.facts["banned_sources"]
     trusting = sorted(name for name in first if name not in liars and not liars <= set(found[name]))
@@ -137,7 +126,6 @@ def judge_refused_blobs(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_refused_files(outcome: Outcome, size: Size) -> Judgement:
     """B25: each lie is refused at once, by each client that fetched its model, in the liar's name alone."""
-    del size
     ledger, liars = get_ledger(outcome), get_byzantine(outcome)
     told = sum(outcome.facts["told"].values())
     fetched = {e.node for e in get_events(outcome, types.ModelLoaded) if e.event.source is types.WeightSource.PEERS}
@@ -154,7 +142,6 @@ def judge_unharmed(outcome: Outcome, size: Size) -> Judgement:
 
     There is one at least: a newcomer that is never a member has come to nothing.
     """
-    del size
     ledger, liars = get_ledger(outcome), get_byzantine(outcome)
     keys = {key: name for key, name in ledger.names.items() if name not in liars}
     slots = [slot for slot in outcome.state.registry.slots if slot.p2p in keys and slot.state is SlotState.JOINED]

@@ -22,7 +22,6 @@ def get_chain_facts(outcome: Outcome) -> ChainFacts:
 
 def judge_failover(outcome: Outcome, size: Size) -> Judgement:
     """F12: whoever has an endpoint that answers knows the record and lands its messages within 5 s."""
-    del size
     facts = get_chain_facts(outcome)
     behind_s = max(facts.behind_s.values(), default=0.0)
     forks = len(get_events(outcome, types.StateMismatch))
@@ -33,7 +32,6 @@ def judge_failover(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_doubt(outcome: Outcome, size: Size) -> Judgement:
     """F12: each client doubts until it goes on with what most of its endpoints show, once, and names the other one."""
-    del size
     doubts = {name: _find_doubts(outcome, name) for name in outcome.scenario.names}
     longest_s = max((one for found in doubts.values() for one in found), default=0.0)
     holds = all(len(found) == 1 for found in doubts.values()) and longest_s <= DOUBT_S + 1
@@ -55,7 +53,6 @@ def _find_doubts(outcome: Outcome, name: str) -> list[float]:
 
 def judge_exactly_once(outcome: Outcome, size: Size) -> Judgement:
     """F12, F13: transactions were sent again, some landed without their sender, and each message has one effect."""
-    del size
     facts = get_chain_facts(outcome)
     slots = sum(slot.state is not SlotState.FREE for slot in outcome.state.registry.slots)
     counts = f"{facts.landed} landed, {facts.resent} sent again, {facts.orphans} without their sender"
@@ -65,5 +62,4 @@ def judge_exactly_once(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_orphans(outcome: Outcome, size: Size) -> Judgement:
     """F13: some transactions landed after their senders had died."""
-    del size
     return Judgement("", get_chain_facts(outcome).orphans > 0)

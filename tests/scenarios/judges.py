@@ -42,7 +42,6 @@ SLOWDOWN: Final = 1.1
 
 def judge_end(outcome: Outcome, size: Size) -> Judgement:
     """All rounds are done."""
-    del size
     rounds, wanted = outcome.state.progress.step - 1, outcome.state.config.total_steps - 1
     seen = f"{rounds} steps, {outcome.rounds} rounds, {outcome.simulated_s:.0f} s"
     return Judgement(seen, is_finished(outcome) and rounds >= wanted)
@@ -50,21 +49,18 @@ def judge_end(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_nobody_dropped(outcome: Outcome, size: Size) -> Judgement:
     """No honest member was dropped by the record."""
-    del size
     lost = sorted(name for name in outcome.facts["dropped"] if name not in get_byzantine(outcome))
     return Judgement(f"dropped: {', '.join(lost) or 'nobody'}", not lost)
 
 
 def judge_share(outcome: Outcome, size: Size) -> Judgement:
     """F1: of the batches of members that lived through their round, 95 % are applied."""
-    del size
     share = compute_applied_share(outcome)
     return Judgement(f"{share:.1%} of the batches applied", share >= 0.95)
 
 
 def judge_witnesses_replaced(outcome: Outcome, size: Size) -> Judgement:
     """F3: the round without witnesses ends by its time, the next one has others, at most one step is lost."""
-    del size
     ledger = get_ledger(outcome)
     kills = get_events(outcome, types.Killed)
     killed, at_s = {e.event.who for e in kills}, min((e.t for e in kills), default=0.0)
@@ -103,7 +99,6 @@ def judge_halves(bridge: bool) -> Judge:
 
 def judge_limits(outcome: Outcome, size: Size) -> Judgement:
     """No round lasts longer than its two limits together."""
-    del size
     longest = max(get_durations(get_ledger(outcome).data_rounds), default=0.0)
     return Judgement(f"longest round {longest:.1f} s", 0 < longest <= compute_round_limit_s(outcome.state.config))
 
@@ -123,7 +118,6 @@ def _find_finish_times(outcome: Outcome, ends: Mapping[Wait, WaitOutcome]) -> di
 
 def judge_prompt(outcome: Outcome, size: Size) -> Judgement:
     """B7: what never comes is waited for twice at most: before Finished is said, and by those who wait for it (A3)."""
-    del size
     done, late = _find_finish_times(outcome, {Wait.OWN_WORK: WaitOutcome.DONE}), list[float]()
     rounds = get_ledger(outcome).data_rounds
     for one in rounds:
@@ -159,7 +153,6 @@ def judge_pace(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_clocks(outcome: Outcome, size: Size) -> Judgement:
     """F11: what a time-out ends lasts as long as it should, what is complete not longer; by a second and a tick."""
-    del size
     config = outcome.state.config
     limits = {
         RunState.WAITING_FOR_MEMBERS: config.waiting_for_members_extra_time, RunState.WARMUP: config.warmup_time,
@@ -185,7 +178,6 @@ def _is_untimely(phase: Phase, limit_s: float, *, is_timed: bool) -> bool:
 
 def judge_once(outcome: Outcome, size: Size) -> Judgement:
     """F13: of each kind some requests landed, lost their answer and landed again; each has one effect."""
-    del size
     names = ("join", "warmup_witness", "witness")
     lost = Counter(e.event.what for e in get_events(outcome, types.AnswerLost))
     repeats = Counter(e.event.request for e in get_events(outcome, types.RequestRepeated))
@@ -200,7 +192,6 @@ def judge_once(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_admitted(outcome: Outcome, size: Size) -> Judgement:
     """F17, F18: everybody is a member, or was told why not yet; members are at most 256."""
-    del size
     ledger = get_ledger(outcome)
     members = {name for one in ledger.formations for name in one.names}
     told = {e.node for e in get_events(outcome, types.RefusedByCoordinator) if e.event.code and e.event.reason}
@@ -213,7 +204,6 @@ def judge_admitted(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_answers(outcome: Outcome, size: Size) -> Judgement:
     """F17: from its connection to its answered join, 99 of 100 clients take less than 0.2 s."""
-    del size
     since = {e.node: e.t for e in reversed(get_events(outcome, types.BackendConnected))}
     joined = {e.node: e.t for e in reversed(get_events(outcome, types.Joined))}
     times = sorted(joined[name] - since[name] for name in joined)
@@ -224,7 +214,6 @@ def judge_answers(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_records(outcome: Outcome, size: Size) -> Judgement:
     """F18: at most one in a hundred of the witnesses' bits is wrong; the coordinator's snapshot is below 1 MB."""
-    del size
     rounds = get_ledger(outcome).data_rounds
     bits, wrong = sum(one.bits for one in rounds), sum(one.wrong_bits for one in rounds)
     error, snapshot = wrong / bits if bits else 1.0, outcome.facts["maxima"].get("bytes of a snapshot", 0)
@@ -234,7 +223,6 @@ def judge_records(outcome: Outcome, size: Size) -> Judgement:
 
 def judge_flat(outcome: Outcome, size: Size) -> Judgement:
     """F24: over hours, nothing that is kept grows by one in a hundred an hour, beyond what chance explains."""
-    del size
     ledger = get_ledger(outcome)
     killed = sum(one.lost.bit_count() > 0 for one in ledger.data_rounds)
     trends = compute_trends(ledger.samples)

@@ -2,19 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final
 
-from psyche.analysis.viewer import decode_lines
 from psyche.core.state.state import Config, RunState
 from psyche.server.connections.limits import TICK_S
 from psyche.sim.invariants.ledger import Ledger, RoundFacts
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.world import Outcome
 from psyche.telemetry import types
-from psyche.telemetry.events import read_event
+from psyche.telemetry.events import Entry
 
 GRAIN_S: Final = 1.0  # the record's times are whole seconds (T1)
-E = TypeVar("E", bound=types.Event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,21 +71,9 @@ def judge_all(*judges: Judge) -> Judge:
     return judge
 
 
-@dataclass(frozen=True, slots=True)
-class Seen(Generic[E]):
-    """What happened, when and where."""
-
-    t: float
-    node: str
-    event: E
-
-
-def get_events(outcome: Outcome, kind: type[E], node: str = "") -> list[Seen[E]]:
-    """Events of a kind, of one machine or of all."""
-    mark = f'"kind":"{types.get_kind_name(kind)}"'.encode()
-    lines = decode_lines(raw for raw in outcome.lines if mark in raw)
-    found = ((line, read_event(line)) for line in lines if node in ("", line["node"]))
-    return [Seen(line["t"], line["node"], event) for line, event in found if isinstance(event, kind)]
+def get_events(outcome: Outcome, event_type: type[types.Event], node: str = "") -> list[Entry]:
+    """Events of a type, of one machine or of all."""
+    return [one for one in outcome.entries if isinstance(one.event, event_type) and node in ("", one.node)]
 
 
 def get_ledger(outcome: Outcome) -> Ledger:

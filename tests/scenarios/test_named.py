@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from kits.events import make, make_line
+from kits.events import make
 
 from psyche.backends.solana.member import following, view
 from psyche.backends.solana.member.following import RecordFollower
@@ -15,7 +15,7 @@ from psyche.sim.crash_points import Point, find_points, play_killed
 from psyche.sim.invariants.ledger import EpochFacts, Ledger, Phase
 from psyche.sim.world import Outcome, simulate
 from psyche.telemetry import types
-from psyche.telemetry.events import encode_line
+from psyche.telemetry.events import Entry
 from scenarios.builders import build_base, build_quiet
 from scenarios.byzantine_judges import judge_inclusion, judge_lies, judge_unharmed, judge_unpaid
 from scenarios.chain_judges import FAILOVER_S, get_chain_facts
@@ -87,7 +87,7 @@ def test_a_result_that_was_sent_and_left_out_shows(played: Outcome) -> None:
 
 
 def test_a_phase_that_ends_early_or_late_is_untimely(played: Outcome) -> None:
-    faulty = replace(played, lines=[encode_line(make_line(0.0, "world", make(types.Fault)))])
+    faulty = replace(played, entries=[Entry(0.0, "world", make(types.Fault))])
     assert judge_clocks(faulty, SMALL).holds
     phases = get_ledger(played).phases
     first = phases[0]

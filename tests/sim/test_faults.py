@@ -255,4 +255,4 @@ def test_a_run_with_faults_repeats_byte_for_byte() -> None:
         Hang(at_s=14.0, who=("server",), for_s=2.0),
     )
     scenario = build(3, faults=faults, total_steps=12)
-    assert simulate(scenario).lines == simulate(scenario).lines
+    assert simulate(scenario).entries == simulate(scenario).entries

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scenarios.row import get_events
 from sim_kit import build, play
 
 from psyche.client.engine.healing import Healing
@@ -12,7 +13,7 @@ from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.faults import BitFlip
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.world import Violation, simulate
-from psyche.telemetry.types import LeaveCause
+from psyche.telemetry import types
 
 FLIP = BitFlip(at_epoch=0, at_height=2, who=("client-1",), place=3)
 
@@ -30,7 +31,7 @@ def build_flipped() -> Scenario:
 
 def test_a_flipped_weight_is_healed_within_the_epoch() -> None:
     outcome = play(build_flipped())
-    assert any(b'"healed"' in line for line in outcome.lines)
+    assert get_events(outcome, types.Healed)
     assert outcome.facts["dropped"] == {}
 
 
@@ -41,7 +42,9 @@ def test_a_client_that_never_heals_is_reported(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_client_that_leaves_where_it_could_heal_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Healing, "_replay", lambda healing, reason: healing.give_up(LeaveCause.WRONG_WEIGHTS, reason))
+    monkeypatch.setattr(
+        Healing, "_replay", lambda healing, reason: healing.give_up(types.LeaveCause.WRONG_WEIGHTS, reason)
+    )
     first = find_first(build_flipped())
     assert (first.name, first.expected) == ("I5", "client-1 heals as a member")
 
@@ -58,5 +61,5 @@ def test_epochs_that_are_given_up_one_after_the_other_are_reported() -> None:
 def test_a_run_whose_only_proven_member_lies_may_stand_still() -> None:
     """M10: newcomers are as many as the proven members, so one of an epoch's two members lies."""
     outcome = play(load_scenario(Path(__file__).with_name("corpus") / "the-only-proven-member-lies.toml"))
-    (told,) = [line for line in outcome.lines if b'"run_lost"' in line]
-    assert b"too many of the proven members lie" in told
+    (told,) = get_events(outcome, types.RunLost)
+    assert "too many of the proven members lie" in told.event.why

@@ -14,6 +14,7 @@ from kits.events import make
 from psyche.telemetry import types
 from psyche.telemetry.events import (
     MAX_LINE_BYTES,
+    Entry,
     EventLog,
     EventTail,
     decode_line,
@@ -43,7 +44,7 @@ def test_without_a_path_only_subscribers_hear() -> None:
     log = make_log(None)
     heard = log.subscribe()
     log.emit(types.Joined(epoch=2))
-    assert [event["kind"] for event in heard.drain()] == ["joined"]
+    assert heard.drain() == [Entry(12.5, "client-1", types.Joined(epoch=2))]
     assert heard.drain() == []
 
 
@@ -52,7 +53,7 @@ def test_a_slow_subscriber_keeps_the_newest_and_counts_what_it_lost() -> None:
     heard = log.subscribe(limit=3)
     for number in range(10):
         log.emit(types.Joined(epoch=number))
-    assert [event["epoch"] for event in heard.drain()] == [7, 8, 9]
+    assert [entry.event for entry in heard.drain()] == [types.Joined(epoch=number) for number in (7, 8, 9)]
     assert heard.dropped == 7
 
 

@@ -7,12 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from kits.events import make, make_line
+from kits.events import make
 
 from psyche.core.state.enums import RunState
 from psyche.telemetry import types
 from psyche.telemetry.console import Console
-from psyche.telemetry.events import EventLog
+from psyche.telemetry.events import Entry, EventLog
 from psyche.testnet.ending import compute_mean_loss, write_plot
 from psyche.testnet.report import (
     ClientReport,
@@ -111,8 +111,8 @@ def test_batches_that_could_not_be_trained_are_counted(layout: Layout) -> None:
 
 def test_a_client_that_does_not_hold_the_certified_weights_shows_its_own_digest() -> None:
     lines = [
-        make_line(1.0, "c", types.Digest(height=3, digest=b"own", agreed=False)),
-        make_line(2.0, "c", types.Finished(digest=b"certified", step=9, held=False)),
+        Entry(1.0, "c", types.Digest(height=3, digest=b"own", agreed=False)),
+        Entry(2.0, "c", types.Finished(digest=b"certified", step=9, held=False)),
     ]
     assert build_client_report("c", lines, 3).digest == b"own".hex()
 

@@ -78,6 +78,7 @@ def trace(
     from psyche.analysis.accounts import read_accounts
     from psyche.analysis.summary import build_accounts_json, format_accounts
     from psyche.analysis.viewer import read_trace
+    from psyche.telemetry.events import read_entry
 
     is_summed = summary or picture is not None or json_file is not None
     if is_summed:
@@ -85,7 +86,7 @@ def trace(
     check_outputs(picture, json_file)
     lines = read_trace(paths)
     if is_summed:
-        accounts = read_accounts(lines)
+        accounts = read_accounts(map(read_entry, lines))
         say = Speaker()
         say(format_accounts(accounts))
         is_written = write_figures(
@@ -113,16 +114,16 @@ def replay(
     Plays the run that the project's tests draw from this seed, or the scenario of a TOML file, and shows its events as
     `psyche trace` does. Exit code 1: it breaks a promise.
     """
-    from psyche.analysis.viewer import decode_lines
     from psyche.forecast.inputs import find_scenario
     from psyche.sim.world import simulate
+    from psyche.telemetry.events import build_line
 
     wanted = _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds)
     with ending_on_sigterm():
         scenario = find_scenario(text)
         sys.stderr.write(f"playing {text}: {scenario.clients} clients, {len(scenario.faults)} faults\n")
         outcome = simulate(scenario)
-        _show(decode_lines(outcome.lines), wanted)
+        _show([build_line(entry) for entry in outcome.entries], wanted)
         typer.echo(outcome.describe().splitlines()[0])
         for violation in outcome.violations:
             typer.echo(f"violated {violation}")

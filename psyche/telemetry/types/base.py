@@ -8,12 +8,13 @@ Plain data is what JSON holds: bytes as hex, enumerations of numbers by their na
 their text, numbers that are not finite as text.
 """
 
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, Final, NamedTuple, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Final, NamedTuple, dataclass_transform, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -22,6 +23,7 @@ MAX_START: Final = 1_000  # of a longer text its start, and the rest from its en
 REQUIRED: Final = object()  # stands for the default of a field that has none
 Hex = bytes  # as the log shows them; kinds have fields named `bytes`
 Convert = Callable[[Any], Any]
+INFO, WARNING, ERROR = logging.INFO, logging.WARNING, logging.ERROR
 
 
 def name_kind(class_name: str) -> str:
@@ -33,12 +35,20 @@ def name_kind(class_name: str) -> str:
 class _EventMeta(msgspec.StructMeta):
     """Makes every class below `Event` what the first one is, which msgspec and type checkers else leave to each."""
 
-    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], *, level: int = logging.DEBUG
+    ) -> type:
+        namespace["level"] = level
         return super().__new__(cls, name, bases, namespace, frozen=True, kw_only=True, gc=False, tag=name_kind(name))
 
 
 class Event(msgspec.Struct, metaclass=_EventMeta):
-    """Something that happened; a field with a default is left out of the line while it has that value."""
+    """Something that happened; a field with a default is left out of the line while it has that value.
+
+    `level` is that of its log line. By default a user who watches one node sees what has INFO or more.
+    """
+
+    level: ClassVar[int]
 
 
 class Unknown(Event):

@@ -1,6 +1,6 @@
 """The chain: endpoints that lead to it, and transactions."""
 
-from psyche.telemetry.types.base import Event
+from psyche.telemetry.types.base import WARNING, Event
 
 
 class EndpointLost(Event):
@@ -30,7 +30,7 @@ class WatchLost(Event):
     again_in_s: float
 
 
-class WatchRefused(Event):
+class WatchRefused(Event, level=WARNING):
     """No subscription could be opened at an RPC endpoint; it is asked again and again instead."""
 
     message: str

@@ -1,6 +1,6 @@
 """A client's connections: to peers, and to the backend of the run, which is a server or a chain."""
 
-from psyche.telemetry.types.base import Event, Hex
+from psyche.telemetry.types.base import INFO, WARNING, Event, Hex
 
 
 class BootstrapConnected(Event):
@@ -21,14 +21,14 @@ class Network(Event):
     gossip_refused: int
 
 
-class BackendConnected(Event):
+class BackendConnected(Event, level=INFO):
     """The server has greeted this client, or an RPC endpoint has shown it the record."""
 
     run_id: str
     program: str
 
 
-class BackendLost(Event):
+class BackendLost(Event, level=WARNING):
     """The connection to server or chain is lost, or could not be made; the client tries again."""
 
     reason: str
@@ -41,7 +41,7 @@ class BackendGivenUp(Event):
     reason: str
 
 
-class StateMismatch(Event):
+class StateMismatch(Event, level=WARNING):
     """A pushed state did not fit, and a full one is asked for; or what an endpoint of a chain shows cannot be."""
 
     reason: str

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from psyche.telemetry.types.base import Event, Hex
+from psyche.telemetry.types.base import WARNING, Event, Hex
 
 
 class Refusable(StrEnum):
@@ -39,7 +39,7 @@ class Trained(Event):
     data_hash: Hex
 
 
-class NotSent(Event):
+class NotSent(Event, level=WARNING):
     """The client announces nothing for this round; `failed`: its batch could not be trained."""
 
     height: int
@@ -94,21 +94,21 @@ class Applied(Event):
     digest: Hex
 
 
-class Behind(Event):
+class Behind(Event, level=WARNING):
     """A decided payload is not fetched yet."""
 
     rounds: int
     next_height: int
 
 
-class Equivocation(Event):
+class Equivocation(Event, level=WARNING):
     """A member signed two results for one round."""
 
     member: int
     height: int
 
 
-class Refused(Event):
+class Refused(Event, level=WARNING):
     """The client refused a message or list that breaks a rule."""
 
     what: Refusable
@@ -117,7 +117,7 @@ class Refused(Event):
     height: int | None = None
 
 
-class RefusedByCoordinator(Event):
+class RefusedByCoordinator(Event, level=WARNING):
     """The record refused a message."""
 
     action: str

@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from psyche.core.state.enums import ClientState, RunState
-from psyche.telemetry.types.base import Event, Hex
+from psyche.telemetry.types.base import ERROR, INFO, WARNING, Event, Hex
 
 
 class LeaveCause(StrEnum):
@@ -24,7 +24,7 @@ class LeaveCause(StrEnum):
     BACKEND = "backend"  # of the run: the connection was given up
 
 
-class ClientStarted(Event):
+class ClientStarted(Event, level=INFO):
     """The process begins."""
 
     identity: Hex
@@ -44,25 +44,25 @@ class CannotTakePart(Event):
     reason: str
 
 
-class TrainerLost(Event):
+class TrainerLost(Event, level=WARNING):
     """The client's trainer crashed, hung or ran out of memory."""
 
     reason: str
 
 
-class NotAllowedYet(Event):
+class NotAllowedYet(Event, level=WARNING):
     """The owner has not allowed this client's key; it joins by itself as soon as it is allowed."""
 
     message: str
 
 
-class ClockWrong(Event):
+class ClockWrong(Event, level=WARNING):
     """This machine's clock and that of the run's backend differ by a minute or more."""
 
     message: str
 
 
-class Joined(Event):
+class Joined(Event, level=INFO):
     """The client has a place in the run."""
 
     epoch: int
@@ -86,7 +86,7 @@ class StateChanged(Event):
     was: RunState | None = None
 
 
-class Rollback(Event):
+class Rollback(Event, level=WARNING):
     """The run went back to its checkpoint; `was` and `epoch` are told by the server."""
 
     step: int
@@ -95,7 +95,7 @@ class Rollback(Event):
     data_index: int
 
 
-class EpochFailed(Event):
+class EpochFailed(Event, level=WARNING):
     """An epoch's work was given up."""
 
     epoch: int
@@ -103,7 +103,7 @@ class EpochFailed(Event):
     steps_lost: int
 
 
-class Dropped(Event):
+class Dropped(Event, level=WARNING):
     """The client was dropped from the epoch; `reason` says why, and what its user can do."""
 
     state: ClientState
@@ -118,7 +118,7 @@ class Withdrew(Event):
     cause: LeaveCause
 
 
-class Finished(Event):
+class Finished(Event, level=INFO):
     """The run is over; `held` says whether this client's weights have that digest."""
 
     digest: Hex
@@ -126,20 +126,20 @@ class Finished(Event):
     held: bool
 
 
-class Serving(Event):
+class Serving(Event, level=INFO):
     """The client stays to serve others."""
 
     seconds: float
 
 
-class LeftEpoch(Event):
+class LeftEpoch(Event, level=INFO):
     """The client leaves the epoch; its process goes on, unless it ends too."""
 
     reason: str
     cause: LeaveCause
 
 
-class ClientEnded(Event):
+class ClientEnded(Event, level=INFO):
     """The client's process ends, with this exit code."""
 
     reason: str
@@ -147,7 +147,7 @@ class ClientEnded(Event):
     cause: LeaveCause
 
 
-class Error(Event):
+class Error(Event, level=ERROR):
     """Something failed and was dealt with: `trainer` says how the trainer failed, `action` what was being done."""
 
     message: str

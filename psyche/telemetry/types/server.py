@@ -1,10 +1,10 @@
 """The server: its journal, its clients, who may join."""
 
 from psyche.core.state.enums import RunState
-from psyche.telemetry.types.base import Event, Hex
+from psyche.telemetry.types.base import ERROR, INFO, WARNING, Event, Hex
 
 
-class ServerListening(Event):
+class ServerListening(Event, level=INFO):
     """The server accepts connections."""
 
     host: str
@@ -12,7 +12,7 @@ class ServerListening(Event):
     data_port: int | None
 
 
-class ServerRecovered(Event):
+class ServerRecovered(Event, level=INFO):
     """The server continues from its journal."""
 
     gap_s: int
@@ -20,13 +20,13 @@ class ServerRecovered(Event):
     run_state: RunState
 
 
-class ServerStopped(Event):
+class ServerStopped(Event, level=INFO):
     """The server ended cleanly."""
 
     seq: int
 
 
-class ServerDefect(Event):
+class ServerDefect(Event, level=ERROR):
     """A defect of the program, in what a connection asked (it is closed), or in a `change` of the record."""
 
     connection: str = ""
@@ -34,25 +34,25 @@ class ServerDefect(Event):
     error: str
 
 
-class JournalNote(Event):
+class JournalNote(Event, level=INFO):
     """What recovery found."""
 
     note: str
 
 
-class JournalFailed(Event):
+class JournalFailed(Event, level=ERROR):
     """The disk failed."""
 
     error: str
 
 
-class ClientConnected(Event):
+class ClientConnected(Event, level=INFO):
     """A client has subscribed to the state."""
 
     key: Hex
 
 
-class ClientDisconnected(Event):
+class ClientDisconnected(Event, level=INFO):
     """A client's connection is gone."""
 
     key: Hex
@@ -67,7 +67,7 @@ class RequestRepeated(Event):
     answered: str
 
 
-class ClientWithdrawn(Event):
+class ClientWithdrawn(Event, level=WARNING):
     """The client was away for too long, or is no longer allowed."""
 
     key: Hex
@@ -75,7 +75,7 @@ class ClientWithdrawn(Event):
     after_s: int
 
 
-class SlotGivenUp(Event):
+class SlotGivenUp(Event, level=WARNING):
     """The slot earned nothing, and its client stays away or is no longer allowed."""
 
     key: Hex
@@ -83,7 +83,7 @@ class SlotGivenUp(Event):
     after_s: int
 
 
-class ErrorReported(Event):
+class ErrorReported(Event, level=WARNING):
     """A client says that something keeps it from doing its part; at most one event of a client in 30 s."""
 
     key: Hex
@@ -92,7 +92,7 @@ class ErrorReported(Event):
     error: str
 
 
-class ErrorOver(Event):
+class ErrorOver(Event, level=INFO):
     """A client reports no error any more."""
 
     key: Hex
@@ -106,14 +106,14 @@ class Access(Event):
     allowed: int
 
 
-class AccessChanged(Event):
+class AccessChanged(Event, level=INFO):
     """The owner changed who may join."""
 
     change: str
     allowed: int
 
 
-class EarningsCollected(Event):
+class EarningsCollected(Event, level=INFO):
     """The owner has taken earnings out of the record; `amount` null: all there were."""
 
     key: Hex
@@ -121,7 +121,7 @@ class EarningsCollected(Event):
     op_id: Hex
 
 
-class ConnectionClosed(Event):
+class ConnectionClosed(Event, level=INFO):
     """The peer of this connection broke a rule."""
 
     connection: str

@@ -1,6 +1,6 @@
 """The wallet of a client on a chain."""
 
-from psyche.telemetry.types.base import Event
+from psyche.telemetry.types.base import WARNING, Event
 
 
 class WalletBalance(Event):
@@ -11,7 +11,7 @@ class WalletBalance(Event):
     epoch_lamports: int
 
 
-class WalletLow(Event):
+class WalletLow(Event, level=WARNING):
     """The wallet cannot pay for an epoch; once it is empty, the client falls silent."""
 
     reason: str

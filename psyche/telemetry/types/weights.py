@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from psyche.telemetry.types.base import Event, Hex
+from psyche.telemetry.types.base import INFO, WARNING, Event, Hex
 
 
 class WeightSource(StrEnum):
@@ -21,7 +21,7 @@ class ModelFetch(Event):
     total: int
 
 
-class SourceRefused(Event):
+class SourceRefused(Event, level=WARNING):
     """A peer showed a model that is not on record; the client does not ask it again."""
 
     peer: Hex
@@ -29,7 +29,7 @@ class SourceRefused(Event):
     reason: str
 
 
-class ModelFilesDiffer(Event):
+class ModelFilesDiffer(Event, level=WARNING):
     """The client's model folder differs from the run's: which files, and what to do."""
 
     path: str
@@ -37,7 +37,7 @@ class ModelFilesDiffer(Event):
     hint: str
 
 
-class ModelLoaded(Event):
+class ModelLoaded(Event, level=INFO):
     """The trainer has loaded the weights."""
 
     source: WeightSource
@@ -45,13 +45,13 @@ class ModelLoaded(Event):
     parameters: int
 
 
-class LoadFailed(Event):
+class LoadFailed(Event, level=WARNING):
     """The trainer could not load the weights."""
 
     reason: str
 
 
-class WarmupReady(Event):
+class WarmupReady(Event, level=INFO):
     """The client has put its ready message on record."""
 
     epoch: int
@@ -75,7 +75,7 @@ class ReadyDiffers(Event):
     own: Hex
 
 
-class Diverged(Event):
+class Diverged(Event, level=WARNING):
     """The client's weights are not the agreed ones."""
 
     height: int
@@ -83,7 +83,7 @@ class Diverged(Event):
     agreed: Hex
 
 
-class Healing(Event):
+class Healing(Event, level=INFO):
     """The client replays the epoch, or fetches the tensors that differ."""
 
     reason: str
@@ -98,7 +98,7 @@ class Compared(Event):
     differing: int
 
 
-class Healed(Event):
+class Healed(Event, level=INFO):
     """The client holds the agreed weights again."""
 
     height: int
@@ -111,7 +111,7 @@ class Evidence(Event):
     reason: str
 
 
-class SnapshotWritten(Event):
+class SnapshotWritten(Event, level=INFO):
     """The client can resume from this snapshot."""
 
     path: str
@@ -128,7 +128,7 @@ class CheckpointShared(Event):
     path: str
 
 
-class Exported(Event):
+class Exported(Event, level=INFO):
     """The client has written a model folder for users."""
 
     path: str

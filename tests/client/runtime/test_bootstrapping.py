@@ -14,7 +14,6 @@ from psyche.client.runtime.bootstrapping import Bootstrapping
 from psyche.core.state.state import RunState
 from psyche.network.memory.node import MemoryHub, MemoryNode
 from psyche.telemetry import types
-from psyche.telemetry.events import read_event
 from psyche.telemetry.types import Wait, WaitStarted
 from psyche.testing.builders import build_config, build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
@@ -51,7 +50,7 @@ async def test_clients_of_a_backend_without_a_book_find_each_other_by_an_address
     assert swarm.coordinator.state.run_state is RunState.FINISHED
     assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
     for member in swarm.members[1:]:
-        found = choose(map(read_event, member.events.drain()), types.BootstrapConnected)[0]
+        found = choose((entry.event for entry in member.events.drain()), types.BootstrapConnected)[0]
         assert (found.peer, f"{found.address}/p2p/{found.peer.hex()}") == (first.key, place)
 
 

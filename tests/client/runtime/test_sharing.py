@@ -23,6 +23,7 @@ from psyche.client.runtime.weights.sharing import (
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, ClientState, Coordinator, Mark, RunState
 from psyche.errors import ConfigError
 from psyche.modeling.snapshot import read_snapshot_info
+from psyche.telemetry import types
 from psyche.testing.builders import build_config, build_hash, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import open_swarm
@@ -263,6 +264,6 @@ async def test_a_client_that_shares_puts_the_runs_checkpoint_on_record(clock: Mo
     assert state.registry.slots[state.checkpoint.uploader].p2p == sharer.network.key
     assert state.model.checkpoint.kind is CheckpointKind.LOCAL
     assert read_snapshot_info(tmp_path / state.model.checkpoint.name).digest == state.certified.digest
-    shared = [e for e in sharer.events.drain() if e["kind"] == "checkpoint_shared"]
+    shared = [e for e in sharer.events.drain() if isinstance(e.event, types.CheckpointShared)]
     assert len(shared) == 2, "one for each epoch"
     assert len(list((tmp_path / "drive").glob("*certified*"))) <= 2

@@ -11,7 +11,6 @@ from trio.testing import MockClock
 
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, RunState
 from psyche.telemetry import types
-from psyche.telemetry.events import read_event
 from psyche.telemetry.types import WeightSource
 from psyche.testing.builders import build_config, build_hash, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
@@ -48,7 +47,7 @@ async def test_a_newcomer_without_the_model_gets_the_weights_from_its_peers(
     assert codes == [0, 0, 0]
     certified = swarm.coordinator.state.certified.digest
     assert {m.digest for m in swarm.members} == {certified}
-    sources = [e.source for e in choose(map(read_event, late.events.drain()), types.ModelLoaded)]
+    sources = [e.source for e in choose((entry.event for entry in late.events.drain()), types.ModelLoaded)]
     assert sources[0] is types.WeightSource.PEERS
 
 
@@ -72,7 +71,7 @@ async def test_clients_without_the_model_folder_fetch_the_first_weights_from_mem
                 member.shell._loader._local_root = tmp_path / "nowhere"
             codes = await swarm.run()
     assert codes == [0] * clients
-    loads = [choose(map(read_event, m.events.drain()), types.ModelLoaded)[0].source for m in swarm.members]
+    loads = [choose((entry.event for entry in m.events.drain()), types.ModelLoaded)[0].source for m in swarm.members]
     peers, own = WeightSource.PEERS, WeightSource.CONFIGURED
     assert loads == [peers] * without + [own] * (clients - without)
     assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
@@ -91,7 +90,7 @@ async def test_a_model_folder_that_is_not_the_one_on_record_is_not_used(
             swarm.members[1].shell._loader._local_root = tmp_path / "elsewhere"
             codes = await swarm.run()
     assert codes == [0, 0, 0]
-    seen = [*map(read_event, swarm.members[1].events.drain())]
+    seen = [entry.event for entry in swarm.members[1].events.drain()]
     assert choose(seen, types.ModelLoaded)[0].source is WeightSource.PEERS
     assert [event.files for event in choose(seen, types.ModelFilesDiffer)] == ["config.json (different content)"]
 
@@ -117,7 +116,7 @@ async def test_a_newcomer_whose_line_is_too_slow_for_warmup_fetches_ahead_and_is
             late.network.fetch_many = fetch_slowly  # type: ignore[method-assign]
             codes = await swarm.run(delays={2: 12.0})
     assert codes == [0, 0, 0]
-    events = [*map(read_event, late.events.drain())]
+    events = [entry.event for entry in late.events.drain()]
     assert choose(events, types.Dropped), "its first Warmup was too short"
     assert choose(events, types.Trained), "it was admitted later"
     assert swarm.coordinator.state.registry.slots[2].proven
@@ -134,7 +133,7 @@ async def test_in_full_value_mode_every_epoch_goes_on_from_one_members_copy(
         async with open_swarm(3, tmp_path, config=config, model=model, make_trainer=trainers.__getitem__) as swarm:
             codes = await swarm.run()
     assert codes == [0, 0, 0]
-    loads = [choose(map(read_event, m.events.drain()), types.ModelLoaded) for m in swarm.members]
+    loads = [choose((entry.event for entry in m.events.drain()), types.ModelLoaded) for m in swarm.members]
     assert all(len(seen) == 2 for seen in loads), "once at the start, once for the second epoch"
     assert sorted(seen[-1].source for seen in loads) == [
         WeightSource.OWN_SNAPSHOT,
@@ -162,7 +161,7 @@ async def test_a_client_that_lost_a_set_of_its_replay_store_takes_the_agreed_wei
             codes = await swarm.run()
     assert codes == [0, 0, 0, 0]
     assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
-    seen = [type(read_event(line)) for line in swarm.members[2].events.drain()]
+    seen = [type(entry.event) for entry in swarm.members[2].events.drain()]
     assert seen.count(types.Diverged) == seen.count(types.Compared) == seen.count(types.Healed) == 1
     assert types.Dropped not in seen
     assert types.LeftEpoch not in seen
@@ -189,7 +188,7 @@ async def test_who_starts_from_another_config_is_out_is_told_the_file_and_goes_o
     assert codes == [0, 0, 0]
     assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
     assert [dict(trainer.files) for trainer in trainers] == [{"config.json": b"{}"}] * 3
-    events = [read_event(line) for line in odd.events.drain()]
+    events = [entry.event for entry in odd.events.drain()]
     told = choose(events, types.ModelFilesDiffer)
     assert [(e.path, e.files) for e in told[:1]] == [
         (str(tmp_path / "other" / "model"), "config.json (different content)")

@@ -24,7 +24,6 @@ from psyche.localchain.chain import LocalChain, open_local_chain
 from psyche.localchain.rpc.web import bind_pair, serve_app
 from psyche.network.memory.node import MemoryHub
 from psyche.telemetry import types
-from psyche.telemetry.events import read_event
 from psyche.testing.builders import build_model
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import Member, build_member
@@ -69,8 +68,8 @@ class CountedMember:
             await trio.sleep(0.02)
 
     def _take(self) -> None:
-        for line in self.member.events.drain():
-            if isinstance(read_event(line), types.RoundStarted):
+        for entry in self.member.events.drain():
+            if isinstance(entry.event, types.RoundStarted):
                 self.rounds.append(time.monotonic())
 
     def get_calls(self) -> Counter[str]:

@@ -93,7 +93,6 @@ class Accounts:
             handler(self._get(node), t, event)
 
     def wants(self, node: str, event: types.Event) -> bool:
-        """Whether `take` uses such an event."""
         return type(event) in self._handlers or node == WORLD
 
     def _get(self, name: str) -> NodeAccount:
@@ -159,7 +158,6 @@ class Accounts:
         return ", ".join(late[:3]) + (f" and {len(late) - 3} more" if len(late) > 3 else "")
 
     def set_batch(self, place: Place, tokens: int) -> None:
-        """Note how many tokens a round hands out."""
         if place in self._by_place:
             self._by_place[place].batch_tokens = tokens
 
@@ -204,7 +202,6 @@ class Accounts:
     # --- processes -----------------------------------------------------------------------------------
 
     def _take_world(self, t: float, event: types.Event) -> None:
-        """Fold in an event of the simulated world about a machine."""
         match event:
             case types.RoundMembers():
                 self._take_members(event)
@@ -319,7 +316,6 @@ class Accounts:
     # --- the end -------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """End the log: close open rounds and spans, and count."""
         if self._open is not None:
             self._open.end = self.ended
             self._open.closing = self._open.closing or self.ended
@@ -352,23 +348,19 @@ class Accounts:
 
     @property
     def data_rounds(self) -> list[RoundAccount]:
-        """Finished rounds with data to train."""
         return [one for one in self.rounds if not one.is_drain and one.seconds > 0]
 
     @property
     def rounds_s(self) -> float:
-        """Seconds from the first round with data to the end of the last one."""
         rounds = self.data_rounds
         return rounds[-1].end - rounds[0].start if rounds else 0.0
 
     @property
     def before_s(self) -> float:
-        """Seconds before the first round: start and Warmup."""
         return self.rounds[0].start - self.started if self.rounds else 0.0
 
     @property
     def shares(self) -> dict[What, float]:
-        """Shares of all members' time in rounds with data."""
         total = {what: math.fsum(node.times[what] for node in self.nodes.values()) for what in What}
         whole = math.fsum(total.values())
         return {what: total[what] / whole if whole else 0.0 for what in What}
@@ -380,12 +372,10 @@ class Accounts:
 
     @property
     def tokens(self) -> int:
-        """Trained tokens whose results were applied."""
         return sum(one.tokens for one in self.rounds)
 
     @property
     def lost_tokens(self) -> int:
-        """Tokens handed out or trained whose results were not applied."""
         return sum(one.lost_tokens for one in self.rounds)
 
     @property
@@ -405,7 +395,6 @@ class Accounts:
         return self.tokens / seconds if seconds else 0.0
 
     def get_sets(self) -> list[tuple[Place, tuple[str, ...]]]:
-        """The decided sets in order, with their members' names sorted."""
         return [(one.place, tuple(sorted(one.members))) for one in self.rounds if one.is_decided]
 
 

@@ -25,12 +25,10 @@ BETWEEN: Final = (RunState.WAITING_FOR_MEMBERS, RunState.WARMUP, RunState.COOLDO
 
 
 def format_percent(share: float) -> str:
-    """`83.2 %`."""
     return f"{100 * share:.1f} %"
 
 
 def format_times(accounts: Accounts) -> list[str]:
-    """Lines that say how long rounds took and what the time was spent on."""
     times = sorted(one.seconds for one in accounts.data_rounds)
     mean = math.fsum(times) / len(times)
     lines = [
@@ -54,13 +52,11 @@ def format_between(accounts: Accounts) -> list[str]:
 
 
 def compute_shares(nodes: Sequence[NodeAccount]) -> dict[What, float]:
-    """Shares of these nodes' total time, by what it was spent on."""
     whole = math.fsum(seconds for node in nodes for seconds in node.times.values())
     return {what: math.fsum(node.times[what] for node in nodes) / whole if whole else 0.0 for what in What}
 
 
 def format_accounts(accounts: Accounts) -> str:
-    """A report of how a run's rounds spent their time, from its log alone."""
     rounds = accounts.data_rounds
     if not rounds:
         return "no round was finished"
@@ -105,7 +101,6 @@ def build_accounts_json(accounts: Accounts) -> dict[str, Any]:
 
 
 def get_round_json(one: RoundAccount) -> dict[str, Any]:
-    """A round as plain data."""
     return {
         "epoch": one.epoch, "height": one.height, "step": one.step, "start_s": one.start, "seconds": one.seconds,
         "drain": one.is_drain, "decided": one.is_decided, "void": one.is_void,

@@ -12,8 +12,6 @@ Place = tuple[int, int]  # epoch, height
 
 
 class What(StrEnum):
-    """Uses of a member's time."""
-
     TRAIN = "train"
     VAIN = "vain"  # training that was cancelled because the round was over
     APPLY = "apply"
@@ -35,8 +33,6 @@ class Notice:
 
 @dataclass(slots=True)
 class NodeAccount:
-    """One client's spans and sums."""
-
     name: str
     spans: dict[What, list[Span]] = field(default_factory=lambda: {what: [] for what in What})
     times: dict[What, float] = field(
@@ -61,7 +57,6 @@ class NodeAccount:
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process was killed and did not come back."""
         return self.ended_away and bool(self.notices) and self.notices[-1].what == DIED
 
     def add(self, what: What, start: float, end: float) -> None:
@@ -72,11 +67,9 @@ class NodeAccount:
         spans.append(Span(start, end))
 
     def leave(self) -> None:
-        """It is no longer a member, for the rest of the epoch."""
         self.member_of, self.out_of = None, self.epoch if self.member_of is None else self.member_of
 
     def start_process(self) -> None:
-        """A new process: its counters start at zero."""
         self._before = (self.bytes_sent, self.bytes_received)
 
     def count_bytes(self, sent: int, received: int) -> None:
@@ -94,7 +87,6 @@ class Bound:
 
     @property
     def text(self) -> str:
-        """A description in words."""
         if self.kind == "transfer":
             return f"payload of {self.who} on its way to {self.other}"
         if self.kind in ("patience", "limit"):
@@ -105,8 +97,6 @@ class Bound:
 
 @dataclass(slots=True)
 class RoundAccount:
-    """The account of one round."""
-
     epoch: int
     height: int
     step: int
@@ -125,17 +115,14 @@ class RoundAccount:
 
     @property
     def place(self) -> Place:
-        """Epoch and height."""
         return self.epoch, self.height
 
     @property
     def seconds(self) -> float:
-        """Its duration."""
         return self.end - self.start
 
     @property
     def tokens(self) -> int:
-        """Trained tokens whose results were applied."""
         return sum(tokens for node, tokens in self.trained.items() if node in self.members)
 
     @property
@@ -158,7 +145,6 @@ def compute_times(node: NodeAccount, one: RoundAccount) -> dict[What, float]:
 
 
 def sort_nodes(nodes: Iterable[NodeAccount]) -> list[NodeAccount]:
-    """Sort by name, client-2 before client-10."""
     return sorted(nodes, key=lambda node: _get_order(node.name))
 
 

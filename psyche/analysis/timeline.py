@@ -118,10 +118,8 @@ def get_bars(accounts: Accounts, node: NodeAccount, what: What) -> list[Span]:
 
 
 def get_absences(accounts: Accounts, node: NodeAccount) -> list[Span]:
-    """The spans of the rounds that it is no member of."""
     return [Span(one.start, one.end) for one in accounts.rounds if one.place not in node.present]
 
 
 def clip(span: Span, one: RoundAccount) -> Span:
-    """The part of a span that lies in a round."""
     return Span(max(span.start, one.start), min(span.end, one.end))

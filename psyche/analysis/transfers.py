@@ -12,8 +12,6 @@ KEPT: Final = 8  # rounds
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A payload in transit from `sender` to `receiver` since `since`."""
-
     sender: str
     receiver: str
     since: float
@@ -27,18 +25,15 @@ class Transfers:
         self._arrived: defaultdict[Place, set[tuple[str, str]]] = defaultdict(set)  # (sender, receiver)
 
     def send(self, place: Place, sender: str, t: float) -> None:
-        """Note an announced payload; forget old rounds."""
         self._sent[place][sender] = t
         for old in [one for one in self._sent if one < (place[0], place[1] - KEPT)]:
             del self._sent[old]
             self._arrived.pop(old, None)
 
     def arrive(self, place: Place, sender: str, receiver: str) -> None:
-        """Note that a payload has arrived."""
         self._arrived[place].add((sender, receiver))
 
     def get_sent(self, place: Place, sender: str) -> float | None:
-        """When a payload was announced; None if it was not."""
         return self._sent.get(place, {}).get(sender)
 
     def find_pending(self, place: Place, receivers: Iterable[str]) -> list[Pending]:

@@ -45,7 +45,6 @@ class Filter:
     all_kinds: bool = False
 
     def shows(self, line: Line, since_s: float) -> bool:
-        """Whether an event is shown, `since_s` seconds after the first one."""
         if not self.from_s <= since_s <= self.to_s:
             return False
         if self.nodes and not any(fnmatchcase(line["node"], pattern) for pattern in self.nodes):
@@ -86,7 +85,6 @@ def format_trace(lines: Sequence[Line], wanted: Filter) -> Iterator[str]:
 
 
 def describe_line(line: Line) -> str:
-    """Describe an event on one line: time, node, kind, fields."""
     fields = [f"{name}={_shorten(value)}" for name, value in line.items() if name not in ("t", "node", "kind")]
     return f"{line['t']:>12.3f}  {line['node']:<10}  {line['kind']:<20}  {' '.join(fields)}"
 

@@ -19,7 +19,6 @@ SKIPPED = 3  # first rounds of an epoch: processes still load code and fill pipe
 
 
 def measure_machines(run: LoadedRun, real: Accounts, clients: int) -> ClassTable:
-    """Make one machine class from the times measured in a real run."""
     nodes = [node for node in real.nodes.values() if node.present]
     applied = [_get_seconds(span) for node in nodes for span in node.spans[What.APPLY]]
     samples = run.config.global_batch_size_end / clients
@@ -33,7 +32,6 @@ def measure_machines(run: LoadedRun, real: Accounts, clients: int) -> ClassTable
 
 
 def find_training(accounts: Accounts, one: RoundAccount) -> list[float]:
-    """The seconds that each member trained in a round."""
     spans = [find_spans(node.spans[What.TRAIN], one.start, one.end) for node in accounts.nodes.values()]
     return [_get_seconds(found[0]) for found in spans if found]
 
@@ -88,13 +86,11 @@ def _build_latecomer(run: LoadedRun, real: Accounts, machines: ClassTable, epoch
 
 
 def _get_epochs(accounts: Accounts) -> dict[str, tuple[int, int]]:
-    """The first and the last epoch of each member."""
     found = {node.name: [epoch for epoch, _ in node.present] for node in accounts.nodes.values() if node.present}
     return {name: (min(epochs), max(epochs)) for name, epochs in found.items()}
 
 
 def get_names(accounts: Accounts) -> list[str]:
-    """All clients that ever were members, sorted by first epoch, then by number."""
     epochs = _get_epochs(accounts)
     return sorted(epochs, key=lambda name: (epochs[name][0], len(name), name))
 
@@ -122,12 +118,10 @@ def _get_numbered(accounts: Accounts) -> list[tuple[Place, list[int | str]]]:
 
 
 def get_round_times(accounts: Accounts) -> list[float]:
-    """Seconds of each round with data, without the first ones of each epoch."""
     return [one.seconds for one in accounts.data_rounds if one.height >= SKIPPED]
 
 
 def compare_times(real: Accounts, simulated: Accounts) -> tuple[float, float]:
-    """Median seconds of a round in both runs."""
     return _get_median(get_round_times(real)), _get_median(get_round_times(simulated))
 
 

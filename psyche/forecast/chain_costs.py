@@ -26,7 +26,6 @@ class Fees:
     lamports: float
 
     def add(self, other: "Fees", times: float) -> "Fees":
-        """These and so many times the others."""
         return Fees(
             self.transactions + times * other.transactions,
             self.signatures + times * other.signatures,
@@ -57,7 +56,6 @@ class ChainCosts:
 
     @property
     def of_chain_s(self) -> float:
-        """Seconds of a round that are the chain's."""
         return max(0.0, self.round_s - self.server_round_s)
 
 
@@ -87,7 +85,6 @@ def compute_costs(forecast: Forecast, with_server: Forecast | None = None) -> Ch
 
 
 def _share(paid: Mapping[str, Paid], names: set[str], parts: int, chain: ChainTable) -> Fees:
-    """What these clients paid, divided into so many parts."""
     transactions = sum(one.transactions for name, one in paid.items() if name in names) / max(1, parts)
     signatures = sum(one.signatures for name, one in paid.items() if name in names) / max(1, parts)
     lamports = signatures * chain.lamports_per_signature + transactions * chain.priority_lamports
@@ -118,7 +115,6 @@ def find_cautions(question: Question) -> list[str]:
 
 
 def format_chain(chain: ChainTable) -> str:
-    """Describe the conditions of a chain."""
     return (
         f"on a chain: slots of {chain.slot_ms:g} ms, {chain.skipped_percent:g} % without a block; clients see a block "
         f"after {chain.lag_min_s:g} to {chain.lag_max_s:g} s; {chain.lost_percent:g} % of transactions are lost"
@@ -127,7 +123,6 @@ def format_chain(chain: ChainTable) -> str:
 
 
 def format_costs(costs: ChainCosts, question: Question) -> str:
-    """Describe what a chain costs."""
     part = f"{format_seconds(costs.round_s)}, of which {format_seconds(costs.of_chain_s)} are the chain's: "
     part += f"with a server it is {format_seconds(costs.server_round_s)}"
     most = math.ceil(costs.whole.transactions) * MAX_PRIORITY_LAMPORTS

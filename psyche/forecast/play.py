@@ -33,38 +33,31 @@ class Forecast:
 
     @property
     def stood_still(self) -> bool:
-        """Whether the run made no headway, and so did not reach its end."""
         is_finished = self.outcome.state.run_state is RunState.FINISHED
         return not is_finished and any(violation.name == "I5" for violation in self.outcome.violations)
 
     @property
     def defects(self) -> list[Violation]:
-        """What the program itself did wrong."""
         return [one for one in self.outcome.violations if not (self.stood_still and one.name == "I5")]
 
     @property
     def lost_samples(self) -> float:
-        """Samples handed out whose results were not applied."""
         return self.accounts.lost_tokens / self.question.workload.sequence_tokens
 
     @property
     def samples(self) -> float:
-        """Samples handed out in rounds that were decided."""
         return self.lost_samples + self.accounts.tokens / self.question.workload.sequence_tokens
 
     @property
     def came_to_nothing(self) -> bool:
-        """Whether rounds were played but no result was applied."""
         return bool(self.accounts.data_rounds) and not self.accounts.tokens
 
     @property
     def members(self) -> list[NodeAccount]:
-        """Clients that were members in some round."""
         return [node for node in self.accounts.nodes.values() if node.present]
 
     @property
     def cut_offs(self) -> int:
-        """How often a member's result of a round was not applied."""
         return sum(len(node.cut_off) for node in self.accounts.nodes.values())
 
 
@@ -115,7 +108,6 @@ def build_log(forecast: Forecast) -> bytes:
 
 
 def find_missed(faults: tuple[Fault, ...], happened: list[Fault]) -> tuple[Fault, ...]:
-    """The planned faults that never happened."""
     left = list(happened)
     missed: list[Fault] = []
     for fault in faults:

@@ -68,11 +68,9 @@ class Question:
 
     @property
     def clients(self) -> int:
-        """The number of clients."""
         return sum(self.counts)
 
     def get_class(self, name: str) -> ClassTable:
-        """The class of the client with this name."""
         number = int(name.removeprefix("client-"))
         for one, count in zip(self.classes, self.counts, strict=True):
             if number < count:
@@ -100,7 +98,6 @@ def check_question(question: Question) -> None:
 
 
 def build_scenario(question: Question) -> Scenario:
-    """Build the simulated world of a question."""
     check_question(question)
     config, workload = question.config, question.workload
     values: dict[str, Any] = {one.name: getattr(config, one.name) for one in fields(Config)}
@@ -162,8 +159,6 @@ def build_limits(workload: Workload, slowest_bytes_s: float) -> NetworkLimits:
 
 
 def build_class(one: ClassTable, count: int, workload: Workload) -> MachineClass:
-    """Make the simulated machines of a class in the profile."""
-
     def build_line(mbit_s: float) -> LinkConditions:
         return LinkConditions(
             latency_s=one.latency_ms / 2_000, bandwidth_bytes_s=mbit_s * BYTES_PER_MBIT,
@@ -181,7 +176,6 @@ def build_class(one: ClassTable, count: int, workload: Workload) -> MachineClass
 
 
 def draw_failures(question: Question, limit_s: float) -> list[Fault]:
-    """Draw random failures of machines from their classes' mean time to failure."""
     found: list[Fault] = []
     for number in range(question.clients):
         name = f"client-{number}"

@@ -51,8 +51,6 @@ OnProgress = Callable[[Played], None]  # called at every event
 
 
 class ExitCause(StrEnum):
-    """Why a member left the epoch before its end."""
-
     EJECTED = "ejected"
     SILENT = "silent"
     LATE = "late"
@@ -98,7 +96,6 @@ class Recorder:
         self.world: World
 
     def attach(self, world: World) -> None:
-        """Listen to a world that is about to start."""
         self.world = world
         self._names = {host.key: host.name for host in world.clients}
         world.trace.listeners.append(self._listen)
@@ -113,7 +110,6 @@ class Recorder:
             self.accounts.take(trio.current_time(), node, event)
 
     def _look(self, _: Change) -> None:
-        """At each journalled change of the record, read what no client event shows."""
         state = self.world.shadow.state
         place = (state.progress.epoch, state.current.height)
         if self._place is None or self._place[0] != place[0]:
@@ -130,7 +126,6 @@ class Recorder:
         self._closed, self._furthest = closed, max(closed, self._furthest)
 
     def _tell_state(self, state: Coordinator) -> None:
-        """Write a new state to the log, as a server does."""
         if state.run_state is self._run_state:
             return
         self._run_state = state.run_state
@@ -142,7 +137,6 @@ class Recorder:
         )  # fmt: skip
 
     def _tell_members(self, state: Coordinator) -> None:
-        """Write to the log which members a round began with, and how many tokens it hands out."""
         one = state.current
         names = tuple(self._names[state.clients[member].p2p] for member in get_members(one.members))
         tokens = 0 if one.flags & RoundFlag.DRAIN else one.batch_size * self._tokens
@@ -173,7 +167,6 @@ class Recorder:
 
 
 def describe_drop(client: Client, config: Config) -> tuple[ExitCause, str]:
-    """Why a member was dropped, from its state on record."""
     if client.state is ClientState.EJECTED:
         return ExitCause.EJECTED, "signed two results for one round"
     if config.evict_after and client.missed >= config.evict_after:
@@ -194,7 +187,6 @@ def build_sizes(workload: Workload) -> dict[int, int]:
 
 
 def count_bytes(recorder: Recorder) -> dict[str, Carried]:
-    """Count the bytes that each client sent and received."""
     found: dict[str, Carried] = {}
     for host in recorder.world.clients:
         node = recorder.accounts.nodes.get(host.name)

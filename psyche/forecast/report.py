@@ -29,7 +29,6 @@ def format_size(parameters: int) -> str:
 
 
 def format_question(question: Question) -> str:
-    """Describe the question and its assumptions."""
     population = ", ".join(
         f"{count} {one.name}" for one, count in zip(question.classes, question.counts, strict=True) if count
     )
@@ -58,7 +57,6 @@ def format_question(question: Question) -> str:
 
 
 def format_forecast(forecast: Forecast) -> str:
-    """Describe the forecast's results."""
     accounts = forecast.accounts
     rounds = accounts.data_rounds
     if not rounds:
@@ -87,7 +85,6 @@ def format_forecast(forecast: Forecast) -> str:
 
 
 def _format_members(forecast: Forecast) -> list[str]:
-    """If not all clients take part: how many do, and why the others do not."""
     clients, members = forecast.question.clients, len(forecast.members)
     if members == clients:
         return []
@@ -112,7 +109,6 @@ def _format_sums(forecast: Forecast) -> list[str]:
 
 
 def _format_voids(accounts: Accounts) -> list[str]:
-    """List the heights of rounds without any applied result."""
     void = [str(one.height) for one in accounts.data_rounds if one.is_void]
     named = ", ".join(void[:SHOWN]) + (f" and {len(void) - SHOWN} more" if len(void) > SHOWN else "")
     return [f"void rounds            {len(void)} (no result of them was applied: height {named})"] if void else []
@@ -125,7 +121,6 @@ def _format_bounds(forecast: Forecast) -> str:
 
 
 def count_bounds(forecast: Forecast) -> list[tuple[tuple[str, str], int]]:
-    """Count what rounds waited for last, by kind and class of machine, the most frequent first."""
     counts: dict[tuple[str, str], int] = {}
     for (kind, who), number in forecast.accounts.bounds.items():
         classes = sorted({get_class_name(forecast.question, name) for name in who.split(", ") if name})
@@ -135,7 +130,6 @@ def count_bounds(forecast: Forecast) -> list[tuple[tuple[str, str], int]]:
 
 
 def get_class_name(question: Question, name: str) -> str:
-    """The class of a client; empty if no client has this name."""
     try:
         return question.get_class(name.split(maxsplit=1)[0]).name
     except (ValueError, IndexError):
@@ -143,7 +137,6 @@ def get_class_name(question: Question, name: str) -> str:
 
 
 def describe_bound(forecast: Forecast, kind: str, who: str) -> str:
-    """Describe what a round waited for, with the class of the machine."""
     limit = forecast.question.config.max_round_train_time
     nobody = "nobody missing" if forecast.question.chain is None else "all had trained, reports were on their way"
     return {
@@ -155,7 +148,6 @@ def describe_bound(forecast: Forecast, kind: str, who: str) -> str:
 
 
 def format_classes(forecast: Forecast) -> str:
-    """One row for each class of machines: means over its members."""
     head = (
         "class",
         *COLUMN_NAMES,
@@ -192,7 +184,6 @@ def format_classes(forecast: Forecast) -> str:
 
 
 def get_class_names(question: Question, one: ClassTable) -> list[str]:
-    """The clients of a class."""
     place = question.classes.index(one)
     first = sum(question.counts[:place])
     return [f"client-{number}" for number in range(first, first + question.counts[place])]
@@ -211,7 +202,6 @@ def _format_exits(forecast: Forecast) -> list[str]:
 
 
 def _format_whole(forecast: Forecast) -> list[str]:
-    """Describe the run of full length, if there is one to come."""
     run = compute_whole_run(forecast)
     if run is None or forecast.stood_still or forecast.came_to_nothing:
         return []

@@ -77,7 +77,6 @@ def compute_whole_run(forecast: Forecast) -> WholeRun | None:
 
 
 def _compute_growth(config: Config, played: list[RoundAccount], sequence_tokens: int) -> float:
-    """How many times as large as in these rounds the run's batch is on average."""
     start, end, steps = config.global_batch_size_start, config.global_batch_size_end, count_steps(config)
     growing = min(steps, 2 * config.global_batch_size_warmup_tokens / ((start + end) * sequence_tokens))
     samples = end - (end - start) / 2 * growing / steps
@@ -95,7 +94,6 @@ def _average(values: list[float]) -> float:
 
 
 def find_narrow(run: WholeRun, question: Question) -> list[str]:
-    """Name the classes that cannot send so much."""
     return [
         f"  too little has       class {one.name}, {one.up_mbit_s:g} Mbit/s"
         for one, count in zip(question.classes, question.counts, strict=True)

@@ -34,30 +34,18 @@ Answer = Callable[[Question], Forecast]
 
 @dataclass(frozen=True, slots=True)
 class Idea:
-    """A change that may help.
-
-    Args:
-        text: the change as the owner would write it.
-        question: the question with the change.
-        caution: side effects.
-    """
-
     text: str
     question: Question
     caution: str = ""
 
 
 class ChangeVerdict(StrEnum):
-    """The verdict on a change that was played."""
-
     BETTER = "better"  # more tokens per second, or as many with fewer samples lost
     TRADE_OFF = "trade-off"  # fewer samples lost, but fewer tokens per second
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A change that helped, with the forecasts before and after."""
-
     idea: Idea
     before: Forecast
     after: Forecast
@@ -65,7 +53,6 @@ class Suggestion:
 
     @property
     def text(self) -> str:
-        """The change in words, with the figures before and after."""
         before, after = self.before, self.after
         figures = [
             ("tokens/s", *(format_count(compute_late_speed(f)) for f in (before, after))),
@@ -78,7 +65,6 @@ class Suggestion:
 
 
 def get_lost_share(forecast: Forecast) -> float:
-    """The share of samples handed out whose results were not applied."""
     return forecast.lost_samples / forecast.samples if forecast.samples else 0.0
 
 
@@ -115,7 +101,6 @@ def _iter_times(forecast: Forecast) -> Iterator[Idea]:
 
 
 def _iter_witness_times(question: Question) -> Iterator[Idea]:
-    """Propose time for reports that are seen late, as they are on a chain."""
     if question.chain is None:
         return
     now_s = question.config.round_witness_time
@@ -151,12 +136,10 @@ def _idea_of_batch(forecast: Forecast, size: int) -> Idea:
 
 
 def get_epochs(forecast: Forecast) -> set[int]:
-    """The epochs that have a round with data."""
     return {one.epoch for one in forecast.accounts.data_rounds}
 
 
 def _iter_population(forecast: Forecast) -> Iterator[Idea]:
-    """Propose to leave out the slowest class, unless it is most of the run."""
     question = forecast.question
     there = [place for place, count in enumerate(question.counts) if count]
     slowest = min(there, key=lambda place: question.classes[place].tokens_per_s)
@@ -177,7 +160,6 @@ def _iter_sizes(forecast: Forecast, rebuild: Callable[[int], Workload]) -> Itera
 
 
 def check_ideas(before: Forecast, ideas: list[Idea], *, answer: Answer = play) -> list[Suggestion]:
-    """Play each idea; return those that help, the best first, trade-offs last."""
     found: list[Suggestion] = []
     for idea in ideas:
         after = answer(idea.question)
@@ -188,7 +170,6 @@ def check_ideas(before: Forecast, ideas: list[Idea], *, answer: Answer = play) -
 
 
 def format_suggestions(tried: int, found: Sequence[Suggestion], transient: str) -> str:
-    """Describe the changes that helped, better ones before trade-offs."""
     head = f"{format_number(tried, 'change')} tried"
     better, traded = ([one for one in found if one.verdict is verdict] for verdict in ChangeVerdict)
     lines = [

@@ -34,22 +34,18 @@ class WholeRun:
 
     @property
     def seconds(self) -> float:
-        """How long the run takes."""
         return self.steps * self.round_s + self.epochs * self.around_s
 
     @property
     def training_share(self) -> float:
-        """The share of it in which a member trains."""
         return self.steps * self.train_s / self.seconds
 
     @property
     def upload_mbit_s(self) -> float:
-        """The upload that each member needs."""
         return 8e-6 * self.sent_bytes / self.send_s
 
 
 def format_whole_run(run: WholeRun, basis: str) -> list[str]:
-    """Describe the whole run in lines."""
     in_all = run.sent_bytes * run.steps
     daily = f"{format_bytes(in_all * DAY_S / run.seconds)} a day, " if run.seconds > DAY_S else ""
     return [
@@ -65,7 +61,6 @@ def format_whole_run(run: WholeRun, basis: str) -> list[str]:
 
 
 def build_whole_json(run: WholeRun | None) -> dict[str, Any] | None:
-    """The whole run as plain data."""
     if run is None:
         return None
     figures = ("seconds", "training_share", "upload_mbit_s")

@@ -60,7 +60,6 @@ def compute_even_shapes(parameters: int, chunk: int) -> Shapes:
 
 
 def count_elements(shapes: Shapes) -> int:
-    """The number of trainable parameters."""
     return sum(math.prod(dims) for dims in shapes.values())
 
 

@@ -59,7 +59,6 @@ class Watch(trio.abc.Instrument):
         self._is_on = begins
 
     def after_task_step(self, task: Task) -> None:
-        """A task has run until its next checkpoint."""
         life = self._victim.life
         if not self._is_on or life is None or life.root is None or find_root(task, {life.root: None}) is None:
             return
@@ -88,8 +87,6 @@ def find_points(scenario: Scenario) -> list[Point]:
 
 
 def play_killed(scenario: Scenario, point: Point) -> Outcome:
-    """The same run, with the victim killed at this point."""
-
     def prepare(world: World) -> None:
         Watch(world, point.step)
 

@@ -31,12 +31,10 @@ class DiskConditions:
 
     @property
     def is_full(self) -> bool:
-        """Whether the disk is full."""
         return self.fills > 0
 
     @property
     def write_s(self) -> float:
-        """How long a write takes now."""
         return max((self.sync_s, *self.slowed_s))
 
     def check_room(self) -> None:
@@ -50,7 +48,6 @@ class DiskConditions:
 
 
 def is_writer(function: Callable[..., Any]) -> bool:
-    """Whether a blocking function writes to disk."""
     return getattr(function, "__name__", "") in WRITERS
 
 
@@ -71,16 +68,13 @@ class ServerFiles:
     tear_after: int | None = None
 
     def open(self) -> "DiskHandle":
-        """The disk as one process sees it."""
         return DiskHandle(self)
 
     def copy(self) -> "ServerFiles":
-        """A copy of the files, for reading only."""
         return ServerFiles(files={name: bytearray(data) for name, data in self.files.items()})
 
     @property
     def size_bytes(self) -> int:
-        """The total size of all files."""
         return sum(map(len, self.files.values()))
 
 
@@ -92,22 +86,17 @@ class DiskHandle(JournalDisk):
         self._is_revoked = False
 
     def revoke(self) -> None:
-        """Discard all further writes: the process is dead."""
         self._is_revoked = True
 
-    def close(self) -> None:
-        """Release the folder."""
+    def close(self) -> None: ...
 
     def names(self) -> list[str]:
-        """The names of all files, sorted."""
         return sorted(self._disk.files)
 
     def read(self, name: str) -> bytes:
-        """A file's whole content."""
         return bytes(self._disk.files[name])
 
     def append(self, name: str, data: bytes) -> None:
-        """Append to a file; raises OSError on a full or failing disk."""
         if self._is_revoked:
             return
         self._disk.conditions.check_room()
@@ -121,7 +110,6 @@ class DiskHandle(JournalDisk):
         self._disk.on_append(name, data, False)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Replace a whole file; raises OSError on a full or failing disk."""
         if self._is_revoked:
             return
         self._disk.conditions.check_room()
@@ -131,12 +119,10 @@ class DiskHandle(JournalDisk):
         self._disk.on_replace(name, data)
 
     def truncate(self, name: str, size_bytes: int) -> None:
-        """Truncate a file."""
         if not self._is_revoked:
             del self._disk.files[name][size_bytes:]
 
     def remove(self, name: str) -> None:
-        """Delete a file; a missing one is no error."""
         if not self._is_revoked:
             self._disk.files.pop(name, None)
 

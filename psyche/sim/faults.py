@@ -33,100 +33,46 @@ ANSWERED: Final[dict[str, type[Message]]] = {
 
 
 class Machine(Protocol):
-    """A machine, as faults use it."""
-
     is_gone: bool
     clock_s: float
 
     @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
+    def name(self) -> str: ...
     @property
-    def key(self) -> bytes:
-        """Its public key."""
-        ...
-
+    def key(self) -> bytes: ...
     @property
-    def disk(self) -> DiskConditions:
-        """The condition of its disk."""
-        ...
-
-    def start(self) -> None:
-        """Start its process, unless it runs."""
-        ...
-
-    def kill(self, *, erase: bool = False) -> None:
-        """Kill its process, as SIGKILL does."""
-        ...
-
-    def stop(self) -> Any:
-        """Pause its process, as SIGSTOP does, and return it."""
-        ...
-
-    def resume(self, life: Any) -> None:
-        """Resume a process that `stop` returned."""
-        ...
+    def disk(self) -> DiskConditions: ...
+    def start(self) -> None: ...
+    def kill(self, *, erase: bool = False) -> None: ...
+    def stop(self) -> Any: ...
+    def resume(self, life: Any) -> None: ...
 
 
 class ServerMachine(Machine, Protocol):
-    """The coordinator's machine."""
-
     @property
-    def files(self) -> ServerFiles:
-        """Its files."""
-        ...
+    def files(self) -> ServerFiles: ...
 
 
 class Stage(Protocol):
     """The world as faults see it: machines by name, links, and the record as it grows."""
 
     @property
-    def server(self) -> ServerMachine:
-        """The coordinator's machine."""
-        ...
-
+    def server(self) -> ServerMachine: ...
     @property
-    def record_listeners(self) -> list[Callable[[Change], None]]:
-        """The functions called after each record of the journal."""
-        ...
+    def record_listeners(self) -> list[Callable[[Change], None]]: ...
 
     def choose(self, fault: "Fault", names: Sequence[str]) -> list[Any]:
         """The machines that these names mean now; clients also have the attributes that faults set."""
         ...
 
-    def cut(self, fault: "Fault", groups: list[list[bytes]], *, silent: bool) -> None:
-        """Partition groups of machines from each other until `heal`."""
-        ...
-
-    def heal(self, fault: "Fault") -> None:
-        """End one partition."""
-        ...
-
-    def set_links(self) -> None:
-        """Give every link the conditions of its two ends."""
-        ...
-
-    def reset_requests(self, key: bytes) -> None:
-        """Reset a machine's connections to the server."""
-        ...
-
-    def note(self, event: types.Event) -> None:
-        """Log an event of the world itself."""
-        ...
-
-    async def wait_for_death(self, host: Any) -> None:
-        """Wait until the machine's process is gone."""
-        ...
-
-    def find_endpoints(self, name: str, number: int) -> list[SimulatedEndpoint]:
-        """A client's endpoint of this number, from 1 on; 0: all of them."""
-        ...
-
-    def halt_chain(self, *, is_halted: bool) -> None:
-        """Stop the chain from making blocks, or let it go on."""
-        ...
+    def cut(self, fault: "Fault", groups: list[list[bytes]], *, silent: bool) -> None: ...
+    def heal(self, fault: "Fault") -> None: ...
+    def set_links(self) -> None: ...
+    def reset_requests(self, key: bytes) -> None: ...
+    def note(self, event: types.Event) -> None: ...
+    async def wait_for_death(self, host: Any) -> None: ...
+    def find_endpoints(self, name: str, number: int) -> list[SimulatedEndpoint]: ...
+    def halt_chain(self, *, is_halted: bool) -> None: ...
 
     async def command(self, message: Message) -> None:
         """Send a message of the run's owner, until it takes effect or is refused."""
@@ -150,12 +96,10 @@ class Fault:
         return self.at_s + self.after_s + self.for_s
 
     async def happen(self, world: Stage) -> None:
-        """Cause the fault, and end it."""
         raise NotImplementedError
 
 
 def set_gone(hosts: Sequence[Machine]) -> None:
-    """Mark machines as gone: nobody intends to start them again."""
     for host in hosts:
         host.is_gone = True
 
@@ -169,7 +113,6 @@ class Kill(Fault):
     erase: bool = False  # the disk is lost, too
 
     async def happen(self, world: Stage) -> None:
-        """Kill, wait, restart."""
         victims = [host for host in world.choose(self, self.who) if self._strikes(host)]
         for host in victims:
             host.kill(erase=self.erase)
@@ -182,7 +125,6 @@ class Kill(Fault):
                 host.start()
 
     def _strikes(self, host: Machine) -> bool:
-        """Whether this fault kills and restarts a machine."""
         del host
         return True
 
@@ -203,7 +145,6 @@ class Hang(Fault):
     who: tuple[str, ...] = ()
 
     async def happen(self, world: Stage) -> None:
-        """Pause and resume."""
         stopped = [(host, host.stop()) for host in world.choose(self, self.who)]
         await trio.sleep(self.for_s)
         for host, life in stopped:
@@ -218,7 +159,6 @@ class CleanExit(Fault):
     who: tuple[str, ...] = ()
 
     async def happen(self, world: Stage) -> None:
-        """Ask the clients to end, wait, restart."""
         leaving = world.choose(self, self.who)
         for host in leaving:
             host.ask_to_end("stopped by its user")
@@ -244,7 +184,6 @@ class Partition(Fault):
     silent: bool = False
 
     async def happen(self, world: Stage) -> None:
-        """Cut and heal."""
         world.cut(self, [[h.key for h in world.choose(self, g)] for g in self.groups], silent=self.silent)
         await trio.sleep(self.for_s)
         world.heal(self)
@@ -265,14 +204,12 @@ class Degrade(Fault):
     down: bool = True
 
     def get_conditions(self) -> LinkConditions:
-        """The conditions to combine with those of the link."""
         return LinkConditions(
             latency_s=self.latency_s, bandwidth_bytes_s=self.bandwidth_bytes_s or float("inf"), loss=self.loss,
             jitter_s=self.jitter_s, duplicate=self.duplicate,
         )  # fmt: skip
 
     async def happen(self, world: Stage) -> None:
-        """Degrade and restore."""
         chosen = world.choose(self, self.who)
         for host in chosen:
             host.degrade(self)
@@ -292,7 +229,6 @@ class ClockJump(Fault):
     offset_s: float = 0.0
 
     async def happen(self, world: Stage) -> None:
-        """Jump, and jump back."""
         chosen = world.choose(self, self.who)
         for host in chosen:
             host.clock_s += self.offset_s
@@ -310,7 +246,6 @@ class DiskFull(Fault):
     who: tuple[str, ...] = ()
 
     async def happen(self, world: Stage) -> None:
-        """Fill the disks and free them."""
         chosen = world.choose(self, self.who)
         for host in chosen:
             host.disk.fills += 1
@@ -328,7 +263,6 @@ class SlowDisk(Fault):
     sync_s: float = 0.5
 
     async def happen(self, world: Stage) -> None:
-        """Raise the write time of the disks and restore it."""
         chosen = world.choose(self, self.who)
         for host in chosen:
             host.disk.slowed_s.append(self.sync_s)
@@ -345,7 +279,6 @@ class TornWrite(Fault):
     after_bytes: int = 0
 
     async def happen(self, world: Stage) -> None:
-        """Arm the fault, wait until it happens, restart the server."""
         failed = trio.Event()
 
         def fail() -> None:
@@ -371,7 +304,6 @@ class LostAnswer(Fault):
     what: str = "witness"  # or join, warmup_witness
 
     async def happen(self, world: Stage) -> None:
-        """Break the connection, and note if the request goes on record twice."""
         wanted = {host.key: host.name for host in world.choose(self, self.who)}
         cut: list[Change] = []
 
@@ -397,7 +329,6 @@ class TrainerCrash(Fault):
     who: tuple[str, ...] = ()
 
     async def happen(self, world: Stage) -> None:
-        """Arm the fault."""
         for host in world.choose(self, self.who):
             host.trainer_faults.crash = True
 
@@ -410,7 +341,6 @@ class TrainerHang(Fault):
     who: tuple[str, ...] = ()
 
     async def happen(self, world: Stage) -> None:
-        """Arm the fault."""
         for host in world.choose(self, self.who):
             host.trainer_faults.hang_s = self.for_s
 
@@ -424,7 +354,6 @@ class BitFlip(Fault):
     place: int = 0
 
     async def happen(self, world: Stage) -> None:
-        """Arm the fault."""
         for host in world.choose(self, self.who):
             host.trainer_faults.flip = self.place
 
@@ -439,11 +368,6 @@ KINDS: Final[dict[str, type[Fault]]] = {
 
 
 def read_fault(values: Mapping[str, Any], known_kinds: Mapping[str, type[Fault]]) -> Fault:
-    """Build a fault of one of these kinds from a TOML table.
-
-    Raises:
-        ConfigError: an unknown kind or key.
-    """
     cls = known_kinds.get(str(values.get("kind")))
     if cls is None:
         said = f"kind {values['kind']!r} is unknown" if "kind" in values else "kind is missing"
@@ -458,11 +382,6 @@ def read_fault(values: Mapping[str, Any], known_kinds: Mapping[str, type[Fault]]
 def read_faults(
     tables: Iterable[Mapping[str, Any]], known_kinds: Mapping[str, type[Fault]] = KINDS
 ) -> tuple[Fault, ...]:
-    """Build the faults of the `[[fault]]` tables.
-
-    Raises:
-        ConfigError: an unknown kind or key, naming the table.
-    """
     found: list[Fault] = []
     for number, table in enumerate(tables):
         try:

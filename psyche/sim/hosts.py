@@ -59,8 +59,6 @@ BOOTSTRAP_PEERS = 4  # clients whose addresses all know beforehand
 
 @dataclass(eq=False)
 class Life:
-    """One process."""
-
     log: NodeLog
     number: int
     scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope())  # noqa: PLW0108  # pyright: ignore[reportCallIssue]
@@ -70,8 +68,6 @@ class Life:
 
 
 class Host:
-    """A machine."""
-
     def __init__(self, world: Surroundings, name: str, identity: SimIdentity) -> None:
         self.world = world
         self.name = name
@@ -88,15 +84,12 @@ class Host:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process runs."""
         return self.life is not None
 
     def unix(self) -> float:
-        """Its wall clock."""
         return START_UNIX + trio.current_time() + self.clock_s
 
     def start(self) -> None:
-        """Start its process, unless it runs."""
         if self.life is None and not self.world.is_over:
             self.lives += 1
             self.code, self.is_gone = None, False
@@ -105,7 +98,6 @@ class Host:
             self.world.spawn(self._live, self.life)
 
     def kill(self, *, erase: bool = False) -> None:
-        """Kill its process, as SIGKILL does."""
         life, self.life = self.life, None
         if life is not None:
             self.world.note(types.Killed(who=self.name, life=life.number))
@@ -120,11 +112,9 @@ class Host:
         if erase:
             self.erase()
 
-    def erase(self) -> None:
-        """Empty the disk."""
+    def erase(self) -> None: ...
 
     def stop(self) -> Life | None:
-        """Pause its process, as SIGSTOP does, and return it."""
         life = self.life
         if life is None or life.root is None:
             return None
@@ -141,7 +131,6 @@ class Host:
             self._go_on(life)
 
     def wake(self) -> None:
-        """Resume its process, whatever paused it."""
         if self.life is not None and self.life.stops:
             self.life.stops = 0
             self._go_on(self.life)
@@ -152,20 +141,16 @@ class Host:
             self.world.queue.resume(life.root)
 
     def degrade(self, fault: Degrade) -> None:
-        """Make its links worse."""
         self.degraded.append(fault)
 
     def restore(self, fault: Degrade) -> None:
-        """Undo `degrade`."""
         self.degraded.remove(fault)
 
     def get_uplink(self) -> LinkConditions:
-        """The present conditions of its uplink."""
         worse = [fault.get_conditions() for fault in self.degraded if fault.up]
         return functools.reduce(join_conditions, worse, self.uplink)
 
     def get_downlink(self) -> LinkConditions:
-        """The present conditions of its downlink."""
         worse = [fault.get_conditions() for fault in self.degraded if fault.down]
         return functools.reduce(join_conditions, worse, self.downlink)
 
@@ -200,7 +185,6 @@ class Host:
 
 
 def _split(error: BaseException) -> tuple[list[BaseException], list[BaseException]]:
-    """Split into errors that a program reports before it ends, and defects."""
     if isinstance(error, BaseExceptionGroup):
         parts = [_split(inner) for inner in error.exceptions]
         return [e for known, _ in parts for e in known], [e for _, rest in parts for e in rest]
@@ -218,15 +202,12 @@ class _WatchedBackend:
         return getattr(self._inner, name)
 
     async def submit(self, message: Message, proof: Proof = None) -> None:
-        """Send a message, and report the answer to a witness message."""
         await self._inner.submit(message, proof)
         if isinstance(message, WitnessMessage):
             self._on_answer(message)
 
 
 class ClientHost(Host):
-    """A participant's machine."""
-
     def __init__(self, world: Surroundings, number: int, identity: SimIdentity, cls: MachineClass) -> None:
         super().__init__(world, f"client-{number}", identity)
         self.number = number
@@ -246,11 +227,9 @@ class ClientHost(Host):
 
     @property
     def is_honest(self) -> bool:
-        """Whether it follows the protocol."""
         return not self.programs
 
     def get_state(self) -> Coordinator:
-        """The newest state that its client has seen."""
         return self.engine.state if self.engine is not None else Coordinator()
 
     def get_victim(self) -> int:
@@ -261,47 +240,37 @@ class ClientHost(Host):
 
     @property
     def codec(self) -> PayloadCodec:
-        """The codec for payloads of the run's model."""
         return self.world.codec
 
     @property
     def member(self) -> int | None:
-        """Its member index in the epoch, as its engine knows it."""
         return self.engine.member if self.engine is not None else None
 
     @property
     def signed(self) -> set[bytes]:
-        """Each message that it signed, with the signature, over all its lives."""
         return self.identity.signed
 
     @property
     def is_corrupt(self) -> bool:
-        """Whether a weight was flipped since its trainer last loaded."""
         return self.trainer is not None and self.trainer.is_corrupt
 
     @property
     def struck(self) -> int:
-        """How often a fault struck its trainer."""
         return self.trainer_faults.struck
 
     def is_living(self, life: int) -> bool:
-        """Whether the process with this number still runs."""
         return self.life is not None and self.life.number == life
 
     def find_record(self, height: int) -> RoundRecord | None:
-        """Its engine's record of a round."""
         return self.engine.chain.context.book.get(height) if self.engine is not None else None
 
     def get_records(self) -> list[RoundRecord]:
-        """Its engine's records of the rounds that it remembers."""
         return list(self.engine.chain.context.book.all()) if self.engine is not None else []
 
     def get_banned(self) -> set[bytes]:
-        """The sources that it no longer asks for anything."""
         return set(self.network.banned()) if self.network is not None else set()
 
     def get_statistics(self) -> ClientStatistics | None:
-        """The present size of its process's queues and tables; None where it does not run."""
         engine, shell, network, backend = self.engine, self.shell, self.network, self.backend
         if not self.is_alive or engine is None or shell is None or network is None:
             return None
@@ -312,18 +281,15 @@ class ClientHost(Host):
         )  # fmt: skip
 
     def compute_root(self, digest: bytes) -> bytes | None:
-        """The root of the weights in its memory, if it believes that they have this digest."""
         engine, trainer = self.engine, self.trainer
         if engine is None or trainer is None or trainer.weights is None or engine.membership.weights_digest != digest:
             return None
         return trainer.compute_root()
 
     def get_book(self) -> tuple[AddressRecord, ...]:
-        """The address book, as the server publishes it."""
         return tuple(self.backend.address_book()) if self.backend is not None else ()
 
     def send_to(self, key: bytes, raw: bytes) -> None:
-        """Send gossip to one peer only."""
         if self.network is not None:
             self.network.send_to(key, raw)
 
@@ -339,7 +305,6 @@ class ClientHost(Host):
         self._prepare_disk()
 
     def has_weights(self, digest: bytes) -> bool:
-        """Whether it has weights of this digest in memory or on disk."""
         loaded = self.is_alive and self.engine is not None and self.engine.membership.weights_digest == digest
         return loaded or any(info.digest == digest for info in list_snapshots(self.folder / "resume"))
 
@@ -381,7 +346,6 @@ class ClientHost(Host):
         return code
 
     async def connect(self, host: str, port: int) -> TlsConnection:
-        """Connect to the backend by hand."""
         return await self.world.backend.connect(self.key, host, port)
 
     def _open_backend(self, life: Life) -> AbstractAsyncContextManager[MeasuredBackend]:

@@ -11,12 +11,10 @@ class SimIdentity(Identity):
         self.signed: set[bytes] = set()
 
     def sign(self, message: bytes) -> bytes:
-        """Sign, and remember the message."""
         signature = super().sign(message)
         self.signed.add(message + signature)
         return signature
 
 
 def build_machine_identity(seed: int, name: str) -> SimIdentity:
-    """The key of a machine of a world."""
     return SimIdentity(blake3_hash(f"psyche/simulator {seed} {name}".encode()))

@@ -54,7 +54,6 @@ class RunQueue(deque[Task]):
             self._stopped[root].append(task)
 
     def clear(self) -> None:
-        """The scheduler has taken a batch."""
         self._batches += 1
         self._steps += len(self)
         names = self._look() if self._batches % LOOK_EVERY_BATCHES == 0 else []
@@ -73,7 +72,6 @@ class RunQueue(deque[Task]):
         return sorted({task.name for task in self}) if self._looked_at_s == former else []
 
     def stop(self, root: Task) -> None:
-        """Pause all tasks of the process until `resume`, as SIGSTOP does."""
         self._stopped.setdefault(root, [])
         vars(self)["append"] = self._sort_out  # deque's own method is faster while nothing is paused
         waiting = list(self)
@@ -99,7 +97,6 @@ def find_root(task: Task | None, roots: dict[Task, Any]) -> Task | None:
 
 
 def install_queue(on_stuck: Callable[[list[str]], None]) -> RunQueue:
-    """Replace the run queue of the running trio loop by a `RunQueue`."""
     runner = _run.GLOBAL_RUN_CONTEXT.runner
     queue = RunQueue(on_stuck)
     queue.extend(runner.runq)

@@ -15,7 +15,6 @@ IsFailing = Callable[[Scenario], bool]
 
 
 def fails_alike(failure: Outcome | Exception) -> IsFailing:
-    """Whether a scenario violates the same invariant, or raises an exception of the same type."""
     name = _get_names(failure)[0]
     return lambda scenario: name in _get_names(_play(scenario))
 
@@ -28,7 +27,6 @@ def _play(scenario: Scenario) -> Outcome | Exception:
 
 
 def _get_names(played: Outcome | Exception) -> list[str]:
-    """The names of what failed."""
     if isinstance(played, Outcome):
         return [violation.name for violation in played.violations]
     return [f"exception {type(find_cause(played)).__name__}"]
@@ -51,7 +49,6 @@ def shrink(scenario: Scenario, is_failing: IsFailing, *, max_tries: int = 200) -
 
 
 def _iter_smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """Scenarios that are smaller by one thing each."""
     for index in range(len(scenario.faults)):
         yield dataclasses.replace(scenario, faults=_without(scenario.faults, index))
     for index in range(len(scenario.byzantine)):
@@ -64,7 +61,6 @@ def _iter_smaller(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _iter_calmer(scenario: Scenario) -> Iterator[Scenario]:
-    """Scenarios with better lines, or with equal machines."""
     for index, one in enumerate(scenario.classes):
         calm = LinkConditions()
         for changes in ({"uplink": calm}, {"downlink": calm}, {"machine": MachineModel()}, {"join_spread_s": 1.0}):

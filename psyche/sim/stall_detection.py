@@ -23,18 +23,10 @@ class Progressing(Protocol):
     """What the detector needs of a world: the record, the running faults, and a way to end the run."""
 
     @property
-    def shadow(self) -> Shadow:
-        """The record, as the journal has it."""
-        ...
-
+    def shadow(self) -> Shadow: ...
     @property
-    def under_way(self) -> Sequence[Fault]:
-        """The faults that have begun and are not over."""
-        ...
-
-    def give_up(self, expected: str, found: str) -> None:
-        """End the run."""
-        ...
+    def under_way(self) -> Sequence[Fault]: ...
+    def give_up(self, expected: str, found: str) -> None: ...
 
 
 class StallDetector:
@@ -61,7 +53,6 @@ class StallDetector:
         self._next_epoch = 0  # the one after the last epoch that certified weights
 
     async def watch(self) -> None:
-        """Watch until the run stalls; the caller cancels it."""
         while not self.obstacle:
             await trio.sleep(LOOK_S)
             self._look(trio.current_time())

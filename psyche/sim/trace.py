@@ -50,7 +50,6 @@ class Trace:
             listener(node, event)
 
     def note(self, event: types.Event) -> None:
-        """Log an event of the world itself."""
         self.emit(WORLD, event)
 
     @property

@@ -92,7 +92,6 @@ class Memo:
         self._known: OrderedDict[Any, Any] = OrderedDict()
 
     def get(self, key: Any, compute: Callable[[], T]) -> T:
-        """The result for `key`."""
         if key in self._known:
             return self._known[key]
         found = self._known[key] = compute()
@@ -146,8 +145,6 @@ class PayloadCodec:
 
 @dataclass(slots=True)
 class TrainerFaults:
-    """The faults that will hit a trainer next."""
-
     crash: bool = False  # at its next request
     hang_s: float = 0.0  # in its next training; the watchdog ends it
     flip: int | None = None  # this weight is wrong after the next apply: a memory error
@@ -181,11 +178,9 @@ class SimTrainer:
     _cancel: trio.Event | None = None
 
     async def start(self) -> None:
-        """Start the process."""
         await trio.sleep(self.machine.restart_s)
 
     async def restart(self) -> None:
-        """Start a fresh process, without weights and momentum."""
         self._lose()
         await trio.sleep(self.machine.restart_s)
 
@@ -206,7 +201,6 @@ class SimTrainer:
         return self.weights
 
     async def load(self, request: LoadRequest) -> LoadReply:
-        """Load a snapshot's weights, or the initial weights."""
         await trio.sleep(self.machine.load_s)
         self._check_alive()
         chain = prev = ZERO32
@@ -246,7 +240,6 @@ class SimTrainer:
         return blake3_hash(encode_manifest(self._get_entries(), get_file_entries(self.files)))
 
     async def train(self, request: TrainRequest) -> TrainReply:
-        """Take the time of a batch, and return its payload."""
         self._check_alive()
         weights = self._get_weights()
         self._note_outcomes(request)
@@ -325,7 +318,6 @@ class SimTrainer:
             self.is_corrupt = True
 
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
-        """Write a snapshot for `load`."""
         self._check_alive()
         await trio.sleep(self.machine.snapshot_s)
         root = self.compute_root()
@@ -348,11 +340,9 @@ class SimTrainer:
             write_info(folder, info, None)
 
     async def cancel(self) -> None:
-        """Cancel the running training."""
         if self._cancel is not None:
             self._cancel.set()
         await trio.lowlevel.checkpoint()
 
     async def stop(self) -> None:
-        """Cancel the running training; there is no process to end."""
         await self.cancel()

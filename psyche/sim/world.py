@@ -78,11 +78,9 @@ class Outcome:
 
     @property
     def lines(self) -> list[bytes]:
-        """The event log as it stands in a file."""
         return list(map(encode_entry, self.entries))
 
     def describe(self) -> str:
-        """Describe a failure: how to replay it, the last events, the violations."""
         name, seed = self.scenario.name, self.scenario.seed
         head = f"{name} seed {seed}: {self.rounds} rounds, {self.events} events, {self.simulated_s:.0f} s".lstrip()
         if not self.violations:
@@ -143,20 +141,16 @@ class World:
 
     @property
     def server(self) -> ServerHost:
-        """The coordinator's machine, in a world that has one."""
         assert isinstance(self.backend, ServerBackend), "a chain has none"
         return self.backend.host
 
     def find_endpoints(self, name: str, number: int) -> list[SimulatedEndpoint]:
-        """A client's endpoint of this number, from 1 on; 0: all of them."""
         return self._chain.find_endpoints(name, number)
 
     def halt_chain(self, *, is_halted: bool) -> None:
-        """Stop the chain from making blocks, or let it go on."""
         self._chain.halt_chain(is_halted=is_halted)
 
     async def command(self, message: Message) -> None:
-        """Send a message of the run's owner."""
         await self._chain.command(message)
 
     @property
@@ -166,45 +160,35 @@ class World:
 
     @property
     def machines(self) -> tuple[Host, ...]:
-        """All machines."""
         return (*self.backend.machines, *self.clients)
 
     def get_honest_keys(self) -> set[bytes]:
-        """The keys of the clients that follow the protocol."""
         return {host.key for host in self.clients if host.is_honest}
 
     def note(self, event: types.Event) -> None:
-        """Log an event of the world itself."""
         self.trace.note(event)
 
     def spawn(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Start a task of the world."""
         assert self._nursery is not None, "while it runs"
         self._nursery.start_soon(function, *args)
 
     def drop(self, key: bytes) -> None:
-        """Reset all connections of a machine."""
         self.hub.drop(key)
         self.backend.drop(key)
 
     def reset_requests(self, key: bytes) -> None:
-        """Reset a machine's connections to the server."""
         self.backend.drop(key)
 
     def set_links(self) -> None:
-        """Give every link the conditions of its two ends."""
         self.lines.update(self.machines)
 
     def cut(self, fault: Fault, groups: list[list[bytes]], *, silent: bool) -> None:
-        """Partition groups of machines from each other until `heal`."""
         self.lines.cut(id(fault), groups, silent=silent)
 
     def heal(self, fault: Fault) -> None:
-        """End one partition; others stay."""
         self.lines.heal(id(fault))
 
     def choose(self, fault: Fault, names: Sequence[str]) -> list[Any]:
-        """The machines that these names mean now, each once."""
         chosen: dict[str, Host] = {}
         for name in names:
             chosen.update((host.name, host) for host in self._find(fault, name))
@@ -239,7 +223,6 @@ class World:
         return known[1]
 
     def find_host(self) -> Host | None:
-        """The machine whose code is running."""
         root = find_root(trio.lowlevel.current_task(), self.roots)
         return None if root is None else self.roots[root]
 
@@ -255,12 +238,10 @@ class World:
         return function(*args)
 
     async def wait_for_death(self, host: Host) -> None:
-        """Wait until the machine's process is gone, for whatever reason."""
         while host.is_alive:
             await self._ended.wait()
 
     def note_death(self) -> None:
-        """Note that some process has died."""
         self._ended.set()
         self._ended = trio.Event()
 
@@ -393,7 +374,6 @@ class World:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has finished."""
         return self.shadow.state.run_state is RunState.FINISHED
 
     def owes_progress(self) -> bool:
@@ -401,7 +381,6 @@ class World:
         return not self.under_way and self.is_able() and self.scenario.must_advance
 
     def is_able(self) -> bool:
-        """Whether the server and enough honest members are alive."""
         living = sum(host.is_alive and host.is_honest for host in self.clients)
         needed = max(self.config.init_min_clients, self.config.min_clients)
         return self.backend.is_alive and living >= needed

@@ -54,7 +54,6 @@ class Console:
             self._write(erase + self._draw())
 
     def clear_status(self) -> None:
-        """Remove the status block."""
         self.set_status("")
 
     def _erase(self) -> str:

@@ -42,7 +42,6 @@ class Rate:
 
 
 def compute_median(values: Sequence[float]) -> float:
-    """The median; 0 for no values."""
     if not values:
         return 0.0
     ordered = sorted(values)

@@ -8,7 +8,6 @@ from psyche.wire.commands import WriteCommand, write_briefly
 
 
 def get_phase(status: RunStatus) -> str:
-    """The run's phase in words."""
     return PHASES[RunState(status.run_state)]
 
 

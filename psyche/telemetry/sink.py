@@ -8,13 +8,10 @@ from psyche.telemetry.types import Event
 class EventSink(Protocol):
     """Takes the events of a server or client (`telemetry.EventLog`)."""
 
-    def emit(self, event: Event) -> None:
-        """Record an event."""
-        ...
+    def emit(self, event: Event) -> None: ...
 
 
 class NoEvents:
     """Drops every event."""
 
-    def emit(self, event: Event) -> None:
-        """Do nothing."""
+    def emit(self, event: Event) -> None: ...

@@ -290,7 +290,6 @@ class StatusLine:
         self._pace = Pace()
 
     def refresh(self) -> None:
-        """Fold in new events and draw; to be called a few times a second."""
         for t, _, event in self._subscription.drain():
             self.view.update(t, event)
         now = self._now()
@@ -300,7 +299,6 @@ class StatusLine:
             self._console.print(format_node_status(self.view, now))
 
     def close(self) -> None:
-        """Draw for the last time, and remove the live line."""
         self.refresh()
         self._console.clear_status()
 

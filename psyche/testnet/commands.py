@@ -35,5 +35,4 @@ def get_client_argv(prepared: Prepared, settings: TestnetSettings, number: int) 
 
 
 def get_owner_argv(prepared: Prepared, settings: TestnetSettings, command: str) -> list[str]:
-    """`psyche run pause` or `resume`."""
     return [*PSYCHE, "run", command, *build_backend(settings).get_owner_options(prepared)]

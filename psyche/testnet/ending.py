@@ -32,15 +32,6 @@ DOTS: Final = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """How a run's processes ended.
-
-    Args:
-        exits: the exit code of each client's last process; None if it did not end.
-        kills: how often each client was killed.
-        stopped: why the run was stopped early; empty if it was not.
-        seconds: the duration of the run.
-    """
-
     exits: dict[int, int | None]
     kills: dict[int, int]
     stopped: str
@@ -48,7 +39,6 @@ class Course:
 
 
 async def finish(prepared: Prepared, settings: TestnetSettings, course: Course, console: Console) -> int:
-    """Judge the run, plot it, and show text from its model; return exit code 0 if all is well, else 1."""
     layout = prepared.layout
     report = await trio.to_thread.run_sync(
         partial(build_report, layout, prepared.run.run_id, course.exits, course.kills, course.seconds, course.stopped)
@@ -72,7 +62,6 @@ async def finish(prepared: Prepared, settings: TestnetSettings, course: Course, 
 
 
 def link_model(link: Path, exported: Path) -> None:
-    """Link `model` in the run's folder to the newest export."""
     link.unlink(missing_ok=True)
     link.symlink_to(exported)
 
@@ -129,14 +118,12 @@ def describe_run_files(prepared: Prepared, *, is_drawn: bool, has_model: bool) -
 
 
 def describe_tutorial() -> str:
-    """Return where the tutorial is, or the command that explains itself where this is no checkout."""
     if TUTORIAL.is_file():
         return f"your own run, step by step: {TUTORIAL}"
     return f"{get_program()} --help   # your own run"
 
 
 def get_program() -> str:
-    """Return the command that calls psyche: its name if the shell finds this one, else its path."""
     own = Path(sys.executable).with_name("psyche")
     found = shutil.which("psyche")
     return "psyche" if found is not None and Path(found).resolve() == own.resolve() else quote(str(own))

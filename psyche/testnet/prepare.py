@@ -41,11 +41,6 @@ LOCK_POLL_S: Final = 0.2
 
 
 def make_layout(settings: TestnetSettings, name: str) -> Layout:
-    """Create the run's folder; two runs never share one.
-
-    Raises:
-        PsycheError: the requested folder is not empty.
-    """
     root = settings.run_dir
     if root is None:
         root = _make_dated_folder(Path("runs"), name)
@@ -130,7 +125,6 @@ def _make_keys(settings: TestnetSettings, layout: Layout) -> tuple[bytes, ...]:
 
 
 def _write_run_file(run: LoadedRun, settings: TestnetSettings, layout: Layout) -> None:
-    """Write a copy of the configuration with a free port for the data server and what the settings change in it."""
     values: dict[tuple[str | int, ...], str | int | float | bool] = {
         ("run_id",): run.run_id
     }  # the path may name the folder
@@ -244,7 +238,6 @@ async def _prepare_data(
 
 
 def has_tokens(path: Path) -> bool:
-    """Whether `path` is a token file, or a folder with one."""
     if path.is_file():
         return True
     return path.is_dir() and any(file.suffix in TOKEN_SUFFIXES for file in path.iterdir())
@@ -262,7 +255,6 @@ def _link(link: Path, target: Path, layout: Layout) -> None:
 
 @asynccontextmanager
 async def hold_lock(path: Path) -> AsyncIterator[None]:
-    """Hold the lock for creating shared files; the lock of a killed process is released by the system."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         while True:
@@ -276,7 +268,6 @@ async def hold_lock(path: Path) -> AsyncIterator[None]:
 
 @contextmanager
 def removing_on_failure(layout: Layout) -> Iterator[None]:
-    """Remove the folder of a run that never started."""
     try:
         yield
     except BaseException:

@@ -51,7 +51,6 @@ class Child:
         return self._popen.returncode
 
     def is_running(self) -> bool:
-        """Whether the program is running."""
         if self._reaped:
             return False
         poll = select.poll()
@@ -81,13 +80,11 @@ class Child:
         os.close(self._pidfd)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the program itself, not to its children; does nothing if it has ended."""
         if not self._reaped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Send SIGKILL to the program and all that it started."""
         if not self._reaped:
             self._signal_group(signal.SIGKILL)
 
@@ -119,7 +116,6 @@ class Child:
             raise PsycheError(f"{self.name}: process {self.pid} survives SIGKILL; inspect it with ps and dmesg")
 
     def get_last_lines(self, count: int) -> list[str]:
-        """Return the last lines that this program has printed."""
         try:
             with self.output.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -147,7 +143,6 @@ def describe_exit_status(returncode: int | None) -> str:
 
 
 async def stop_all(children: Sequence[Child], timeout_s: float) -> list[str]:
-    """Stop several children concurrently; return the names of those that had to be killed."""
     stubborn: list[str] = []
 
     async def stop_one(child: Child) -> None:

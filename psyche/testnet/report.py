@@ -56,8 +56,6 @@ class ClientReport:
 
 @dataclass(slots=True)
 class RunReport:
-    """The report of the whole run. `problems` says what went wrong; empty if nothing did."""
-
     run_id: str
     seconds: float
     clients: list[ClientReport]
@@ -70,20 +68,17 @@ class RunReport:
 
     @property
     def equal(self) -> bool:
-        """Whether all clients ended with the same digest."""
         digests = {client.digest for client in self.clients}
         return len(digests) == 1 and "" not in digests
 
 
 def compute_allreduce_bytes(parameters: int, members: int, rounds: int) -> int:
-    """Compute the bytes that each member would send in `rounds` rounds of a bf16 ring all-reduce of gradients."""
     if members < 2:
         return 0
     return round(2 * (members - 1) / members * BF16_BYTES * parameters * rounds)
 
 
 def build_client_report(name: str, entries: Iterable[Entry], members: int) -> ClientReport:
-    """Build one client's report from its events."""
     report, view = ClientReport(name), NodeView(name)
     started = first_training = last_training = None
     waits = WaitWatch()
@@ -118,8 +113,6 @@ def build_client_report(name: str, entries: Iterable[Entry], members: int) -> Cl
 
 
 class WaitWatch:
-    """Compares the waits of a client with their announced deadlines."""
-
     def __init__(self) -> None:
         self.count = 0
         self.overrun_s = 0.0
@@ -153,7 +146,6 @@ def _copy_view(report: ClientReport, view: NodeView) -> None:
 
 
 def hash_weights(folder: Path) -> str:
-    """Compute the SHA-256 of the names and bytes of the weight files in a folder; empty if there are none."""
     files = sorted(folder.glob(WEIGHTS))
     if not files:
         return ""
@@ -182,7 +174,6 @@ def build_report(
 
 
 def find_problems(report: RunReport) -> list[str]:
-    """Return the reasons why a run failed."""
     problems: list[str] = []
     for client in report.clients:
         is_asked = bool(report.stopped) and client.exit_code == EXIT_INTERRUPTED
@@ -201,13 +192,11 @@ def find_problems(report: RunReport) -> list[str]:
 
 
 def write_summary(report: RunReport, path: Path) -> None:
-    """Write the whole report as JSON, atomically."""
     content: dict[str, Any] = asdict(report) | {"equal": report.equal}
     replace_file(path, (json.dumps(content, indent=1) + "\n").encode(), path.with_suffix(".part"))
 
 
 def format_report(report: RunReport) -> str:
-    """Format the final table and the verdict."""
     head = ("client", "rounds", "loss", "digest", "weights", "sent", "received", "kills", "heals")
     rows = [_get_row(client) for client in report.clients]
     lines = [format_tables(head, rows), ""]

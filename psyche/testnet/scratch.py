@@ -24,7 +24,6 @@ class Scratch:
         new.rename(self.path / LOCK_NAME)  # so that it is never visible unlocked while this process lives
 
     def remove(self) -> None:
-        """Remove the folder; may be called more than once."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)

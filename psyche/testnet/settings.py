@@ -83,7 +83,6 @@ class Layout:
         self.chain_record = root / "chain" / "chain.rec"  # for `psyche dev replay`; with `keep` only
 
     def client(self, number: int) -> Path:
-        """A client's data folder."""
         return self.root / get_node_name(number)
 
     def wallet(self, number: int) -> Path:

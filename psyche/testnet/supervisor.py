@@ -110,7 +110,6 @@ class Testnet:
         self._at_rest = trio.Event()  # set when no client is in an epoch any longer
 
     def start_server(self) -> Child:
-        """Start the process of the backend; call it in trio's main thread."""
         output = self.prepared.layout.logs / f"{self.backend.name}.log"
         self.server = Child(self.backend.name, get_backend_argv(self.prepared, self.settings), output=output)
         self.events.emit(types.ProcessStarted(name=self.backend.name, pid=self.server.pid))
@@ -152,7 +151,6 @@ class Testnet:
         raise PsycheError(describe_process_failure(self.server, late))
 
     def start_client(self, number: int) -> Child:
-        """Start client `number`'s process; call it in trio's main thread."""
         name = get_node_name(number)
         output = self.prepared.layout.logs / f"{name}.log"
         environment = {HOST_VARIABLE: str(self._trainer_socket), "PSYCHE_PROGRAM_IDS": ""}  # of another chain
@@ -175,7 +173,6 @@ class Testnet:
         child.kill()
 
     async def run_client(self, number: int) -> None:
-        """Keep client `number` running until it ends by itself; restart it after a kill."""
         while True:
             child = self.start_client(number)
             code = await child.wait()
@@ -200,13 +197,11 @@ class Testnet:
         )
 
     async def run_clients(self) -> None:
-        """Run all clients until each has ended."""
         async with trio.open_nursery() as nursery:
             for number in self.exits:
                 nursery.start_soon(self.run_client, number)
 
     async def kill_regularly(self, plan: KillPlan) -> None:
-        """Kill random clients at intervals until the run nears its end."""
         config, random = self.prepared.run.config, Random(self.settings.seed)  # noqa: S311 - no secret
         while True:
             of = format_number(len(plan.allowed), "client")
@@ -220,7 +215,6 @@ class Testnet:
                 self.kill_client(victim)
 
     async def refresh(self) -> None:
-        """Refresh the live view regularly."""
         while True:
             self.view.refresh()
             if self._is_at_rest():
@@ -284,7 +278,6 @@ class Testnet:
 
 
 def describe_process_failure(child: Child, what: str) -> str:
-    """Describe a failure: what happened, the process's last lines of output, and where the rest is."""
     lines = "".join(f"\n    {line}" for line in child.get_last_lines(LAST_LINES))
     return f"{what}; its last lines, all of them in {child.output}:{lines}"
 
@@ -347,7 +340,6 @@ async def _run(settings: TestnetSettings, plan: KillPlan | None, console: Consol
 
 
 async def _train(testnet: Testnet, plan: KillPlan | None) -> None:
-    """Run all clients to their end, or for the requested minutes, counted from the first round."""
     minutes = testnet.settings.minutes
     async with trio.open_nursery() as nursery:
         if plan is not None:

@@ -34,7 +34,6 @@ SPARE: Final = (
 
 
 def describe_notable(event: types.Event) -> str:
-    """What to say of an event that deserves a line of its own when it happens; empty of any other."""
     text = ""
     match event:
         case types.EpochFailed():
@@ -92,15 +91,12 @@ class LiveView:
 
     @property
     def step(self) -> int:
-        """The furthest step that any client has reached."""
         return max((view.step for view in self.clients.values()), default=0)
 
     def say(self, text: str) -> None:
-        """Print a line with the time of day."""
         self._console.print(f"{format_clock(self._now())}  {text}")
 
     def refresh(self) -> None:
-        """Read new events, print the notable ones, and redraw the table."""
         for name, tail in self._tails.items():
             for t, _, event in map(read_entry, tail.read()):
                 self._take(name, t, event)
@@ -111,7 +107,6 @@ class LiveView:
             self._print_line(self._now())
 
     def _print_line(self, now: float) -> None:
-        """Print a plain line every ten seconds, or every minute if nothing has changed."""
         if now - self._shown_at < PLAIN_EVERY_S:
             return
         line = self.draw_line()
@@ -128,7 +123,6 @@ class LiveView:
             self._tell(f"{name} {text}")
 
     def _tell(self, text: str) -> None:
-        """Print what has happened; repeat the same line only after a while."""
         now = self._now()
         if now - self._told.get(text, float("-inf")) < TELL_AGAIN_S:
             return
@@ -171,7 +165,6 @@ class LiveView:
         return lines
 
     def _get_names(self, epoch: int) -> dict[int, str]:
-        """Return the client numbers of an epoch's members, by member index."""
         return {
             view.index: f"client {number}"
             for number, view in self.clients.items()
@@ -197,7 +190,6 @@ class LiveView:
         ]
 
     def draw_line(self) -> str:
-        """Draw everything on one line, without the time of day."""
         views = list(self.clients.values())
         newest = max(views, key=lambda view: (view.epoch, view.height))
         losses = " ".join("-" if view.loss is None else f"{view.loss:.2f}" for view in views)

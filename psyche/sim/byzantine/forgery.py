@@ -159,7 +159,6 @@ class Impersonate(ByzantineProgram):
 
 
 def build_result(body: GossipBody, **changes: Any) -> Result:
-    """The same result under another header."""
     assert isinstance(body, Result), "only results have headers"
     header = encode_header(replace(decode_header(body.header), **changes))
     return Result(compute_commitment(header), header)

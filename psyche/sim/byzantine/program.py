@@ -31,61 +31,28 @@ class ByzantineMember:
 
 
 class Participant(Protocol):
-    """The client's interface as its dishonest program sees it."""
-
     @property
-    def key(self) -> bytes:
-        """Its public key."""
-        ...
-
+    def key(self) -> bytes: ...
     @property
-    def identity(self) -> Identity:
-        """Its key, to sign with."""
-        ...
-
+    def identity(self) -> Identity: ...
     @property
-    def network(self) -> MemoryNode | None:
-        """Its node, while it has one."""
-        ...
-
+    def network(self) -> MemoryNode | None: ...
     @property
-    def backend(self) -> Backend | None:
-        """Its backend, while it has one."""
-        ...
-
+    def backend(self) -> Backend | None: ...
     @property
-    def codec(self) -> PayloadCodec:
-        """The codec for payloads of the run's model."""
-        ...
-
+    def codec(self) -> PayloadCodec: ...
     @property
-    def member(self) -> int | None:
-        """Its member index in the epoch, as its engine knows it."""
-        ...
-
-    def find_record(self, height: int) -> RoundRecord | None:
-        """Its engine's record of a round."""
-        ...
-
-    def get_state(self) -> Coordinator:
-        """The newest state that it has seen."""
-        ...
-
-    def get_book(self) -> tuple[AddressRecord, ...]:
-        """The address book, as the server publishes it."""
-        ...
+    def member(self) -> int | None: ...
+    def find_record(self, height: int) -> RoundRecord | None: ...
+    def get_state(self) -> Coordinator: ...
+    def get_book(self) -> tuple[AddressRecord, ...]: ...
 
     def get_victim(self) -> int:
         """The member that all dishonest members deny, so that they agree."""
         ...
 
-    def send_to(self, key: bytes, raw: bytes) -> None:
-        """Send gossip to one peer only."""
-        ...
-
-    async def connect(self, host: str, port: int) -> TlsConnection:
-        """A connection to the backend, made by hand."""
-        ...
+    def send_to(self, key: bytes, raw: bytes) -> None: ...
+    async def connect(self, host: str, port: int) -> TlsConnection: ...
 
 
 class ByzantineProgram:
@@ -101,7 +68,6 @@ class ByzantineProgram:
         self.believed = 0  # accepted lies that named another member as the sender: must stay 0 (I9)
 
     def is_due(self) -> bool:
-        """Whether to lie this time."""
         due = self.rng.random() < self.share
         self.told += due
         return due
@@ -132,7 +98,6 @@ class ByzantineProgram:
         return message
 
     async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
-        """Publish to the peers in place of the engine."""
         del host
         await node.publish(raw)
 

@@ -187,7 +187,6 @@ class _ResultProgram(ByzantineProgram):
         return decode_gossip(raw) if raw.startswith(RESULT_TAG) else None
 
     def sign_other(self, host: Participant, message: Gossip, **changes: Any) -> bytes:
-        """The same result under another header, signed."""
         body = build_result(message.body, **changes)
         signed = sign_gossip(host.identity, message.run_uid, message.epoch, message.height, message.member, body)
         return encode_gossip(signed)
@@ -404,15 +403,12 @@ class _ByzantineNetwork(_Wrapped):
 
 
 def wrap_backend(backend: Backend, host: Participant, programs: Sequence[ByzantineProgram]) -> Backend:
-    """The client's backend, wrapped by its programs."""
     return cast("Backend", _ByzantineBackend(backend, host, programs))
 
 
 def wrap_network(node: MemoryNode, host: Participant, programs: Sequence[ByzantineProgram]) -> Network:
-    """The client's network, wrapped by its programs."""
     return cast("Network", _ByzantineNetwork(node, host, programs))
 
 
 def build_program(member: ByzantineMember, rng: random.Random) -> ByzantineProgram:
-    """The program of a dishonest member, built from its description."""
     return KINDS[member.kind](member.share, rng)

@@ -29,7 +29,6 @@ class Decision:
     may: frozenset[int]
 
     def allows(self, found: frozenset[int]) -> bool:
-        """Whether the found set agrees with this decision."""
         return self.must <= found <= self.may
 
     def __str__(self) -> str:

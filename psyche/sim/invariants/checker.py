@@ -118,7 +118,6 @@ class Invariants:
         )
 
     def fail(self, name: str, expected: object, found: object, where: str = "") -> None:
-        """Note a violation."""
         if len(self.violations) < MAX_VIOLATIONS:
             self.violations.append(Violation(name, str(expected), str(found), where or self.where()))
 
@@ -269,7 +268,6 @@ class Invariants:
     # --- what the machines log --------------------------------------------------------------------------
 
     def check_event(self, node: str, event: types.Event) -> None:
-        """Check one event of any machine."""
         if isinstance(event, types.Crashed | types.ServerDefect):
             self.fail("no defects", "no process dies of a defect of the program", f"{node}: {event.error}")
         host = self._hosts.get(node)

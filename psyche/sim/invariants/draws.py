@@ -23,7 +23,6 @@ class Draws:
         self._drawn = (0, 0)
 
     def take(self, state: Coordinator) -> None:
-        """Follow the record, state by state."""
         armed = state.run_state is RunState.ROUND_WITNESS or (
             state.run_state is RunState.WARMUP and bool(state.current.entropy_slot)
         )

@@ -185,7 +185,6 @@ class Ledger:
     # --- what machines log -------------------------------------------------------------------------------
 
     def take_event(self, node: str, event: types.Event) -> None:
-        """Take one event of any machine."""
         match event:
             case types.ResultSent():
                 facts = self.rounds.get((event.epoch, event.height))
@@ -211,7 +210,6 @@ class Ledger:
         return next((one.names for one in reversed(self.formations) if one.epoch == epoch), ())
 
     def find_names(self, epoch: int, bits: int) -> set[str]:
-        """The names of the members in a bitmap."""
         return {name for index, name in enumerate(self.get_names(epoch)) if bits >> index & 1}
 
     def _find_bits(self, epoch: int, names: set[str]) -> int:
@@ -219,12 +217,10 @@ class Ledger:
 
     @property
     def data_rounds(self) -> list[RoundFacts]:
-        """Closed rounds with data, in order."""
         return [one for _, one in sorted(self.rounds.items()) if not one.is_drain and one.end_s]
 
     @property
     def credits(self) -> dict[str, int]:
-        """The credits of each machine over all epochs."""
         total: dict[str, int] = {}
         for epoch in self.epochs:
             for name, count in epoch.credits.items():

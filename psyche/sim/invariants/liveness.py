@@ -35,7 +35,6 @@ class Liveness:
         self._wrong: dict[str, int] = {}  # by client: number of agreed digests in a row that its weights contradict
 
     def take_event(self, node: str, event: types.Event) -> None:
-        """Take one event of any machine."""
         match event:
             case types.Applied():
                 self._digests[node] = (event.epoch, event.height, event.digest)

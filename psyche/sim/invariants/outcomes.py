@@ -15,7 +15,6 @@ class Outcomes:
         self._decided: dict[tuple[str, int, int, int], bool] = {}  # by name, life, epoch, height: is it applied
 
     def note(self, host: ClientView, epoch: int, height: int, *, applied: bool) -> None:
-        """A client decides about its own result."""
         self._decided[host.name, host.lives, epoch, height] = applied
 
     def check_told(self, host: ClientView, life: int, epoch: int, height: int, applied: bool) -> None:

@@ -16,7 +16,6 @@ MAX_JOURNAL_BYTES: Final = 3 * (SNAPSHOT_EVERY_BYTES + STATE_BYTES)  # two snaps
 
 
 def check_recovery(files: ServerFiles, expected: Coordinator, check: Check) -> None:
-    """Check that recovery from these files gives the expected state."""
     wanted = f"the files give {_describe(expected)}"
     try:
         found = recover(DiskHandle(files.copy()))

@@ -33,7 +33,6 @@ class ResourceLimits:
         self._looked_at = -1
 
     def measure(self, epoch: int) -> None:
-        """Measure queues, tables and streams; once in every epoch also the disks."""
         for host in self._world.clients:
             held = host.get_statistics()
             if held is not None:

@@ -40,7 +40,6 @@ class Shadow:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a run."""
         return self.seq >= 0
 
     def has_state(self, raw: bytes) -> bool:
@@ -48,7 +47,6 @@ class Shadow:
         return blake3_hash(raw)[:HASH_BYTES] in self._hashes
 
     def has_report(self, epoch: int, height: int, member: int) -> bool:
-        """Whether a witness's record of a round is on record."""
         return (epoch, height, member) in self._reports
 
     def _begin(self, raw: bytes, seq: int, now: int) -> None:
@@ -56,7 +54,6 @@ class Shadow:
         self._hashes.add(blake3_hash(raw)[:HASH_BYTES])
 
     def _take(self, change: Change, now: int, slot: int) -> None:
-        """Replay a change that is on record."""
         message = change.message
         assert not isinstance(message, Allow | Disallow), "no world has an allow list"
         apply(self.state, now, slot, change.sender, message)

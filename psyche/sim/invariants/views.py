@@ -23,15 +23,11 @@ class BackendSizes(Protocol):
     """The queue sizes of any backend."""
 
     @property
-    def unanswered(self) -> int:
-        """The number of requests without an answer."""
-        ...
+    def unanswered(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ClientStatistics:
-    """The present size of one client's queues and tables."""
-
     members: int  # of the newest state that it has
     engine: EngineStatistics
     shell: ShellStatistics
@@ -50,54 +46,26 @@ class Told(Protocol):
 
 
 class ClientView(Protocol):
-    """A client as the checks see it."""
-
     complaints: list[str]
 
     @property
-    def name(self) -> str:
-        """The name of its machine."""
-        ...
-
+    def name(self) -> str: ...
     @property
-    def key(self) -> bytes:
-        """Its public key."""
-        ...
-
+    def key(self) -> bytes: ...
     @property
-    def folder(self) -> Path:
-        """The folder of its files."""
-        ...
-
+    def folder(self) -> Path: ...
     @property
-    def is_alive(self) -> bool:
-        """Whether its process runs."""
-        ...
-
+    def is_alive(self) -> bool: ...
     @property
-    def is_honest(self) -> bool:
-        """Whether it follows the protocol."""
-        ...
-
+    def is_honest(self) -> bool: ...
     @property
-    def lives(self) -> int:
-        """How many processes it has had."""
-        ...
-
+    def lives(self) -> int: ...
     @property
-    def code(self) -> int | None:
-        """The exit code of its last process that ended by itself."""
-        ...
-
+    def code(self) -> int | None: ...
     @property
-    def programs(self) -> Sequence[Told]:
-        """Its dishonest programs; none if it is honest."""
-        ...
-
+    def programs(self) -> Sequence[Told]: ...
     @property
-    def signed(self) -> Collection[bytes]:
-        """Each message that it signed, with the signature, over all its lives."""
-        ...
+    def signed(self) -> Collection[bytes]: ...
 
     @property
     def is_corrupt(self) -> bool:
@@ -105,45 +73,22 @@ class ClientView(Protocol):
         ...
 
     @property
-    def struck(self) -> int:
-        """How often a fault struck its trainer."""
-        ...
-
-    def is_living(self, life: int) -> bool:
-        """Whether its process of this number runs."""
-        ...
-
-    def get_state(self) -> Coordinator:
-        """The newest state that it has seen."""
-        ...
-
-    def get_records(self) -> Sequence[RoundRecord]:
-        """Its engine's records of the rounds that it remembers."""
-        ...
-
-    def get_banned(self) -> Collection[bytes]:
-        """The sources that it no longer asks for anything."""
-        ...
+    def struck(self) -> int: ...
+    def is_living(self, life: int) -> bool: ...
+    def get_state(self) -> Coordinator: ...
+    def get_records(self) -> Sequence[RoundRecord]: ...
+    def get_banned(self) -> Collection[bytes]: ...
 
     def get_statistics(self) -> ClientStatistics | None:
         """The present size of its process's queues and tables; None where it does not run."""
         ...
 
-    def has_weights(self, digest: bytes) -> bool:
-        """Whether it has weights of this digest in memory or on disk."""
-        ...
-
-    def compute_root(self, digest: bytes) -> bytes | None:
-        """The root of the weights in its memory, if it believes that they have this digest."""
-        ...
+    def has_weights(self, digest: bytes) -> bool: ...
+    def compute_root(self, digest: bytes) -> bytes | None: ...
 
 
 class BackendView(Protocol):
-    """The backend of the run as the checks see it."""
-
-    def measure(self, note: NoteSize) -> None:
-        """Measure what the backend keeps (I6)."""
-        ...
+    def measure(self, note: NoteSize) -> None: ...
 
     def check_end(self, check: Check) -> None:
         """Check that the backend still has the whole record (I8, I10)."""
@@ -151,42 +96,20 @@ class BackendView(Protocol):
 
 
 class WorldView(Protocol):
-    """A world as the checks see it."""
-
     @property
-    def scenario(self) -> Scenario:
-        """The scenario being played."""
-        ...
-
+    def scenario(self) -> Scenario: ...
     @property
-    def config(self) -> Config:
-        """The run's configuration."""
-        ...
-
+    def config(self) -> Config: ...
     @property
-    def trace(self) -> Trace:
-        """The event log."""
-        ...
-
+    def trace(self) -> Trace: ...
     @property
-    def shadow(self) -> Shadow:
-        """The record, followed independently of the backend."""
-        ...
-
+    def shadow(self) -> Shadow: ...
     @property
-    def clients(self) -> Sequence[ClientView]:
-        """All clients."""
-        ...
-
+    def clients(self) -> Sequence[ClientView]: ...
     @property
-    def backend(self) -> BackendView:
-        """The backend of the run."""
-        ...
-
+    def backend(self) -> BackendView: ...
     @property
-    def under_way(self) -> Sequence[Any]:
-        """The faults that have begun and are not over."""
-        ...
+    def under_way(self) -> Sequence[Any]: ...
 
     @property
     def quiet_since(self) -> float:
@@ -199,9 +122,7 @@ class WorldView(Protocol):
         ...
 
     @property
-    def is_finished(self) -> bool:
-        """Whether the run has finished."""
-        ...
+    def is_finished(self) -> bool: ...
 
     def owes_progress(self) -> bool:
         """Whether the run must take steps: no fault excuses it (I5)."""

@@ -12,21 +12,12 @@ class End(Protocol):
     """A machine at the end of a link."""
 
     @property
-    def key(self) -> bytes:
-        """Its public key."""
-        ...
-
-    def get_uplink(self) -> LinkConditions:
-        """The present conditions of its uplink."""
-        ...
-
-    def get_downlink(self) -> LinkConditions:
-        """The present conditions of its downlink."""
-        ...
+    def key(self) -> bytes: ...
+    def get_uplink(self) -> LinkConditions: ...
+    def get_downlink(self) -> LinkConditions: ...
 
 
 def join_conditions(up: LinkConditions, down: LinkConditions) -> LinkConditions:
-    """The conditions of a link from one machine's uplink to another's downlink."""
     return LinkConditions(
         latency_s=up.latency_s + down.latency_s,
         bandwidth_bytes_s=min(up.bandwidth_bytes_s, down.bandwidth_bytes_s),
@@ -50,7 +41,6 @@ class Lines:
         self._partitions: dict[int, tuple[list[list[bytes]], bool]] = {}
 
     def update(self, ends: Sequence[End]) -> None:
-        """Give every link the conditions of its two ends."""
         for source in ends:
             if self._shares_lines:
                 up, down = source.get_uplink(), source.get_downlink()
@@ -61,7 +51,6 @@ class Lines:
                     self._links.set_uplink(source.key, target.key, join_conditions(up, down))
 
     def cut(self, number: int, groups: list[list[bytes]], *, silent: bool) -> None:
-        """Partition groups of machines until `heal` is called with the same number."""
         self._partitions[number] = (groups, silent)
         self._cut(groups, silent=silent)
 

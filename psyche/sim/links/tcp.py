@@ -14,14 +14,11 @@ REFUSED_S = 0.001  # a machine without a listener on the port refuses at once
 
 
 class TcpStream(trio.abc.Stream):
-    """One end of a connection."""
-
     def __init__(self, stream: MemoryStream) -> None:
         self._stream = stream
         self._closed = False
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all bytes; raises trio's errors for a broken or closed stream."""
         self._check_open()
         try:
             await self._stream.write(bytes(data))
@@ -58,22 +55,18 @@ class TcpStream(trio.abc.Stream):
 
 
 class TcpListener(trio.abc.Listener[TcpStream]):
-    """Accepts connections to one port of one machine."""
-
     def __init__(self, network: "Tcp", place: tuple[str, int]) -> None:
         self.send, self._receive = trio.open_memory_channel[TcpStream](BACKLOG)
         self._network = network
         self._place = place
 
     async def accept(self) -> TcpStream:
-        """Wait for the next connection."""
         try:
             return await self._receive.receive()
         except (trio.EndOfChannel, trio.ClosedResourceError) as error:
             raise trio.ClosedResourceError("this listener was closed") from error
 
     async def aclose(self) -> None:
-        """Stop accepting."""
         self._network.close_listener(self._place, self)
         self._receive.close()
         await trio.lowlevel.checkpoint()
@@ -101,12 +94,10 @@ class Tcp:
 
     @property
     def open_connections(self) -> int:
-        """The number of open connections."""
         self._prune()
         return len(self._open)
 
     def add_machine(self, host: str, key: bytes) -> None:
-        """Register a machine under its host name."""
         self._keys[host] = key
 
     def listen(self, host: str, port: int) -> TcpListener:
@@ -121,7 +112,6 @@ class Tcp:
         return listener
 
     def close_listener(self, place: tuple[str, int], listener: TcpListener) -> None:
-        """Forget a closed listener."""
         if self._listeners.get(place) is listener:
             del self._listeners[place]
 

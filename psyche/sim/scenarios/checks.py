@@ -248,7 +248,6 @@ def _check_byzantine(liar: ByzantineMember, clients: int) -> None:
 
 
 def _check_config(scenario: Scenario) -> None:
-    """Check the keys and numbers, the server's rules for a run, and that the clients are enough for an epoch."""
     given: Any = scenario.config
     _require(isinstance(given, Mapping), "[config]", given, "a table")
     kinds = {field.name: field.type for field in fields(Config)}

@@ -83,7 +83,6 @@ def _build(cls: type[Any], values: Any) -> Any:
 
 
 def write_scenario(scenario: Scenario) -> str:
-    """The scenario as TOML, for `read_scenario`."""
     lines = list(_write_plain(scenario, Scenario()))
     lines += ["", "[config]", *(f"{name} = {_write(value)}" for name, value in scenario.config.items())]
     if chain := list(_write_plain(scenario.chain, ChainConditions())):
@@ -107,7 +106,6 @@ def write_scenario(scenario: Scenario) -> str:
 
 
 def _write_plain(value: Any, default: Any) -> Iterator[str]:
-    """The plain fields of a dataclass that differ from their defaults."""
     for field in dataclasses.fields(value):
         here = getattr(value, field.name)
         is_plain = isinstance(here, bool | int | float | str)

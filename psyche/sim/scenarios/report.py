@@ -13,7 +13,6 @@ TRACEBACK_LINES: Final = 16  # the last lines: where the exception was raised, a
 
 
 def describe_replay(scenario: Scenario) -> list[str]:
-    """How to replay a scenario: its command, or its plan and the command for it."""
     if scenario.origin:
         return [f"replay: {scenario.origin}"]
     plan = write_scenario(scenario)
@@ -28,7 +27,6 @@ def describe_replay(scenario: Scenario) -> list[str]:
 
 
 def describe_crash(scenario: Scenario, error: BaseException, last: Sequence[str]) -> str:
-    """Describe a simulation that an exception ended, with the last events before it."""
     cause = find_cause(error)
     head = f"{scenario.name} seed {scenario.seed}: the simulation itself failed: {cause!r}".lstrip()
     lines = "".join(traceback.format_exception(cause)).splitlines()

@@ -103,27 +103,22 @@ class Scenario:
     origin: str = field(default="", init=False, compare=False)
 
     def with_origin(self, command: str) -> "Scenario":
-        """A copy that this command replays."""
         found = replace(self)
         object.__setattr__(found, "origin", command)  # a copy that nobody else holds yet
         return found
 
     @property
     def clients(self) -> int:
-        """The number of clients."""
         return sum(c.count for c in self.classes)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the clients."""
         return tuple(f"client-{number}" for number in range(self.clients))
 
     def weigh_blob(self, size_bytes: int) -> float:
-        """The bytes on the line of a blob reply of this length."""
         return float(self.blob_bytes.get(size_bytes, size_bytes))
 
     def get_class(self, number: int) -> MachineClass:
-        """The class of a client, by its number."""
         for found in self.classes:
             if number < found.count:
                 return found
@@ -150,14 +145,12 @@ DEFAULTS: Mapping[str, int] = {
 
 
 def build_run_config(scenario: Scenario) -> Config:
-    """The run's configuration."""
     usual = {"entropy_delay": ENTROPY_DELAY_SLOTS} if scenario.backend == CHAIN else {}
     values: dict[str, Any] = dict(DEFAULTS) | usual | dict(scenario.config)
     return Config(**values)
 
 
 def build_small_model() -> Model:
-    """A model for the small trainer."""
     return Model(
         max_seq_len=8,
         checkpoint=Checkpoint(CheckpointKind.LOCAL, MODEL_FOLDER),

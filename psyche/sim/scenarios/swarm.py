@@ -32,7 +32,6 @@ Draw = Callable[[random.Random, float], Fault]
 
 
 def draw_scenario(seed: int) -> Scenario:
-    """The scenario of a seed."""
     rng = build_rng(seed, "swarm")
     clients = rng.choices(list(SIZES), list(SIZES.values()))[0]
     found = _draw_byzantine(rng, clients)
@@ -49,7 +48,6 @@ def draw_scenario(seed: int) -> Scenario:
 
 
 def draw_chain_scenario(seed: int) -> Scenario:
-    """The scenario of a seed on a chain."""
     rng = build_rng(seed, "swarm on a chain")
     clients = rng.choices(list(SIZES), list(SIZES.values()))[0]
     found = _draw_byzantine(rng, clients)

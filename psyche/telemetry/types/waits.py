@@ -102,7 +102,6 @@ def describe_wait(event: WaitStarted, names: Mapping[int, str] | None = None) ->
 
 
 def describe_payloads(who: str, height: int | None, apply_height: int | None) -> str:
-    """The payloads that are lacking of a round."""
     return f"payloads of {who} of round {height}, to apply in round {apply_height}"
 
 

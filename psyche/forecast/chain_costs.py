@@ -8,8 +8,8 @@ from typing import Any
 
 from psyche.backends.solana.amounts import LAMPORTS_PER_SOL, MAX_PRIORITY_LAMPORTS, format_sol
 from psyche.config.profile import ChainTable
-from psyche.config.rules import find_address_warnings, find_chain_warnings
 from psyche.core.state.state import Config
+from psyche.forecast.backends import ServerBackend
 from psyche.forecast.play import Forecast
 from psyche.forecast.question import Question
 from psyche.sim.chain.facts import ChainFacts, Paid
@@ -61,12 +61,14 @@ class ChainCosts:
 
 def build_server_question(question: Question) -> Question:
     """The same run with a server, without the faults of the chain."""
-    return replace(question, chain=None, faults=tuple(one for one in question.faults if one.kind not in CHAIN_KINDS))
+    return replace(
+        question, backend=ServerBackend(), faults=tuple(one for one in question.faults if one.kind not in CHAIN_KINDS)
+    )
 
 
 def compute_costs(forecast: Forecast, with_server: Forecast | None = None) -> ChainCosts | None:
     """Compute what the chain costs; None with a server, or if no round was finished."""
-    chain, members = forecast.question.chain, forecast.members
+    chain, members = forecast.question.backend.costs, forecast.members
     rounds = [one.seconds for one in forecast.accounts.data_rounds]
     if chain is None or not rounds or not members:
         return None
@@ -107,21 +109,6 @@ def count_steps(config: Config) -> int:
     return max(1, config.total_steps - 1)
 
 
-def find_cautions(question: Question) -> list[str]:
-    """Find what `run create` warns of on a chain; nothing with a server."""
-    if question.chain is None:
-        return []
-    return [*find_chain_warnings(question.config, ()), *find_address_warnings(question.config, question.run.bootstrap)]
-
-
-def format_chain(chain: ChainTable) -> str:
-    return (
-        f"on a chain: slots of {chain.slot_ms:g} ms, {chain.skipped_percent:g} % without a block; clients see a block "
-        f"after {chain.lag_min_s:g} to {chain.lag_max_s:g} s; {chain.lost_percent:g} % of transactions are lost"
-        + (f", {chain.late_percent:g} % are late" if chain.late_percent else "")
-    )
-
-
 def format_costs(costs: ChainCosts, question: Question) -> str:
     part = f"{format_seconds(costs.round_s)}, of which {format_seconds(costs.of_chain_s)} are the chain's: "
     part += f"with a server it is {format_seconds(costs.server_round_s)}"
@@ -155,8 +142,9 @@ def _draw_row(name: str, fees: Fees) -> list[str]:
 
 def build_chain_json(forecast: Forecast, with_server: Forecast | None) -> dict[str, Any] | None:
     """The figures of the chain as plain data; None with a server."""
-    chain, costs = forecast.question.chain, compute_costs(forecast, with_server)
+    chain, costs = forecast.question.backend.costs, compute_costs(forecast, with_server)
     if chain is None:
         return None
-    found: dict[str, Any] = {"assumed": chain.model_dump(), "warnings": find_cautions(forecast.question)}
+    question = forecast.question
+    found: dict[str, Any] = {"assumed": chain.model_dump(), "warnings": question.cautions}
     return found if costs is None else found | asdict(costs) | {"of_chain_s": costs.of_chain_s}

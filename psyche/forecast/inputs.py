@@ -5,22 +5,22 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from psyche.config.profile import ChainTable
 from psyche.durable import read_file
 from psyche.errors import ConfigError
+from psyche.forecast.backends import ForecastBackend
 from psyche.sim.chain_faults import ALL_KINDS
 from psyche.sim.faults import Fault, read_faults
 from psyche.sim.scenarios.checks import check_backend_of_fault, check_fault, check_within
 from psyche.sim.scenarios.plan import read_scenario
-from psyche.sim.scenarios.scenario import CHAIN, TCP, Scenario
+from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.scenarios.swarm import draw_scenario
 from psyche.telemetry.text import describe_parse_failure
 
 MAX_FILE_BYTES: Final = 1 << 20
 
 
-def load_faults(path: Path, clients: int, chain: ChainTable | None = None) -> tuple[Fault, ...]:
-    """The faults of a TOML file of `[[fault]]` tables, for a run on a chain or on a server.
+def load_faults(path: Path, clients: int, backend: ForecastBackend) -> tuple[Fault, ...]:
+    """The faults of a TOML file of `[[fault]]` tables, for a run on this backend.
 
     Raises:
         ConfigError: naming file, table and rule.
@@ -37,8 +37,8 @@ def load_faults(path: Path, clients: int, chain: ChainTable | None = None) -> tu
         found = read_faults(tables, ALL_KINDS)
         for number, fault in enumerate(found):
             check_within(f"fault[{number}]", check_fault, fault, clients)
-            backend, endpoints = (CHAIN, chain.endpoints) if chain is not None else (TCP, 0)
-            check_within(f"fault[{number}]", check_backend_of_fault, fault, backend, endpoints)
+            place, endpoints = backend.scenario_backend, backend.conditions.endpoints
+            check_within(f"fault[{number}]", check_backend_of_fault, fault, place, endpoints)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return found

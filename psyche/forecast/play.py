@@ -67,7 +67,7 @@ def play(question: Question, *, on_progress: OnProgress | None = None, keep_line
     Raises:
         ConfigError: it cannot be played.
     """
-    recorder = Recorder(question.config, question.workload, on_progress, is_on_chain=question.chain is not None)
+    recorder = Recorder(question.config, question.workload, on_progress, question.backend.reference)
     detectors: list[StallDetector] = []
     joined_s = max(60 * one.joins_after_min for one in question.classes)
 

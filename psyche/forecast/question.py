@@ -5,20 +5,17 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from psyche.config.load import LoadedRun
-from psyche.config.profile import ChainTable, ClassTable
-from psyche.config.rules import delay_entropy, find_chain_problems
+from psyche.config.profile import ClassTable
 from psyche.core.state.state import Config
 from psyche.errors import ConfigError
+from psyche.forecast.backends import ForecastBackend, ServerBackend
 from psyche.forecast.recorder import BODY_BYTES, PARTS, build_sizes
 from psyche.forecast.workload import Workload
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.line import LinkConditions
-from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.faults import Failure, Fault
 from psyche.sim.runtime import build_rng
 from psyche.sim.scenarios.scenario import (
-    CHAIN,
-    TCP,
     MachineClass,
     Scenario,
     build_run_config,
@@ -47,7 +44,7 @@ class Question:
         seed: of all randomness.
         faults: in addition to the classes' random failures.
         changes: [config] keys whose values differ from the run's.
-        chain: what keeps the record; None: a server.
+        backend: what keeps the record.
     """
 
     run: LoadedRun
@@ -58,13 +55,17 @@ class Question:
     seed: int = 0
     faults: tuple[Fault, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
-    chain: ChainTable | None = None
+    backend: ForecastBackend = field(default_factory=ServerBackend)
 
     @property
     def config(self) -> Config:
-        """The configuration to play: the run's, with the changes, and on a chain as `run create` puts it on record."""
-        config = replace(self.run.config, **self.changes)
-        return config if self.chain is None else delay_entropy(config)
+        """The configuration to play: the run's, with the changes, as it goes on record."""
+        return self.backend.fit(replace(self.run.config, **self.changes))
+
+    @property
+    def cautions(self) -> list[str]:
+        """What `run create` warns of."""
+        return self.backend.find_cautions(self.config, self.run.bootstrap)
 
     @property
     def clients(self) -> int:
@@ -91,7 +92,7 @@ def check_question(question: Question) -> None:
             f"{question.run.path}: config.init_min_clients is {config.init_min_clients}, but only {clients} "
             "clients take part, so no epoch could ever form -> raise --clients, or lower init_min_clients"
         )
-    if question.chain is not None and (problems := find_chain_problems(question.run.model)):
+    if problems := question.backend.find_problems(question.run.model):
         raise ConfigError("\n".join(f"{question.run.path}: {problem}" for problem in problems))
     if not 1 <= question.rounds <= MOST_ROUNDS:
         raise ConfigError(f"--rounds {question.rounds}: must be from 1 to {MOST_ROUNDS}")
@@ -111,7 +112,7 @@ def build_scenario(question: Question) -> Scenario:
         seed=question.seed, classes=tuple(build_class(one, count, workload) for one, count in population),
         config=values, blob_bytes=build_sizes(workload), weight_parts=PARTS, shares_lines=True,
         limits=build_limits(workload, min(one.up_mbit_s for one, _ in population) * BYTES_PER_MBIT),
-        backend=TCP if question.chain is None else CHAIN, chain=build_conditions(question.chain),
+        backend=question.backend.scenario_backend, chain=question.backend.conditions,
     )  # fmt: skip
     limit_s = compute_end_s(question, scenario)
     return replace(scenario, limit_s=limit_s, faults=(*question.faults, *draw_failures(question, limit_s)))
@@ -124,17 +125,6 @@ def compute_end_s(question: Question, scenario: Scenario) -> float:
     epochs = question.rounds // max(1, question.config.rounds_per_epoch) + 2
     waits_s = epochs * compute_patience_s_of(question)  # each epoch may have to wait for machines that come back
     return joined_s + 1.5 * compute_limit_s(planned, build_run_config(planned)) + waits_s
-
-
-def build_conditions(chain: ChainTable | None) -> ChainConditions:
-    """The conditions of a chain in a profile; those of no chain have no effect."""
-    if chain is None:
-        return ChainConditions()
-    return ChainConditions(
-        slot_s=chain.slot_ms / 1_000, skipped=chain.skipped_percent / 100, clock_lag_s=chain.clock_lag_s,
-        lag_least_s=chain.lag_min_s, lag_most_s=chain.lag_max_s, answer_s=chain.answer_ms / 1_000,
-        endpoints=chain.endpoints, lost=chain.lost_percent / 100, late=chain.late_percent / 100,
-    )  # fmt: skip
 
 
 def build_limits(workload: Workload, slowest_bytes_s: float) -> NetworkLimits:
@@ -195,7 +185,7 @@ def draw_failures(question: Question, limit_s: float) -> list[Fault]:
 def compute_patience_s_of(question: Question) -> float:
     """Seconds without progress after which a forecast ends; long enough for a failed machine to come back."""
     back_s = [60 * (one.back_after_min or 0.0) for one in question.classes if one.fails_every_h is not None]
-    backend = TCP if question.chain is None else CHAIN
-    transition_s = compute_transition_s(Scenario(backend=backend, chain=build_conditions(question.chain)))
+    backend = question.backend
+    transition_s = compute_transition_s(Scenario(backend=backend.scenario_backend, chain=backend.conditions))
     patience_s = compute_patience_s(question.config, transition_s=transition_s)
     return PATIENCES * (patience_s + max(back_s, default=0.0))

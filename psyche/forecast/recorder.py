@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from psyche.analysis.accounts import SERVER, WORLD, Accounts, Place
+from psyche.analysis.accounts import WORLD, Accounts, Place
 from psyche.analysis.tally import DIED
 from psyche.core.state.bits import get_members
 from psyche.core.state.roster import get_healthy
@@ -72,20 +72,18 @@ class EarlyExit:
 
 
 class Recorder:
-    """Keeps the accounts while a world is played; on a chain the world itself tells how the record changes."""
+    """Keeps the accounts while a world is played; where no machine logs how the record changes, the world does."""
 
-    def __init__(
-        self, config: Config, workload: Workload, on_progress: OnProgress | None, *, is_on_chain: bool = False
-    ) -> None:
+    def __init__(self, config: Config, workload: Workload, on_progress: OnProgress | None, reference: str) -> None:
         self.accounts = Accounts(
-            reference=WORLD if is_on_chain else SERVER, limit_s=config.max_round_train_time, overlap=config.overlap,
+            reference=reference, limit_s=config.max_round_train_time, overlap=config.overlap,
             tokens_scale=workload.sequence_tokens / build_small_model().max_seq_len,
         )  # fmt: skip
         self.exits: list[EarlyExit] = []
         self._tokens = workload.sequence_tokens
         self._config = config
         self._on_progress = on_progress
-        self._is_on_chain = is_on_chain
+        self._reference = reference
         self._run_state: RunState | None = None
         self._states: dict[bytes, ClientState] = {}
         self._closed = self._furthest = self._given_up = 0
@@ -114,7 +112,7 @@ class Recorder:
         place = (state.progress.epoch, state.current.height)
         if self._place is None or self._place[0] != place[0]:
             self._epoch_since = trio.current_time()
-        if self._is_on_chain:
+        if self._reference == WORLD:
             self._tell_state(state)
         if state.in_round and place != self._place:
             self._place = place

@@ -7,7 +7,7 @@ from psyche.analysis.accounts import Accounts, NodeAccount, What
 from psyche.analysis.summary import COLUMN_NAMES, COLUMNS, compute_shares, format_percent, format_times, get_round_json
 from psyche.analysis.tally import sort_nodes
 from psyche.config.profile import ClassTable
-from psyche.forecast.chain_costs import build_chain_json, format_chain
+from psyche.forecast.chain_costs import build_chain_json
 from psyche.forecast.obstacle import describe_obstacle
 from psyche.forecast.play import Forecast
 from psyche.forecast.question import Question
@@ -51,7 +51,7 @@ def format_question(question: Question) -> str:
                 f"{format_bytes(work.weights_bytes) if work.parameters else 'nothing of size'} (float32) from others; "
                 "all transfers of a machine share its line"
             ),
-            *([format_chain(question.chain)] if question.chain is not None else []),
+            *question.backend.describe(),
         ]
     )
 
@@ -138,12 +138,11 @@ def get_class_name(question: Question, name: str) -> str:
 
 def describe_bound(forecast: Forecast, kind: str, who: str) -> str:
     limit = forecast.question.config.max_round_train_time
-    nobody = "nobody missing" if forecast.question.chain is None else "all had trained, reports were on their way"
     return {
         "training": f"training of class {who}",
         "transfer": f"payloads of class {who}",
         "patience": f"members that were too slow or away ({who})",
-        "limit": f"max_round_train_time, {limit} s ({f'{who} missing' if who else nobody})",
+        "limit": f"max_round_train_time, {limit} s ({f'{who} missing' if who else forecast.question.backend.complete})",
     }.get(kind, "messages alone")
 
 
@@ -229,7 +228,7 @@ def build_json(forecast: Forecast, with_server: Forecast | None = None) -> dict[
     return {
         "run": question.run.run_id,
         "seed": question.seed,
-        "backend": "tcp" if question.chain is None else "solana",
+        "backend": question.backend.name,
         "chain": build_chain_json(forecast, with_server),
         "clients": question.clients,
         "members_of_rounds": len(forecast.members),

@@ -12,7 +12,6 @@ from typing import Final
 
 from psyche.analysis.accounts import What
 from psyche.analysis.summary import format_percent
-from psyche.config.rules import CONFIRMATION_S
 from psyche.core.state.state import Config
 from psyche.forecast.obstacle import estimate_slowest_s
 from psyche.forecast.play import Forecast, play
@@ -101,10 +100,8 @@ def _iter_times(forecast: Forecast) -> Iterator[Idea]:
 
 
 def _iter_witness_times(question: Question) -> Iterator[Idea]:
-    if question.chain is None:
-        return
     now_s = question.config.round_witness_time
-    wanted_s = math.ceil(CONFIRMATIONS * max(CONFIRMATION_S, question.chain.lag_max_s))
+    wanted_s = math.ceil(CONFIRMATIONS * question.backend.confirmation_s)
     if now_s < wanted_s:
         yield _change(question, f"round_witness_time = {wanted_s} instead of {now_s}", round_witness_time=wanted_s)
 

@@ -9,17 +9,17 @@ from forecast_kit import build_machines, build_question, read_log
 from psyche.config.profile import ChainTable
 from psyche.core.state.state import DataLocation, DataLocationKind, RunState
 from psyche.errors import ConfigError
+from psyche.forecast.backends import ChainBackend, ForecastBackend, ServerBackend
 from psyche.forecast.chain_costs import (
     ChainCosts,
     build_server_question,
     compute_costs,
     count_rounds,
-    find_cautions,
     format_costs,
 )
 from psyche.forecast.inputs import load_faults
 from psyche.forecast.play import Forecast, build_log, play
-from psyche.forecast.question import Question, build_conditions, build_scenario, check_question, compute_patience_s_of
+from psyche.forecast.question import Question, build_scenario, check_question, compute_patience_s_of
 from psyche.forecast.report import build_json, describe_bound, format_forecast, format_question
 from psyche.forecast.suggestions import find_ideas
 from psyche.sim.chain.conditions import ChainConditions
@@ -30,11 +30,12 @@ from psyche.telemetry import types
 ROUNDS = 3
 PRIORITY = 100
 CHAIN = ChainTable(priority_lamports=PRIORITY)
+ON_CHAIN = ChainBackend(CHAIN)
 
 
 def build_chain_question(**changes: object) -> Question:
     question = build_question((build_machines(), 3), rounds=ROUNDS, round_witness_time=8, total_steps=61)
-    return replace(question, chain=CHAIN, **changes)
+    return replace(question, backend=ON_CHAIN, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def test_the_log_of_a_run_on_a_chain_gives_the_same_figures(forecast: Forecast) 
 
 
 def test_what_a_chain_adds_to_a_round_is_what_a_server_does_not_need(costs: ChainCosts, with_server: Forecast) -> None:
-    assert with_server.question.chain is None
+    assert with_server.question.backend == ServerBackend()
     assert costs.of_chain_s == costs.round_s - costs.server_round_s
     assert costs.round_s > 2 * CHAIN.lag_max_s > costs.server_round_s > 0
 
@@ -134,21 +135,21 @@ def test_a_forecast_gives_the_times_and_fees_that_a_local_chain_was_measured_wit
         lost_percent=0.0, endpoints=1,
     )  # fmt: skip
     question = build_question((machines, 2), rounds=10, rounds_per_epoch=40, total_steps=41, round_witness_time=10)
-    found = compute_costs(play(replace(question, chain=chain)))
+    found = compute_costs(play(replace(question, backend=ChainBackend(chain))))
     assert found is not None
     assert found.round_s == pytest.approx(round_s, abs=0.15)
     assert found.whole.lamports / 40 == pytest.approx(16_250, rel=0.05)
 
 
 def test_the_default_chain_is_the_one_that_the_simulators_tests_play_but_for_losses() -> None:
-    assert build_conditions(ChainTable()) == ChainConditions(lost=0.05)
+    assert ChainBackend(ChainTable()).conditions == ChainConditions(lost=0.05)
 
 
 def test_patience_is_longer_where_each_change_of_the_record_takes_time() -> None:
     question = build_chain_question()
     patience_s = compute_patience_s_of(question)
     assert patience_s > compute_patience_s_of(build_server_question(question)) + 60
-    slow = replace(question, chain=ChainTable(lag_max_s=6.0))
+    slow = replace(question, backend=ChainBackend(ChainTable(lag_max_s=6.0)))
     assert compute_patience_s_of(slow) > patience_s
     assert build_scenario(slow).limit_s > build_scenario(question).limit_s
 
@@ -165,9 +166,9 @@ def test_data_from_a_server_is_refused_with_a_reason() -> None:
 def test_an_owner_is_warned_as_when_the_run_is_created() -> None:
     question = build_chain_question()
     short = replace(question, changes={**question.changes, "round_witness_time": 3})
-    assert [text.partition(":")[0] for text in find_cautions(question)] == ["bootstrap"]
-    assert [text.partition(" ")[0] for text in find_cautions(short)] == ["config.round_witness_time", "bootstrap:"]
-    assert find_cautions(build_server_question(short)) == []
+    assert [text.partition(":")[0] for text in question.cautions] == ["bootstrap"]
+    assert [text.partition(" ")[0] for text in short.cautions] == ["config.round_witness_time", "bootstrap:"]
+    assert build_server_question(short).cautions == []
 
 
 def test_time_for_three_confirmations_is_proposed(forecast: Forecast) -> None:
@@ -186,7 +187,7 @@ ENDPOINT = '[[fault]]\nkind = "endpoint"\nwho = ["all"]\nendpoint = 1\nis_down =
 def test_faults_of_endpoints_can_be_planned_on_a_chain(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(ENDPOINT)
-    faults = load_faults(path, 3, CHAIN)
+    faults = load_faults(path, 3, ON_CHAIN)
     assert faults == (EndpointFault(who=("all",), endpoint=1, is_down=True, at_s=9.0, for_s=30.0),)
     forecast = play(build_chain_question(faults=faults))
     assert (forecast.outcome.violations, forecast.missed, forecast.exits) == ([], (), [])
@@ -202,18 +203,18 @@ def test_members_that_a_pause_in_warmup_sends_away_did_not_leave_by_themselves()
 
 
 @pytest.mark.parametrize(
-    ("text", "chain", "told"),
+    ("text", "backend", "told"),
     [
-        ('[[fault]]\nkind = "kill"\nwho = ["server"]', CHAIN, r"fault\[0\]: kill: a run on a chain has no server"),
-        ('[[fault]]\nkind = "torn_write"', CHAIN, r"fault\[0\]: torn_write: a run on a chain has no server"),
-        (ENDPOINT.replace("endpoint = 1", "endpoint = 3"), CHAIN, "endpoint is 3, must be 1 to 2, or 0 for all"),
-        (ENDPOINT, None, r"fault\[0\]: endpoint: needs a run on a chain, this one is on a server"),
+        ('[[fault]]\nkind = "kill"\nwho = ["server"]', ON_CHAIN, r"fault\[0\]: kill: a run on a chain has no server"),
+        ('[[fault]]\nkind = "torn_write"', ON_CHAIN, r"fault\[0\]: torn_write: a run on a chain has no server"),
+        (ENDPOINT.replace("endpoint = 1", "endpoint = 3"), ON_CHAIN, "endpoint is 3, must be 1 to 2, or 0 for all"),
+        (ENDPOINT, ServerBackend(), r"fault\[0\]: endpoint: needs a run on a chain, this one is on a server"),
     ],
 )
 def test_a_fault_that_the_backend_cannot_have_is_refused(
-    text: str, chain: ChainTable | None, told: str, tmp_path: Path
+    text: str, backend: ForecastBackend, told: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=told):
-        load_faults(path, 3, chain)
+        load_faults(path, 3, backend)

@@ -91,11 +91,10 @@ def _foretell(
     question: "Question", compute: Compute, picture: Path | None, json_file: Path | None, events: Path | None, *,
     suggest: bool,
 ) -> bool:  # fmt: skip
-    from psyche.forecast.chain_costs import find_cautions
     from psyche.forecast.report import format_defects, format_forecast, format_question
 
     say = Speaker()
-    cautions = [f"warning: {text}" for text in find_cautions(question)]
+    cautions = [f"warning: {text}" for text in question.cautions]
     say("\n".join([format_question(question), *describe_length(question), *cautions]) + "\n")
     say.check()
     forecast = _play(question, "playing", keep=events is not None)
@@ -116,11 +115,12 @@ def _read_question(
 ) -> "Question":  # fmt: skip
     from psyche.config.load import load_run
     from psyche.config.profile import get_counts, load_profile
+    from psyche.forecast.backends import BACKENDS
     from psyche.forecast.inputs import load_faults
     from psyche.forecast.question import Question, check_question
 
     run, machines = load_run(state), load_profile(profile)
-    classes, chain = machines.classes, machines.chain if backend is BackendKind.solana else None
+    classes, played = machines.classes, BACKENDS[backend](machines)
     question = Question(
         run=run,
         workload=compute(run),
@@ -128,8 +128,8 @@ def _read_question(
         counts=tuple(get_counts(classes, clients, profile)),
         rounds=rounds,
         seed=seed,
-        faults=load_faults(faults, clients, chain) if faults is not None else (),
-        chain=chain,
+        faults=load_faults(faults, clients, played) if faults is not None else (),
+        backend=played,
     )
     check_question(question)
     return question
@@ -150,7 +150,7 @@ def parse_parameters(text: str) -> int:
 def _compare_with_server(say: Speaker, forecast: "Forecast") -> "Forecast | None":
     from psyche.forecast.chain_costs import build_server_question, compute_costs, format_costs
 
-    if forecast.question.chain is None or forecast.stood_still:
+    if forecast.question.backend.costs is None or forecast.stood_still:
         return None
     with_server = _play(build_server_question(forecast.question), "playing it with a server")
     if (costs := compute_costs(forecast, with_server)) is not None:

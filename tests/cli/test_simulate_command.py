@@ -54,7 +54,7 @@ def test_a_run_is_played_and_everything_is_written(
         *BASE, "--profile", profile, "--no-suggestions", "--json", figures, "--picture", picture, "--events", events
     )
     assert result.exit_code == 0, result.output
-    for part in ("3 clients (3 backend)", "3 rounds in", "tokens per second", "nobody was dropped"):
+    for part in ("3 clients (3 home)", "3 rounds in", "tokens per second", "nobody was dropped"):
         assert part in result.output
     assert json.loads(figures.read_text())["tokens"] == 3 * 4 * 16
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -9,10 +9,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from psyche.errors import WireError
 from psyche.wire import backend as wire
 from psyche.wire.access import MAX_KEYS, MAX_WAITING, NOBODY, Access, AccessMessage, Allow, Authorization, Disallow
-from psyche.wire.msgpack import UNREADABLE
+from psyche.wire.msgpack import decode_msgpack
 
 WAITING_SHOWN_S: Final = 600  # a client that is refused asks again at least every 10 s
 _Granted = dict[bytes, tuple[bytes, ...]]
@@ -83,10 +82,7 @@ def decode_changes(raw: bytes) -> AccessChanges:
     """
     if not raw:
         return AccessChanges()
-    try:
-        stored = msgspec.msgpack.decode(raw, type=_Stored)
-    except UNREADABLE as error:
-        raise WireError(f"snapshot: the allow list cannot be read: {error}") from error
+    stored = decode_msgpack(msgspec.msgpack.Decoder(_Stored), raw, "snapshot: the allow list cannot be read")
     return AccessChanges(dict(stored.granted), set(stored.denied))
 
 
@@ -109,11 +105,9 @@ class AllowList:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in a change."""
         self.keys = frozenset(key for one in self.get_authorizations() for key in (one.grantee, *one.delegates))
 
     def get_authorizations(self) -> tuple[Authorization, ...]:
-        """Return the active authorizations, each grantee once."""
         merged: _Granted = {}
         for one in self._base.authorizations:
             if one.active:
@@ -128,7 +122,6 @@ class AllowList:
         )
 
     def may_join(self, key: bytes) -> bool:
-        """Whether the key may join: it is authorized, or the run is open and it was not disallowed."""
         return key in self.keys or (self.is_open and key not in self.changes.denied)
 
     def check_allow(self, grantee: bytes, delegates: tuple[bytes, ...]) -> None:

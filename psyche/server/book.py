@@ -42,7 +42,6 @@ class AddressBook:
         return True
 
     def expire(self, now: int, allowed: Collection[bytes]) -> None:
-        """Drop expired records and those of keys without a slot."""
         for key, (_, record) in list(self._records.items()):
             if record.expires_unix <= now or key not in allowed:
                 self.revision += 1
@@ -53,7 +52,6 @@ class AddressBook:
             self._forgotten = self._removed.pop(oldest)
 
     def records(self) -> tuple[AddressRecord, ...]:
-        """Return all records in order of their last change."""
         return tuple(record for _, record in sorted(self._records.values(), key=lambda item: item[0]))
 
     def get_update(self, since: int) -> BookUpdate:

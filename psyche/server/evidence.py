@@ -8,14 +8,16 @@ from psyche.errors import WireError
 from psyche.wire.gossip import decode_gossip, is_signed_by
 
 
-def check_evidence(state: Coordinator, first: bytes, second: bytes) -> tuple[int, int, int]:
-    """Return the (epoch, height, member) that two gossip messages prove guilty of equivocation.
+def check_report(state: Coordinator, report: ReportEquivocation, evidence: tuple[bytes, bytes] | None) -> None:
+    """Check, before a report is submitted to the run, that its evidence proves the named member guilty.
 
     Raises:
-        InvalidEvidence: they are not two different results of one member of this epoch for one round,
-            or not both signed by its key.
+        InvalidEvidence: there are no two different results of one member of this epoch for one round, both signed by
+            its key, or they are of another member or round than the report.
     """
-    one, other = _read(first), _read(second)
+    if evidence is None:
+        raise InvalidEvidence("a report must come with two signed results")
+    one, other = map(_read, evidence)
     named = (one.run_uid, one.epoch, one.height, one.member)
     if named != (other.run_uid, other.epoch, other.height, other.member):
         raise InvalidEvidence("the two results are not of one member for one round")
@@ -28,23 +30,11 @@ def check_evidence(state: Coordinator, first: bytes, second: bytes) -> tuple[int
     key = state.clients[one.member].p2p
     if not (is_signed_by(one, key) and is_signed_by(other, key)):
         raise InvalidEvidence("a result is not signed by the member's key")
-    return one.epoch, one.height, one.member
-
-
-def check_report(state: Coordinator, report: ReportEquivocation, evidence: tuple[bytes, bytes] | None) -> None:
-    """Check, before a report is submitted to the run, that its evidence proves the named member guilty.
-
-    Raises:
-        InvalidEvidence: the evidence is missing, proves nothing, or is against another member or round.
-    """
-    if evidence is None:
-        raise InvalidEvidence("a report must come with two signed results")
-    if check_evidence(state, *evidence) != (report.epoch, report.height, report.member):
+    if named[1:] != (report.epoch, report.height, report.member):
         raise InvalidEvidence("the results are of another round or member than the report")
 
 
 def is_report_true(state: Coordinator, report: ReportEquivocation, evidence: tuple[bytes, bytes] | None) -> bool:
-    """Whether the evidence proves the member that the report names guilty."""
     try:
         check_report(state, report, evidence)
     except InvalidEvidence:

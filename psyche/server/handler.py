@@ -82,8 +82,6 @@ class Asker(Enum):
 
 
 class RequestKind(NamedTuple):
-    """How one type of request is answered."""
-
     answer: Callable[[Any, bytes, Any], wire.ReplyBody]  # by the handler, to the sender
     asker: Asker = Asker.ANYBODY
     needs_subscription: bool = False  # without one, the loss of a member's connection would go unnoticed (H6)
@@ -161,7 +159,6 @@ class CoordinatorHandler:
         return answer
 
     def may_visit(self, body: wire.RequestBody) -> bool:
-        """Whether a connection that is not subscribed may send this."""
         return not self.REQUESTS[type(body)].needs_subscription or wire.is_command(body)
 
     def tick(self, now: int) -> None:
@@ -393,7 +390,7 @@ class CoordinatorHandler:
         return FirstKeys(self.access.keys, self.owners | {self.access.join_authority}, holders)
 
     def _list_members(self, sender: bytes) -> wire.Members:
-        """Strangers neither write to the table of members nor read it (K8): others could not see what they need."""
+        """Only preferred keys read or write the table of members (K8): others could crowd them out."""
         shows_errors = self._is(sender, Asker.AUTHORITY)
         rows = self.reports.list_clients(self.state, self.now, self._presence.keys, with_errors=shows_errors)
         return wire.Members(self.now, rows)

@@ -43,8 +43,6 @@ class _Kept:
 
 
 class ReportBoard:
-    """The last report of each client, and the events about errors."""
-
     def __init__(self, sink: EventSink) -> None:
         self.revision = 0  # grows with every report
         self._sink = sink
@@ -140,7 +138,6 @@ def make_status(
     state: Coordinator, now: int, program: str, connections: int, access: AllowList | None = None,
     said: ReportSummary | None = None,
 ) -> RunStatus:  # fmt: skip
-    """Build the status that `psyche run info` shows."""
     return replace(
         summarize_run(state, now, program),
         connections=connections,

@@ -66,9 +66,7 @@ class RunClock:
 class ServerDisk(JournalDisk, Protocol):
     """The journal's disk, locked by this process."""
 
-    def close(self) -> None:
-        """Release the disk."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

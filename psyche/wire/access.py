@@ -33,11 +33,9 @@ class Access:
     authorizations: tuple[Authorization, ...] = ()
 
     def add(self, keys: tuple[bytes, ...]) -> "Access":
-        """Return a copy in which these keys may join too."""
         return replace(self, authorizations=(*self.authorizations, *map(Authorization, keys)))
 
     def count_keys(self) -> int:
-        """Count grantees and delegates."""
         return sum(1 + len(one.delegates) for one in self.authorizations)
 
 

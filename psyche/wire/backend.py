@@ -20,11 +20,11 @@ from psyche.core.rules.apply import Sender
 from psyche.core.state.errors import REFUSALS
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, STATE_BYTES
-from psyche.errors import BackendError, PsycheError, WireError
+from psyche.errors import BackendError, PsycheError
 from psyche.wire.access import KEY_BYTES, MAX_KEYS, MAX_WAITING, AccessKind
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.messages import BY_NUMBER, MAX_BODY_BYTES, AnyMessage, decode_message, get_kind
-from psyche.wire.msgpack import UNREADABLE
+from psyche.wire.msgpack import decode_msgpack
 from psyche.wire.ports import Proof
 from psyche.wire.report import SelfReport
 
@@ -100,13 +100,13 @@ class StatusRequest(msgspec.Struct, frozen=True, array_like=True, tag="status"):
 
 
 class ReportRequest(msgspec.Struct, frozen=True, array_like=True, tag="report"):
-    """Says what the client does (K8). For keys that the server prefers to strangers (K7)."""
+    """Says what the client does (K8). For preferred keys (K7)."""
 
     report: SelfReport
 
 
 class MembersRequest(msgspec.Struct, frozen=True, array_like=True, tag="members"):
-    """Asks who takes part, and what each says of itself (K8). For keys that the server prefers to strangers (K7)."""
+    """Asks who takes part, and what each says of itself (K8). For preferred keys (K7)."""
 
 
 class RecordRequest(msgspec.Struct, frozen=True, array_like=True, tag="record"):
@@ -361,42 +361,25 @@ def error_from_code(code: str, message: str, rule: str = "") -> PsycheError:
 
 
 def code_of(error: PsycheError) -> str:
-    """Return the code that stands for an error on the wire."""
     return type(error).__name__
 
 
 def shorten(message: str) -> str:
-    """Shorten a message so that it fits into a reply."""
     return message[:MAX_REASON_CHARS]
 
 
 def encode_message(message: Request | ServerMessage) -> bytes:
-    """Encode a message as the bytes of one frame."""
     return _encoder.encode(message)
 
 
 def decode_backend_request(raw: bytes) -> Request:
-    """Decode a request.
-
-    Raises:
-        WireError: the bytes are no request, or a field is out of range; the message names the field.
-    """
-    try:
-        return _request_decoder.decode(raw)
-    except UNREADABLE as error:
-        raise WireError(f"request: {error}") from error
+    """Decode a request; WireError names the field that is out of range."""
+    return decode_msgpack(_request_decoder, raw, "request")
 
 
 def decode_server_message(raw: bytes) -> ServerMessage:
-    """Decode a message from the server.
-
-    Raises:
-        WireError: the bytes are no message of this protocol, or a field is out of range.
-    """
-    try:
-        return _server_decoder.decode(raw)
-    except UNREADABLE as error:
-        raise WireError(f"server message: {error}") from error
+    """Decode a message from the server; WireError names the field that is out of range."""
+    return decode_msgpack(_server_decoder, raw, "server message")
 
 
 def build_submit(message: AnyMessage, proof: Proof = None, op_id: bytes | None = None) -> SubmitRequest:

@@ -30,7 +30,6 @@ class Identity:
         self.public: bytes = self._key.public_key().public_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:
-        """Return the 64-byte signature of `message`."""
         return self._key.sign(message)
 
 
@@ -51,7 +50,6 @@ def verify(public: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def blake3_hash(*parts: bytes | memoryview) -> bytes:
-    """Compute the 32-byte BLAKE3 hash of the concatenated parts."""
     hasher = blake3()
     for part in parts:
         hasher.update(part)
@@ -75,7 +73,6 @@ def compute_blob_id(size_bytes: int, chunk_hashes: bytes) -> bytes:
 
 
 def blob_id_of(data: bytes | memoryview) -> bytes:
-    """Compute the id of a blob in memory."""
     return compute_blob_id(len(data), compute_chunk_hashes(data))
 
 

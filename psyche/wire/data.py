@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import msgspec
 
 from psyche.errors import WireError
-from psyche.wire.msgpack import UNREADABLE
+from psyche.wire.msgpack import decode_msgpack
 
 PURPOSE: Final = "data"
 MAX_REQUEST_BYTES: Final = 256
@@ -51,28 +51,21 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 FetchReply = Rows | Refused
+_request_decoder: Final = msgspec.msgpack.Decoder(FetchRequest)
+_reply_decoder: Final = msgspec.msgpack.Decoder(FetchReply)
 _NO_BYTES: Final = b"\xc4\x00"  # msgpack
 
 
 def encode_data_request(request: FetchRequest) -> bytes:
-    """Encode a request."""
     return msgspec.msgpack.encode(request)
 
 
 def decode_data_request(raw: bytes) -> FetchRequest:
-    """Decode a request.
-
-    Raises:
-        WireError: naming the field.
-    """
-    try:
-        return msgspec.msgpack.decode(raw, type=FetchRequest)
-    except UNREADABLE as error:
-        raise WireError(f"data request: {error}") from error
+    """Decode a request; WireError names the field that is out of range."""
+    return decode_msgpack(_request_decoder, raw, "data request")
 
 
 def encode_data_reply(reply: FetchReply) -> bytes:
-    """Encode a reply."""
     return msgspec.msgpack.encode(reply)
 
 
@@ -88,10 +81,7 @@ def decode_data_reply(raw: bytes) -> FetchReply:
     Raises:
         WireError: naming the field.
     """
-    try:
-        reply = msgspec.msgpack.decode(raw, type=FetchReply)
-    except UNREADABLE as error:
-        raise WireError(f"data reply: {error}") from error
+    reply = decode_msgpack(_reply_decoder, raw, "data reply")
     if isinstance(reply, Rows):
         _check_rows(reply)
     return reply

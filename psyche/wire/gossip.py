@@ -41,13 +41,11 @@ def get_signed_bytes(message: Gossip) -> bytes:
 
 
 def sign_gossip(identity: Identity, run_uid: bytes, epoch: int, height: int, member: int, body: GossipBody) -> Gossip:
-    """Sign a message of this member."""
     unsigned = Gossip(run_uid, epoch, height, member, body, signature=b"")
     return replace(unsigned, signature=identity.sign(get_signed_bytes(unsigned)))
 
 
 def encode_gossip(message: Gossip) -> bytes:
-    """Encode a signed message for the wire."""
     header = message.body.header if isinstance(message.body, Result) else b""
     return get_signed_bytes(message) + message.signature + header
 

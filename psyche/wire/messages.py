@@ -16,7 +16,6 @@ BY_TYPE: Final[dict[type, AnyKind]] = {kind.type: kind for kind in BY_NUMBER.val
 
 
 def get_kind(message: AnyMessage) -> AnyKind:
-    """Return the row of a message in the table of its kinds."""
     return BY_TYPE[type(message)]
 
 

@@ -28,7 +28,6 @@ async def open_plain_nursery() -> AsyncGenerator[trio.Nursery]:
 
 
 def _choose(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Choose the error to raise for a nursery's group; trio lists errors in the order in which they happened."""
     errors = _flatten(group)
     if len(errors) == 1:
         return errors[0]

@@ -96,9 +96,7 @@ class Network(Protocol):
     """A node among peers. Peers are named by their 32-byte p2p (Ed25519) key."""
 
     @property
-    def key(self) -> bytes:
-        """This node's p2p public key."""
-        ...
+    def key(self) -> bytes: ...
 
     def address_record(self) -> AddressRecord:
         """Sign a fresh record of the addresses this node listens on."""
@@ -123,13 +121,9 @@ class Network(Protocol):
         """Set addresses of nodes that need no book (N3); replaces those set before."""
         ...
 
-    def bootstrap(self) -> tuple[BootstrapPeer, ...]:
-        """Return the state of each bootstrap address."""
-        ...
+    def bootstrap(self) -> tuple[BootstrapPeer, ...]: ...
 
-    def set_sync_handler(self, handler: SyncHandler) -> None:
-        """Set the handler that answers peers' sync requests."""
-        ...
+    def set_sync_handler(self, handler: SyncHandler) -> None: ...
 
     async def publish(self, message: bytes) -> None:
         """Gossip one message of at most 4 KiB to all allowed peers.
@@ -150,9 +144,7 @@ class Network(Protocol):
         """
         ...
 
-    async def withdraw(self, blob_id: bytes) -> None:
-        """Stop offering a blob."""
-        ...
+    async def withdraw(self, blob_id: bytes) -> None: ...
 
     def expire(self, epoch: int, height: int) -> None:
         """Drop the blobs that expire before round (epoch, height)."""
@@ -201,9 +193,7 @@ class Network(Protocol):
         """Return the keys of the peers that are connected and have completed hello."""
         ...
 
-    def statistics(self) -> NetworkStatistics:
-        """Return the counters since the start."""
-        ...
+    def statistics(self) -> NetworkStatistics: ...
 
 
 class Trainer(Protocol):

@@ -22,8 +22,6 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The device that it will use."""
-
     device: str
 
 

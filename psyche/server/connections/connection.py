@@ -93,6 +93,5 @@ class Connection:
         self._wake.set()
 
     async def wait(self) -> None:
-        """Wait until `wake` has been called since the last `wait`."""
         await self._wake.wait()
         self._wake = trio.Event()

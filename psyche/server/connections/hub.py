@@ -67,7 +67,6 @@ class Hub:
         self._places.most = places
 
     def publish(self, version: StateVersion) -> None:
-        """Push this state, whose record is on disk, to all subscribers."""
         self.published = version
         self._pushes.clear()
         self._tell_book()

@@ -39,7 +39,6 @@ class Presence:
 
 
 def is_member(state: Coordinator, key: bytes) -> bool:
-    """Whether the key is a Healthy member of the running epoch."""
     return is_in_epoch(state) and any(
         client.state is ClientState.HEALTHY and key in (client.signer, client.p2p) for client in state.clients
     )

@@ -37,13 +37,11 @@ class StateVersion:
 
 
 def make_version(seq: int, now: int, state: Coordinator, raw: bytes) -> StateVersion:
-    """Build the version of `state`, encoded as `raw`, after journal record `seq`."""
     phase = (state.run_state, state.progress.epoch, state.current.height)
     return StateVersion(seq, now, state.nonce, phase, raw, blake3_hash(raw))
 
 
 def compute_runs(before: bytes, after: bytes) -> tuple[ChangedBytes, ...]:
-    """Compute the byte runs in which two states of equal length differ."""
     return tuple(run for start, end in _find_changed(before, after) for run in _compare(before, after, start, end))
 
 
@@ -65,7 +63,6 @@ def _compare(before: bytes, after: bytes, start: int, end: int) -> Iterator[Chan
 
 
 def make_full(version: StateVersion, now: int) -> FullState:
-    """Build the push of the full state, compressed."""
     compressed = zstandard.compress(version.raw, _COMPRESSION_LEVEL)
     return FullState(version.nonce, now, version.hash[:STATE_HASH_BYTES], compressed)
 

@@ -143,7 +143,6 @@ def encode_record(record: Record) -> bytes:
 
 
 def _read_record(data: bytes, offset: int, numbers: range) -> tuple[Record, int] | None:
-    """Decode the record at `offset` with one of these numbers; return it and its end, or None if it is not valid."""
     if offset < 0 or offset + _FRAME.size > len(data):
         return None
     length, crc = _FRAME.unpack_from(data, offset)

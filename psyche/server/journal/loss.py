@@ -61,7 +61,6 @@ def _count(behind: tuple[Record, ...]) -> str:
 
 
 def find_later_records(disk: JournalDisk, after_first: int) -> tuple[Record, ...]:
-    """Find the complete records of all segments that begin after `after_first`."""
     found: list[Record] = []
     for first in get_numbers(disk.names(), "journal-"):
         if first > after_first:

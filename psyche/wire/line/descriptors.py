@@ -27,7 +27,6 @@ def raise_limit() -> None:
 
 
 def get_limit() -> int:
-    """Return how many files this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ENOUGH if soft == resource.RLIM_INFINITY else soft
 

@@ -111,7 +111,6 @@ class FrameStream:
                 sent_bytes += len(part)
 
     async def aclose(self) -> None:
-        """Close the stream without waiting for the other side."""
         await trio.aclose_forcefully(self._stream)
 
     def _check_size(self, size_bytes: int) -> None:

@@ -19,12 +19,12 @@ from psyche.errors import BackendError, WireError
 from psyche.wire.crypto import Identity, verify
 from psyche.wire.line.framing import FrameStream, FrameTimeout
 from psyche.wire.line.tls import Channel
-from psyche.wire.msgpack import UNREADABLE
+from psyche.wire.msgpack import decode_msgpack
 
 PROTOCOL_VERSION: Final = 2
 CHALLENGE_BYTES: Final = 32
 KEY_BYTES: Final = 32
-MAX_HANDSHAKE_BYTES: Final = 1_024  # limit of a stranger's frame; the answer has about 120
+MAX_HANDSHAKE_BYTES: Final = 1_024  # of a frame before Welcome; the answer has about 120
 MAX_PURPOSE_BYTES: Final = 64
 _TAG: Final = b"psyche/handshake/2"
 _T = TypeVar("_T", bound=msgspec.Struct)  # Python 3.11 has no type parameters
@@ -39,15 +39,11 @@ class WrongServer(HandshakeError):
 
 
 class HandshakeChallenge(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The server's first message."""
-
     version: int
     challenge: bytes
 
 
 class HandshakeResponse(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The client's answer to the challenge."""
-
     client: bytes
     purpose: str
     signature: bytes
@@ -65,7 +61,6 @@ def signed_bytes(channel: Channel, challenge: bytes, purpose: str) -> bytes:
 
 
 def name_service(purpose: str) -> str:
-    """Name the service of `purpose` as a server's refusal does."""
     return f"the {purpose} service"
 
 
@@ -175,7 +170,4 @@ async def _send(frames: FrameStream, message: msgspec.Struct, timeout_s: float) 
 
 
 def _decode(raw: bytes, kind: type[_T]) -> _T:
-    try:
-        return msgspec.msgpack.decode(raw, type=kind)
-    except UNREADABLE as error:
-        raise WireError(f"handshake: {kind.__name__} cannot be read: {error}") from error
+    return decode_msgpack(msgspec.msgpack.Decoder(kind), raw, f"handshake: {kind.__name__} cannot be read")

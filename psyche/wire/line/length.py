@@ -10,7 +10,6 @@ LENGTH_BYTES: Final = _LENGTH.size
 
 
 def pack_length(size_bytes: int) -> bytes:
-    """Encode the 4-byte length prefix of a frame."""
     return _LENGTH.pack(size_bytes)
 
 

@@ -32,7 +32,6 @@ class HostTurns:
         return len(self._waiting.get(host, ())) >= MAX_WAITING_PER_HOST
 
     async def wait(self, host: str) -> None:
-        """Wait for this address's turn, at least one pass of the scheduler."""
         async with self.turn(host):
             pass
 
@@ -79,7 +78,6 @@ class TokenBucket:
         self._tokens, self._at = burst, now
 
     def take(self, now: float) -> bool:
-        """Take one token; return false if there is none."""
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
         self._at = now
         if self._tokens < 1:
@@ -113,15 +111,12 @@ class PacedStream(trio.abc.Stream):
         return data
 
     async def send_all(self, data: bytes | memoryview) -> None:
-        """Send all bytes; see trio's `SendStream.send_all`."""
         await self.transport_stream.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:
-        """See trio's `SendStream.wait_send_all_might_not_block`."""
         await self.transport_stream.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
-        """Close the connection; see trio's `AsyncResource.aclose`."""
         self._say_last()
         self.line = None
         await self.transport_stream.aclose()

@@ -1,8 +1,8 @@
-"""Places for connections (K7): members have priority; among strangers, the address with the most connections yields.
+"""Places for connections (K7): preferred keys come first; of others, the address with the most connections yields.
 
-A stranger is a connection whose key is not proven yet or has no priority. Strangers share the general places: when
-all are taken, the oldest stranger of the address that holds most of them is closed, so that the address with the most
-connections pushes out only its own. Connections with priority take no general place.
+A connection is unauthenticated until it has proven a preferred key. Such connections share the general places: when
+all are taken, the oldest of the address that holds most of them is closed, so that the address with the most
+connections pushes out only its own. Preferred keys take no general place.
 """
 
 from collections import Counter
@@ -28,10 +28,10 @@ class Places:
     """The places and the connections that hold them.
 
     Args:
-        general: the limit of strangers' connections.
-        per_host: the limit of strangers' connections of one address, if known; less than `general`.
+        general: the limit of unauthenticated connections.
+        per_host: the limit of those of one address, if known; less than `general`.
         most: the limit of all connections, for which there are descriptors.
-        per_key: the limit of connections of one key, member or stranger.
+        per_key: the limit of connections of one key, preferred or not.
         get_first: returns the keys that have priority now.
     """
 
@@ -61,22 +61,22 @@ class Places:
             self._end(one, f"more than {self._per_key} connections of one key")
 
     def leave(self, place: Place) -> None:
-        """Free the place of a closed connection."""
         self._open.pop(place, None)
 
     def _make_room(self) -> None:
         if len(self._open) <= min(self._general, self._per_host, self.most):
             return
         first = self._get_first()
-        strangers = [one for one in self._open if one.key is None or one.key not in first]
-        hosts = Counter(one.host for one in strangers)
+        unknown = [one for one in self._open if one.key is None or one.key not in first]
+        hosts = Counter(one.host for one in unknown)
         if not hosts:
             return
         greediest, count = hosts.most_common(1)[0]
-        is_full = len(strangers) > self._general or len(self._open) > self.most
+        is_full = len(unknown) > self._general or len(self._open) > self.most
         if is_full or (greediest and count > self._per_host):
-            oldest = next(one for one in strangers if one.host == greediest)
-            self._end(oldest, f"made room for a newer connection: {count} strangers at {greediest or 'one address'}")
+            oldest = next(one for one in unknown if one.host == greediest)
+            where = greediest or "one address"
+            self._end(oldest, f"made room for a newer connection: {count} unauthenticated ones at {where}")
 
     def _end(self, place: Place, reason: str) -> None:
         self.leave(place)

@@ -65,7 +65,6 @@ def make_certificate(identity: Identity) -> bytes:
 
 
 def make_channel(identity: Identity) -> Channel:
-    """Build the channel of connections to the server with this identity."""
     return Channel(identity.public, blake3_hash(make_certificate(identity)))
 
 
@@ -127,7 +126,6 @@ class TlsListener(trio.abc.Listener[trio.SSLStream]):
         self._accepted: deque[trio.SocketStream] = deque()
 
     async def accept(self) -> trio.SSLStream:
-        """Accept the next connection."""
         while not self._accepted:
             self._take(await self._listener.accept())
             self._empty_queue()
@@ -150,7 +148,6 @@ class TlsListener(trio.abc.Listener[trio.SSLStream]):
             self._accepted.append(stream)
 
     async def aclose(self) -> None:
-        """Stop listening."""
         self._raw.close()
         for stream in self._accepted:
             stream.socket.close()

@@ -131,10 +131,10 @@ def test_every_run_of_the_checks_plays_other_seeds_and_they_count() -> None:
 def test_few_seeds_of_the_checks_play_on_a_chain_and_say_how_to_play_them_again() -> None:
     soak = load("soak")
     drawn = [soak.draw(seed, "both") for seed in range(320)]
-    on_chain = [one for one in drawn if one.backend == "chain"]
+    on_chain = [one for one in drawn if one.backend == "solana"]
     assert len(on_chain) == 10
     assert all(one.origin == f"python scripts/soak.py --backend solana --seed {one.seed}" for one in on_chain)
-    assert soak.draw(5, "chain").backend == "chain"
+    assert soak.draw(5, "solana").backend == "solana"
     assert soak.draw(5, "tcp") == soak.draw(5, "both")
 
 

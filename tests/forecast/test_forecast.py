@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from forecast_kit import build_machines, build_question, read_log
+from kits.tier import few
 
 from psyche.analysis.accounts import What
 from psyche.analysis.summary import COLUMN_NAMES
@@ -123,7 +124,7 @@ def test_weights_that_somebody_fetches_have_the_models_size_and_count_apart() ->
     assert one.received < 1.1 * rounds * 3 * question.workload.payload_bytes, "no more than all payloads of others"
 
 
-@pytest.mark.parametrize("parameters", [10**9, 8 * 10**9])
+@pytest.mark.parametrize("parameters", few([10**9, 8 * 10**9]))
 def test_weights_come_once_from_all_who_have_them_as_fast_as_the_line_takes_them(parameters: int) -> None:
     """One source alone would send 32 GB for two hours."""
     home = build_machines(up_mbit_s=40.0, down_mbit_s=200.0)

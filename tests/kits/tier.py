@@ -5,9 +5,11 @@ named on the command line. What the first tier still sees of planted faults is m
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
+Case = TypeVar("Case")
 VARIABLE: Final = "PSYCHE_TEST_TIER"
 
 
@@ -27,3 +29,8 @@ TIERS: Final = {
 }
 IS_WHOLE: Final = os.environ.get(VARIABLE, "first") == "whole"
 AMOUNTS: Final = TIERS["whole" if IS_WHOLE else "first"]
+
+
+def few(cases: Sequence[Case], most: int = 1) -> Sequence[Case]:
+    """The first cases of a costly test in the first tier, all of them in the second."""
+    return cases if IS_WHOLE else cases[:most]

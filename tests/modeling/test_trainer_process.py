@@ -118,6 +118,7 @@ async def check_out_of_memory_and_hang(trainer: TrainerProcess) -> None:
     assert not is_alive(pid)
 
 
+@pytest.mark.whole
 async def test_a_child_survives_its_faults_and_resumes_after_a_crash(load_request: LoadRequest, tmp_path: Path) -> None:
     """F20, F21: memory running out, a cancel, a crash, a fresh child that resumes, memory for good, a hang."""
     trainer = TrainerProcess(environment={VARIABLE: "oom@2,crash@5"}, log_path=tmp_path / "trainer.log")

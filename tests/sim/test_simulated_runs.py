@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from kits.tier import few
 from scenarios.row import get_events
 from simulate_child import build_outvoted, build_repeated, build_scenario, play_digest
 
@@ -205,7 +206,7 @@ def digests() -> list[str]:
     return [f"{name} {play_digest(scenario)}" for name, scenario in build_repeated().items()]
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "4242"])
+@pytest.mark.parametrize("hash_seed", few(["4242", "0"]))
 def test_a_scenario_gives_the_same_log_whatever_the_interpreter(
     hash_seed: str, interpreters: list[str], digests: list[str]
 ) -> None:

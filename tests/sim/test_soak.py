@@ -10,12 +10,21 @@ from pathlib import Path
 
 import pytest
 from kits.scripts import SCRIPTS, load
+from kits.tier import few
 from scenarios.named import ROWS
 from scenarios.row import Judgement, Size
 
 from psyche.sim.invariants.checker import Invariants
 from psyche.sim.scenarios.plan import write_scenario
 from psyche.sim.scenarios.scenario import Scenario
+
+
+def run(script: str, monkeypatch: pytest.MonkeyPatch, *given: str) -> object:
+    """The exit code of a script that refuses what it is given."""
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *given])
+    with pytest.raises(SystemExit) as ended:
+        load(script).main()
+    return ended.value.code
 
 
 def test_seeds_are_played_until_there_are_rounds_enough() -> None:
@@ -37,11 +46,11 @@ def test_seeds_are_played_until_there_are_rounds_enough() -> None:
         ("soak", "--processes", "0"),
     ],
 )
-def test_a_number_that_makes_no_sense_is_refused_with_its_bounds(script: str, option: str, value: str) -> None:
-    command = [sys.executable, str(SCRIPTS / f"{script}.py"), f"{option}={value}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert f"argument {option}: '{value}' is not a whole number from" in done.stderr
+def test_a_number_that_makes_no_sense_is_refused_with_its_bounds(
+    script: str, option: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(script, monkeypatch, f"{option}={value}") == 2
+    assert f"argument {option}: '{value}' is not a whole number from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -54,20 +63,22 @@ def test_a_number_that_makes_no_sense_is_refused_with_its_bounds(script: str, op
         (["--seed", "1", "--events", "nowhere/log"], "--events nowhere/log: cannot be written: No such file"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_one_line_and_exit_code_2(given: list[str], message: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_one_line_and_exit_code_2(
+    given: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "bad.toml").write_text("seed = \n")
     (tmp_path / "wrong.toml").write_text("sead = 1\n")
-    command = [sys.executable, str(SCRIPTS / "soak.py"), *given]
-    env = os.environ | {"PYTHONPATH": str(SCRIPTS.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+    monkeypatch.chdir(tmp_path)
+    assert run("soak", monkeypatch, *given) == 2
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert said.out == ""
     assert line.startswith(f"soak.py: {message}")
 
 
 @pytest.mark.parametrize(
     "command",
-    ["soak.py --from 88 --rounds 9 --processes 1", "soak.py --plan p.toml", "soak.py --help", "rows.py --list"],
+    few(["soak.py --plan p.toml", "soak.py --from 88 --rounds 9 --processes 1", "soak.py --help", "rows.py --list"]),
 )
 def test_who_reads_no_further_sees_no_traceback(command: str, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(write_scenario(Scenario(config={"total_steps": 1})))

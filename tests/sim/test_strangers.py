@@ -3,6 +3,7 @@
 from functools import cache
 
 import pytest
+from kits.tier import few
 from scenarios.row import get_events
 
 from psyche.sim.byzantine.programs import ByzantineMember
@@ -60,7 +61,7 @@ def measure_share(outcome: Outcome) -> float:
     return count_steps(outcome) / count_steps(undisturbed)
 
 
-@pytest.mark.parametrize(("strangers", "kind"), [(1, "join_only"), (2, "idle"), (3, "withhold")])
+@pytest.mark.parametrize(("strangers", "kind"), few([(1, "join_only"), (2, "idle"), (3, "withhold")]))
 def test_strangers_that_deliver_nothing_cost_a_run_less_than_a_fifth_of_its_steps(strangers: int, kind: str) -> None:
     outcome = play_with(strangers, kind, 0.5, 300.0, rounds_per_epoch=24)
     told = [outcome.facts["told"][f"client-{MEMBERS + number}"] for number in range(strangers)]
@@ -80,16 +81,16 @@ def play_busy(strangers: int, kind: str, sample_s: float, window_s: float, round
     return outcome
 
 
-@pytest.mark.parametrize("rounds", [5, 20])
-@pytest.mark.parametrize(("sample_s", "window_s"), [(SHORT_S, 60.0), (LONG_S, 600.0)])
+@pytest.mark.parametrize("rounds", few([5, 20]))
+@pytest.mark.parametrize(("sample_s", "window_s"), few([(SHORT_S, 60.0), (LONG_S, 600.0)]))
 def test_two_strangers_that_say_they_are_ready_and_do_nothing_cost_a_busy_run_less_than_a_fifth(
     sample_s: float, window_s: float, rounds: int
 ) -> None:
     assert measure_share(play_busy(2, "idle", sample_s, window_s, rounds)) >= 0.8
 
 
-@pytest.mark.parametrize("rounds", [5, 20])
-@pytest.mark.parametrize(("strangers", "kind"), [(9, "idle"), (2, "withhold")])
+@pytest.mark.parametrize("rounds", few([5, 20]))
+@pytest.mark.parametrize(("strangers", "kind"), few([(9, "idle"), (2, "withhold")]))
 def test_strangers_that_are_others_in_every_epoch_or_give_nobody_their_results_cost_a_busy_run_a_quarter_at_most(
     strangers: int, kind: str, rounds: int
 ) -> None:

@@ -43,6 +43,7 @@ async def add(model: Path, root: Path) -> tuple[RunReport, str]:
     return report, said.getvalue()
 
 
+@pytest.mark.whole
 async def test_a_model_whose_text_cannot_be_shown_fails_no_testnet(model: Path, tmp_path: Path) -> None:
     report, said = await add(model, tmp_path)
     assert (report.problems, report.sample) == ([], "")
@@ -50,6 +51,7 @@ async def test_a_model_whose_text_cannot_be_shown_fails_no_testnet(model: Path, 
     assert report.held_out_loss is not None, "the model itself was read"
 
 
+@pytest.mark.whole
 async def test_a_model_that_cannot_be_read_fails_a_testnet(model: Path, tmp_path: Path) -> None:
     (model / "model.safetensors").write_bytes(b"nothing")
     report, _ = await add(model, tmp_path)

@@ -15,6 +15,7 @@ import pytest
 import trio
 from kits.leftovers import is_alive
 from kits.models import write_model_folder
+from kits.tier import few
 
 from psyche.data.corpus import build_demo_corpus
 from psyche.errors import ConfigError, PsycheError
@@ -250,7 +251,7 @@ async def test_a_server_that_cannot_start_ends_the_run_with_its_reason(
 
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "in the background of a script"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", few([signal.SIGINT, signal.SIGTERM, signal.SIGKILL]))
 async def test_whatever_ends_the_supervisor_nothing_stays(
     number: signal.Signals, ignored: bool, tmp_path: Path
 ) -> None:

@@ -22,7 +22,6 @@ import httpx2
 import trio
 from _table import build_parser, finish, print_table
 from kits.runs import build_training
-from layout import make_full_state
 from solders.account import Account
 from solders.hash import Hash
 from solders.keypair import Keypair
@@ -177,7 +176,10 @@ def build_transfer(payer: Keypair, to: Pubkey, lamports: int, block_hash: Hash) 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     updates, seconds = (20, 1.0) if args.quick else (200, 5.0)
-    full = encode_state(make_full_state())
+    batches = {"global_batch_size_start": 256, "global_batch_size_end": 256}
+    run = build_training(256, rounds=4, witness_nodes=32, **batches)
+    run.witness_all()
+    full = encode_state(run.state)
     small = encode_state(build_training(3, rounds=2).state)
     by_encoding: dict[str, dict[str, float]] = {}
     async with open_local_chain(slot_ms=0) as chain:

@@ -18,7 +18,7 @@ from psyche.errors import WireError
 
 T = TypeVar("T")
 
-_ALIGNMENT: Final = {"Q": 8, "d": 8, "I": 4, "f": 4, "H": 2}
+ALIGNMENT: Final = {"Q": 8, "d": 8, "I": 4, "f": 4, "H": 2}
 _TAG: Final = struct.Struct("<I")
 
 
@@ -52,7 +52,7 @@ class FieldLayout:
     def _is_aligned(self, base: int) -> bool:
         offsets = accumulate((field.size for field in self.fields), initial=base)
         return all(
-            offset % _ALIGNMENT.get(field.code, 1) == 0 for field, offset in zip(self.fields, offsets, strict=False)
+            offset % ALIGNMENT.get(field.code, 1) == 0 for field, offset in zip(self.fields, offsets, strict=False)
         )
 
     def write(self, value: object) -> bytes:

@@ -3,9 +3,7 @@
 Conventions:
 
 - pads align every number to a multiple of its size and fill each part to its length;
-- model: kind u32 (0 = LLM), cooldown_sources u8 (here because config has no byte left), pad 3,
-  max_seq_len, cold_start_warmup_steps, architecture u32, checkpoint, data_type u32, data_location 304,
-  lr_schedule 56, optimizer 32, three more checkpoints;
+- settings lie as `core.state.settings` declares them, the model behind a u32 that is 0 (LLM);
 - an optional value follows a byte (for the shuffle seed a u32) that is 1 if it is present and 0 if not;
 - data location, HTTP: location (tag and 256), token_size u32, has_shuffle u32, shuffle seed 32;
 - learning rates f64, steps u32, settings of optimizers float32.
@@ -13,8 +11,9 @@ Conventions:
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import fields as dataclass_fields
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from psyche.core.committee.bloom import BLOOM_BYTES
 from psyche.core.encoding.fields import (
@@ -45,14 +44,12 @@ from psyche.core.encoding.fields import (
     until_zero,
     up_to,
 )  # fmt: skip
-from psyche.core.encoding.records import RecordLayout, TaggedLayout
+from psyche.core.encoding.records import ALIGNMENT, RecordLayout, TaggedLayout
 from psyche.core.state.enums import (
-    Architecture,
     CheckpointKind,
     ClientFlag,
     ClientState,
     DataLocationKind,
-    DataType,
     HttpLocationKind,
     OptimizerKind,
     RoundFlag,
@@ -80,7 +77,7 @@ from psyche.core.state.limits import (
     STRING_BYTES,
     URL_BYTES,
 )  # fmt: skip
-from psyche.core.state.settings import get_keys
+from psyche.core.state.settings import Key, get_keys
 from psyche.core.state.state import (
     Audit,
     Challenge,
@@ -190,34 +187,43 @@ OPTIMIZER: Final = TaggedLayout(
     },
 )  # fmt: skip
 
-MODEL: Final = RecordLayout(
-    Model,
-    (
-        constant("kind", "I", 0), u8("cooldown_sources"), pad(3), u32("max_seq_len"), u32("cold_start_warmup_steps"),
-        enum("architecture", Architecture, "I"), nested("checkpoint", CHECKPOINT), enum("data_type", DataType, "I"),
-        nested("data_location", DATA_LOCATION), nested("lr_schedule", LR_SCHEDULE), nested("optimizer", OPTIMIZER),
-        exactly("extra_checkpoints", CHECKPOINT, 3),
-    ),
-)  # fmt: skip
-
 _BY_WIDTH: Final[dict[str, Callable[[str], Field]]] = {
     "u8": u8, "u16": u16, "u32": u32, "u64": u64, "bool": boolean, "hash": raw,
 }  # fmt: skip
 
 
-def _lay_out(record: type) -> tuple[Field, ...]:
-    """The fields of a record whose bytes are its keys, one after another."""
-    return tuple(
-        text(name, key.limit) if key.width == "text" else _BY_WIDTH[key.width](name)
-        for name, key in get_keys(record).items()
-    )
+def _lay_out(record: type, *parts: Field) -> RecordLayout[Any]:
+    """The layout of a record of settings: its keys and these parts, in the order of its fields.
+
+    A part that is no field comes first. Pads align every number, so a small key that is declared between larger ones
+    takes the place of a pad, and moves nothing.
+    """
+    names = {one.name for one in dataclass_fields(record)}
+    placed = {part.name: part for part in parts}
+    keys, laid = get_keys(record), [part for part in parts if part.name not in names]
+    for one in dataclass_fields(record):
+        made = placed.get(one.name) or _lay_out_key(one.name, keys[one.name], one.type)
+        behind = -sum(field.size for field in laid) % ALIGNMENT.get(made.code, 1)
+        laid += [pad(behind), made] if behind else [made]
+    return RecordLayout(record, laid)
 
 
-CONFIG: Final = RecordLayout(Config, _lay_out(Config))
+def _lay_out_key(name: str, key: Key, kind: Any) -> Field:
+    if key.width == "text":
+        return text(name, key.limit)
+    return enum(name, kind, "I") if key.width == "enum" else _BY_WIDTH[key.width](name)
 
-METADATA: Final = RecordLayout(Metadata, _lay_out(Metadata))
 
-PROGRESS: Final = RecordLayout(Progress, (u16("epoch"), pad(2), u32("step"), u64("epoch_start_data_index")))
+MODEL: Final[RecordLayout[Model]] = _lay_out(
+    Model, constant("kind", "I", 0), nested("checkpoint", CHECKPOINT), nested("data_location", DATA_LOCATION),
+    nested("lr_schedule", LR_SCHEDULE), nested("optimizer", OPTIMIZER), exactly("extra_checkpoints", CHECKPOINT, 3),
+)  # fmt: skip
+
+CONFIG: Final[RecordLayout[Config]] = _lay_out(Config)
+
+METADATA: Final[RecordLayout[Metadata]] = _lay_out(Metadata)
+
+PROGRESS: Final[RecordLayout[Progress]] = _lay_out(Progress)
 
 MARK: Final = RecordLayout(Mark, (raw("digest"), u16("epoch"), u16("uploader"), u32("step"), u64("data_index")))
 

@@ -184,16 +184,12 @@ class Optimizer:
 
 @dataclass(slots=True)
 class Model:
-    """The model, its data, learning-rate schedule and optimizer (`model.LLM` in the original Psyche)."""
+    """The model, its data, learning-rate schedule and optimizer: `[model.LLM]`, in the order of their bytes."""
 
-    architecture: Architecture = key(
-        "enum", "kind of the model; only HfLlama can run", default=Architecture.HF_LLAMA, is_needed=True,
-        example="HfLlama",
-    )  # fmt: skip
-    data_type: DataType = key(
-        "enum", "what the data is for; has no effect yet", default=DataType.PRETRAINING, is_needed=True,
-        example="Pretraining",
-    )  # fmt: skip
+    cooldown_sources: int = key(
+        "u8", "sources of weights that end Cooldown early; 0: never", unit="sources", most=MAX_COOLDOWN_SOURCES,
+        beyond=f"is more than the {MAX_COOLDOWN_SOURCES} sources that the record keeps",
+    )  # fmt: skip  # of the certified weights (P10); here because Config has no byte left
     max_seq_len: int = key(
         "u32", "length of a sequence, at most the model's max_position_embeddings", is_needed=True, unit="tokens",
         least=1, example=512,
@@ -202,17 +198,21 @@ class Model:
         "u32", ("length of the learning rate's rise from 0 after a pause; with epoch_time at most the rounds of an "
         "epoch"), unit="steps",
     )  # fmt: skip
+    architecture: Architecture = key(
+        "enum", "kind of the model; only HfLlama can run", default=Architecture.HF_LLAMA, is_needed=True,
+        example="HfLlama",
+    )  # fmt: skip
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    extra_checkpoints: list[Checkpoint] = field(
-        default_factory=lambda: [Checkpoint() for _ in range(3)]
-    )  # S10: three further sources; Ephemeral marks an empty place
+    data_type: DataType = key(
+        "enum", "what the data is for; has no effect yet", default=DataType.PRETRAINING, is_needed=True,
+        example="Pretraining",
+    )  # fmt: skip
     data_location: DataLocation = field(default_factory=DataLocation)
     lr_schedule: LrSchedule = field(default_factory=LrSchedule)
     optimizer: Optimizer = field(default_factory=Optimizer)
-    cooldown_sources: int = key(
-        "u8", "sources of weights that end Cooldown early; 0: never", unit="sources", most=MAX_COOLDOWN_SOURCES,
-        beyond=f"is more than the {MAX_COOLDOWN_SOURCES} sources that the record keeps",
-    )  # fmt: skip  # of the certified weights (P10)
+    extra_checkpoints: list[Checkpoint] = field(
+        default_factory=lambda: [Checkpoint() for _ in range(3)]
+    )  # S10: three further sources; Ephemeral marks an empty place
 
 
 @dataclass(slots=True)

@@ -2,14 +2,17 @@
 
 import struct
 from dataclasses import fields, is_dataclass
+from enum import IntEnum
 from typing import Any
 
 from hypothesis import strategies as st
 
 from psyche.core.committee.schedule import round_f32
+from psyche.core.encoding.records import TaggedLayout
+from psyche.core.encoding.tables import LR_SCHEDULE, OPTIMIZER
 from psyche.core.state.messages import WitnessMessage
+from psyche.core.state.settings import Key, get_keys
 from psyche.core.state.state import (
-    Architecture,
     Audit,
     Challenge,
     Checkpoint,
@@ -21,7 +24,6 @@ from psyche.core.state.state import (
     Coordinator,
     DataLocation,
     DataLocationKind,
-    DataType,
     Epoch,
     HttpLocation,
     HttpLocationKind,
@@ -60,90 +62,64 @@ HASH = st.binary(min_size=32, max_size=32)
 BITS = u(256)
 F32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 F64 = st.floats(allow_nan=False, allow_infinity=False)
-OPT_F32 = st.none() | F32
 
 
 def few(strategy: st.SearchStrategy[Any], most: int) -> st.SearchStrategy[list[Any]]:
     return st.lists(strategy, max_size=most)
 
 
-REVISION = st.none() | text(64)
+def draw_value(key: Key, kind: Any) -> st.SearchStrategy[Any]:
+    if key.width in ("enum", "text"):
+        return st.sampled_from(kind) if key.width == "enum" else text(key.limit)
+    return st.none() | BY_WIDTH[key.width] if "None" in str(kind) else BY_WIDTH[key.width]
+
+
+def build_record(record: type[Any], *names: str, **parts: Any) -> st.SearchStrategy[Any]:
+    """A record of settings with any values of its keys, or of those named, as their widths allow."""
+    kinds = {one.name: one.type for one in fields(record)}
+    keys = {name: one for name, one in get_keys(record).items() if not names or name in names}
+    drawn = {name: draw_value(one, kinds[name]) for name, one in keys.items()}
+    return st.builds(record, **drawn, **parts)
+
+
+def build_kind(record: type[Any], layout: TaggedLayout[Any], kind: IntEnum) -> st.SearchStrategy[Any]:
+    """A record of this kind, with the keys that the layout has of it."""
+    names = layout.variants[kind].places
+    return build_record(record, *names, kind=st.just(kind)) if names else st.just(record(kind))
+
+
+BY_WIDTH: dict[str, st.SearchStrategy[Any]] = {
+    "u8": u(8), "u16": u(16), "u32": u(32), "u64": u(64), "bool": st.booleans(), "hash": HASH, "f32": F32, "f64": F64,
+    "f32 pair": st.tuples(F32, F32),
+}  # fmt: skip
+REPOSITORIES = [kind for kind in CheckpointKind if kind not in (CheckpointKind.EPHEMERAL, CheckpointKind.LOCAL)]
 CHECKPOINT = st.one_of(
     st.just(Checkpoint()),
-    st.builds(
-        Checkpoint,
-        st.sampled_from([k for k in CheckpointKind if k not in (CheckpointKind.EPHEMERAL, CheckpointKind.LOCAL)]),
-        text(64),
-        REVISION,
-    ),
+    st.builds(Checkpoint, st.sampled_from(REPOSITORIES), text(64), st.none() | text(64)),
     st.builds(Checkpoint, st.just(CheckpointKind.LOCAL), text(128)),
 )
 HTTP = st.one_of(
     st.builds(HttpLocation, st.just(HttpLocationKind.SINGLE_URL), text(192)),
     st.builds(HttpLocation, st.just(HttpLocationKind.GCP), text(64), text(192)),
-    st.builds(
-        HttpLocation,
-        st.just(HttpLocationKind.NUMBERED_FILES),
-        text(64),
-        start_index=u(32),
-        n_left_pad_zeros=u(8),
-        num_files=u(32),
-    ),
+    st.builds(HttpLocation, st.just(HttpLocationKind.NUMBERED_FILES), text(64), st.just(""), u(32), u(8), u(32)),
 )
+URLS = [DataLocationKind.LOCAL, DataLocationKind.WEIGHTED_HTTP, DataLocationKind.PREPROCESSED]
 DATA_LOCATION = st.one_of(
     st.just(DataLocation()),
     st.builds(DataLocation, st.just(DataLocationKind.SERVER), text(64)),
-    st.builds(
-        DataLocation,
-        st.sampled_from([DataLocationKind.LOCAL, DataLocationKind.WEIGHTED_HTTP, DataLocationKind.PREPROCESSED]),
-        text(192),
-    ),
-    st.builds(
-        DataLocation,
-        st.just(DataLocationKind.HTTP),
-        http=HTTP,
-        token_size=st.sampled_from(TokenSize),
-        shuffle_seed=st.none() | HASH,
-    ),
-)
-SCHEDULE = st.one_of(
-    st.builds(LrSchedule, st.just(ScheduleKind.CONSTANT), F64, F64, u(32)),
-    st.builds(LrSchedule, st.sampled_from([ScheduleKind.LINEAR, ScheduleKind.COSINE]), F64, F64, u(32), u(32), F64),
-    st.builds(
-        LrSchedule,
-        st.just(ScheduleKind.WARMUP_STABLE_DECAY),
-        F64,
-        F64,
-        u(32),
-        stable_steps=u(32),
-        cosine_decay_steps=u(32),
-        cosine_decay_final_lr=F64,
-        linear_decay_steps=u(32),
-        linear_decay_final_lr=F64,
-    ),
-)
-OPTIMIZER = st.one_of(
-    st.just(Optimizer()),
-    st.builds(Optimizer, st.just(OptimizerKind.ADAMW), OPT_F32, OPT_F32, betas=st.tuples(F32, F32), eps=F32),
-    st.builds(Optimizer, st.just(OptimizerKind.DISTRO), OPT_F32, OPT_F32, F32, u(16), u(16), st.booleans()),
-)
-MODELS = st.builds(
-    Model,
-    st.sampled_from(Architecture),
-    st.sampled_from(DataType),
-    u(32),
-    u(32),
-    CHECKPOINT,
-    st.lists(CHECKPOINT, min_size=3, max_size=3),
-    DATA_LOCATION,
-    SCHEDULE,
-    OPTIMIZER,
-    u(8),
-)
-CONFIGS = st.builds(
-    Config, *[u(64)] * 6, u(32), *[u(16)] * 5, u(8), u(8), u(32), u(16), st.booleans(), *[u(8)] * 4, st.booleans(),
-    u(32), u(32), u(16), u(16), u(64), HASH,
+    st.builds(DataLocation, st.sampled_from(URLS), text(192)),
+    st.builds(DataLocation, st.just(DataLocationKind.HTTP), st.just(""), HTTP, st.sampled_from(TokenSize),
+              st.none() | HASH),
 )  # fmt: skip
+MODELS = build_record(
+    Model,
+    checkpoint=CHECKPOINT,
+    extra_checkpoints=st.lists(CHECKPOINT, min_size=3, max_size=3),
+    data_location=DATA_LOCATION,
+    lr_schedule=st.one_of([build_kind(LrSchedule, LR_SCHEDULE, kind) for kind in ScheduleKind]),
+    optimizer=st.one_of([build_kind(Optimizer, OPTIMIZER, kind) for kind in OptimizerKind]),
+)
+CONFIGS = build_record(Config)
 WITNESS_FLAGS = st.integers(0, 7).map(WitnessFlag)
 RECORDS = st.builds(
     WitnessRecord, u(8), WITNESS_FLAGS, u(32), BITS, BITS, BITS, st.binary(min_size=320, max_size=320), HASH, HASH
@@ -173,7 +149,7 @@ SLOT = st.builds(
 MARK = st.builds(Mark, HASH, u(16), u(16), u(32), u(64))
 STATES = st.builds(
     Coordinator,
-    st.builds(Metadata, text(64), text(280), u(64), u(64)),
+    build_record(Metadata),
     text(96),
     text(32),
     HASH,
@@ -182,7 +158,7 @@ STATES = st.builds(
     st.booleans(),
     MODELS,
     CONFIGS,
-    st.builds(Progress, u(16), u(32), u(64)),
+    build_record(Progress),
     HASH,
     MARK,
     MARK,

@@ -287,7 +287,8 @@ class ClientHost(Host):
         return trainer.compute_root()
 
     def get_book(self) -> tuple[AddressRecord, ...]:
-        return tuple(self.backend.address_book()) if self.backend is not None else ()
+        show = None if self.backend is None else self.backend.get_addresses
+        return () if show is None else tuple(show())
 
     def send_to(self, key: bytes, raw: bytes) -> None:
         if self.network is not None:

@@ -11,7 +11,6 @@ from psyche.core.state.state import Coordinator
 from psyche.testing.state_machine import StateMachine
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.ports import Proof
-from psyche.wire.report import SelfReport
 
 TICK_S = 0.5
 
@@ -65,6 +64,8 @@ class LocalBackend:
 
     coordinator: LocalCoordinator
     key: bytes
+    report: None = None  # nobody looks at this run
+    reconnect_soon: None = None  # it cannot be lost
 
     async def states(self) -> AsyncGenerator[Coordinator, None]:
         """Yield the newest states; their nonce rises."""
@@ -87,16 +88,6 @@ class LocalBackend:
         self.coordinator.apply(message, self.key)
         self.coordinator.settle()
 
-    async def tick(self) -> None:
-        """Do nothing: the coordinator ticks itself."""
-        await trio.lowlevel.checkpoint()
-
-    def reconnect_soon(self) -> None:
-        """Do nothing: it cannot be lost."""
-
-    def address_book(self) -> Sequence[AddressRecord]:
+    def get_addresses(self) -> Sequence[AddressRecord]:
         """The address records of everybody who joined."""
         return tuple(self.coordinator.book.values())
-
-    def report(self, report: SelfReport) -> None:
-        """Do nothing: nobody looks at this run."""

@@ -33,6 +33,21 @@ class Identity:
         return self._key.sign(message)
 
 
+def parse_hex(name: str, text: str) -> bytes:
+    """Parse 64 hex digits as 32 bytes.
+
+    Raises:
+        ConfigError: the text has another form; the message names `name`.
+    """
+    try:
+        key = bytes.fromhex(text.strip())
+    except ValueError:
+        key = b""
+    if len(key) != len(ZERO32):
+        raise ConfigError(f"{name}: must be 64 hex digits")
+    return key
+
+
 @lru_cache(maxsize=VERDICTS_KEPT)
 def verify(public: bytes, message: bytes, signature: bytes) -> bool:
     """Whether `signature` is that of `public` over `message`; false for malformed input.

@@ -1,7 +1,8 @@
-"""The ports of a client to a network and a trainer; the one to the run's record is in `backends.port`.
+"""The ports of a client: the interfaces to a network and a trainer. That to the run's record is `backends.port`.
 
-Implementations: `network.node` (libp2p), `network.memory` (in memory), `modeling.trainer.process` (child process).
-Every wait of a port is bounded by a deadline that is passed in, or else by its caller.
+Implementations: `network.node` (libp2p), `network.memory` (in memory),
+`modeling.trainer.process` (child process). Every wait of a port is bounded by a deadline that is passed in,
+or else by its caller.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -8,9 +8,13 @@ import pytest
 from solders.keypair import Keypair
 from typer.testing import CliRunner
 
+from psyche.backends.port import TargetOptions
 from psyche.backends.solana.cluster import CLI_CONFIG
+from psyche.backends.solana.target import SolanaTarget
+from psyche.backends.solana.wallet import find_wallet
+from psyche.backends.target import parse_chain, parse_target
+from psyche.backends.tcp.target import ServerTarget
 from psyche.cli.app import app
-from psyche.cli.helpers.chain import ChainOptions, choose_backend
 from psyche.cli.helpers.errors import explain_missing
 from psyche.errors import ConfigError
 from psyche.testnet.free_port import choose_port
@@ -40,51 +44,55 @@ def put(path: Path, wallet: Keypair) -> Path:
 
 
 def test_a_command_takes_a_server_or_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_backend("a:1", None) == ("a:1", None)
-    assert choose_backend(None, "localhost") == (None, "localhost")
+    def parse(server: str | None, rpc: str | None) -> type:
+        return type(parse_target(TargetOptions(server_addr=server, rpc=rpc)))
+
+    assert parse("a:1", None) is ServerTarget
+    assert parse(None, "localhost") is SolanaTarget
     for pair in ((None, None), ("", ""), ("a:1", "localhost")):
         with pytest.raises(ConfigError, match=r"--server-addr.*--rpc"):
-            choose_backend(*pair)
+            parse(*pair)
     monkeypatch.setenv("RPC", "localhost")
-    assert choose_backend("a:1", "localhost") == ("a:1", None)
+    assert parse("a:1", "localhost") is ServerTarget
     monkeypatch.setenv("SERVER_ADDR", "b:1")
-    assert choose_backend("b:1", "devnet") == (None, "devnet")
+    assert parse("b:1", "devnet") is SolanaTarget
     with pytest.raises(ConfigError, match="unset"):
-        choose_backend("b:1", "localhost")
+        parse("b:1", "localhost")
 
 
 def test_the_raw_wallet_wins_then_the_option_then_the_environment_then_the_solana_cli(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="no wallet"):
-        ChainOptions().load_wallet()
+        find_wallet(None)
     config = CLI_CONFIG.expanduser()
     config.parent.mkdir(parents=True)
     config.write_text(f"keypair_path: {put(tmp_path / 'cli.json', THIRD)}\n")
-    assert ChainOptions().load_wallet() == THIRD
+    assert find_wallet(None).key == THIRD
     monkeypatch.setenv("ANCHOR_WALLET", str(put(tmp_path / "anchor.json", SECOND)))
-    assert ChainOptions().load_wallet() == SECOND
-    named = ChainOptions(wallet_private_key_path=put(tmp_path / "named.json", FIRST))
-    assert named.load_wallet() == FIRST
+    assert find_wallet(None).key == SECOND
+    named = put(tmp_path / "named.json", FIRST)
+    assert find_wallet(named) == (FIRST, "")
     monkeypatch.setenv("RAW_WALLET_PRIVATE_KEY", str([*bytes(THIRD)]))
-    assert named.load_wallet() == THIRD
-    assert "named.json is not used" in capsys.readouterr().err
+    wallet = find_wallet(named)
+    assert wallet.key == THIRD
+    assert "named.json is not used" in wallet.note
 
 
 def test_the_chain_is_named_by_options_then_the_environment_then_the_solana_cli(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(ConfigError, match="--rpc URL"):
-        ChainOptions().find_endpoints()
+        parse_chain(TargetOptions())
     config = CLI_CONFIG.expanduser()
     config.parent.mkdir(parents=True)
     config.write_text("json_rpc_url: https://cli.example\n")
-    assert [one.name for one in ChainOptions().find_endpoints()] == ["cli.example"]
+    assert [one.name for one in parse_chain(TargetOptions()).endpoints] == ["cli.example"]
     monkeypatch.setenv("ANCHOR_PROVIDER_URL", "https://anchor.example")
-    assert [one.name for one in ChainOptions().find_endpoints()] == ["anchor.example"]
+    assert [one.name for one in parse_chain(TargetOptions()).endpoints] == ["anchor.example"]
     monkeypatch.setenv("RPC", "https://variable.example")
-    assert [one.name for one in ChainOptions().find_endpoints()] == ["variable.example"]
-    found = ChainOptions(rpc="http://a:1", ws_rpc="ws://b", rpc_3="http://c").find_endpoints()
+    assert [one.name for one in parse_chain(TargetOptions()).endpoints] == ["variable.example"]
+    found = parse_chain(TargetOptions(rpc="http://a:1", ws_rpc="ws://b", rpc_3="http://c")).endpoints
     assert [(one.http, one.ws) for one in found] == [("http://a:1", "ws://b"), ("http://c", "ws://c")]
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche.cli.helpers.owners import Owner
+from psyche.backends.port import TargetOptions
+from psyche.backends.tcp.target import ServerTarget
 from psyche.cli.helpers.refusals import call_in_words, explain_refusal
 from psyche.core.state import errors
 from psyche.core.state.state import RunState
@@ -77,12 +78,13 @@ def test_no_refusal_shows_the_name_of_a_state_or_a_rule(
 
 def test_the_commands_of_a_refusal_name_the_server_and_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVER_KEY", "ab" * 32)
-    owner = Owner("127.0.0.1:1", "ab" * 32, None, Path("my server"), 1.0)
-    paused = explain_refusal(errors.Halted("the run is PAUSED already"), STATUS, owner.spell)
+    options = TargetOptions(server_addr="127.0.0.1:1", server_key="ab" * 32, state_dir=Path("my server"))
+    write = ServerTarget(options).write_command
+    paused = explain_refusal(errors.Halted("the run is PAUSED already"), STATUS, write)
     assert "`psyche run resume --server-addr 127.0.0.1:1 --state-dir 'my server'` lets it go on" in paused
-    new = explain_refusal(errors.Halted("the run is UNINITIALIZED already"), stand(RunState.UNINITIALIZED), owner.spell)
+    new = explain_refusal(errors.Halted("the run is UNINITIALIZED already"), stand(RunState.UNINITIALIZED), write)
     assert new.startswith("the run is not started yet; `psyche run resume --server-addr 127.0.0.1:1 ")
-    going = explain_refusal(UPDATE, stand(RunState.WARMUP), owner.spell)
+    going = explain_refusal(UPDATE, stand(RunState.WARMUP), write)
     assert "(`psyche run info --watch --server-addr 127.0.0.1:1` shows" in going
 
 

@@ -14,15 +14,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from psyche.backends.tcp.dial import ServerAddress
-from psyche.backends.tcp.owner import TcpAdministration
+from psyche.backends.port import TargetOptions
+from psyche.backends.tcp.target import ServerTarget
 from psyche.cli.helpers import watching
-from psyche.cli.helpers.owners import Owner
 from psyche.cli.helpers.watching import WatchView, ask_once, format_run, get_plain_run, watch_run, watch_until_signal
 from psyche.core.state.state import RunState
 from psyche.errors import BackendError
 from psyche.telemetry.console import Console
-from psyche.testing.builders import build_identity
 from psyche.wire.backend import MemberInfo, Members, NotOwner, RunStatus
 from psyche.wire.report import SelfReport
 
@@ -159,9 +157,7 @@ async def test_watching_ends_when_nobody_reads_any_longer(autojump_clock: MockCl
 async def test_an_error_leaves_the_last_state_on_the_terminal_and_the_message_below_it(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    backend = TcpAdministration(ServerAddress(host="127.0.0.1", port=1), build_identity("anybody"))
-    fake, stream = FakeBackend(iter([TRAINING, NotOwner("not yours")])), io.StringIO()
-    monkeypatch.setattr(TcpAdministration, "get_status", lambda _: fake.get_status())
+    backend, stream = FakeBackend(iter([TRAINING, NotOwner("not yours")])), io.StringIO()
     monkeypatch.setattr(watching, "Console", lambda _: Console(stream, live=True))
     with pytest.raises(NotOwner) as raised:
         await watch_until_signal(backend, with_members=False, as_json=False)
@@ -172,25 +168,24 @@ async def test_an_error_leaves_the_last_state_on_the_terminal_and_the_message_be
     assert "Ctrl-C" not in last
 
 
-async def test_ctrl_c_ends_watching_cleanly(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    backend = TcpAdministration(ServerAddress(host="127.0.0.1", port=1), build_identity("anybody"))
-    fake = FakeBackend(iter([TRAINING] * 9), on_ask=lambda: signal.raise_signal(signal.SIGINT))
-    monkeypatch.setattr(TcpAdministration, "get_status", lambda _: fake.get_status())
+async def test_ctrl_c_ends_watching_cleanly(capsys: pytest.CaptureFixture[str]) -> None:
+    backend = FakeBackend(iter([TRAINING] * 9), on_ask=lambda: signal.raise_signal(signal.SIGINT))
     with trio.fail_after(30):
         await watch_until_signal(backend, with_members=False, as_json=False)
     assert "run 'my-run': training" in capsys.readouterr().out
 
 
 def test_the_page_of_a_halted_run_has_the_command_that_moves_it_in_one_piece_and_a_new_one_no_clock() -> None:
-    owner = Owner("127.0.0.1:19400", "ab" * 32, None, Path("/a/folder/of/the/server"), 1.0)
+    options = TargetOptions(
+        server_addr="127.0.0.1:19400", server_key="ab" * 32, state_dir=Path("/a/folder/of/the/server")
+    )
+    write = ServerTarget(options).write_command
     paused = msgspec.structs.replace(TRAINING, run_state=RunState.PAUSED, members=0)
     new = msgspec.structs.replace(paused, run_state=RunState.UNINITIALIZED, state_start_unix=0)
-    assert f"goes on with {owner.spell('run resume')}; 4 connections\n" in format_run(paused, spell=owner.spell)
-    page = format_run(new, spell=owner.spell)
+    assert f"goes on with {write('run resume')}; 4 connections\n" in format_run(paused, spell=write)
+    page = format_run(new, spell=write)
     assert page.startswith("run 'my-run': not started\n")
-    assert f"starts with {owner.spell('run resume')}" in page
+    assert f"starts with {write('run resume')}" in page
     cut_off = format_run(msgspec.structs.replace(new, total_steps=0))
     assert "has no settings yet; `psyche run create --state FOLDER` completes it" in cut_off
 

@@ -3,7 +3,7 @@
 from psyche.backends.tcp.backend import TcpBackend
 from psyche.cli.main import main
 
-TcpBackend.address_book = lambda _self: ()  # type: ignore[method-assign]
+TcpBackend.get_addresses = lambda _self: ()  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     main()

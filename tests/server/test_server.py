@@ -72,7 +72,7 @@ async def test_three_clients_drive_a_whole_run_to_its_end(tmp_path: Path, clock:
         assert {epoch for _, epoch, _ in scripts[0].seen} == {0, 1, 2}
         for script in scripts:
             assert script.nonces == sorted(set(script.nonces)), "newest only, nonce rising"
-            assert {record.p2p for record in script.backend.address_book()} == {i.public for i in CLIENTS[:3]}
+            assert {record.p2p for record in script.backend.get_addresses()} == {i.public for i in CLIENTS[:3]}
         await server.stop()
         disk = FolderDisk(server.folder)
         found = recover(disk)
@@ -195,7 +195,6 @@ async def test_errors_of_the_coordinator_arrive_as_themselves(tmp_path: Path, cl
             await backend.submit(NameCheckpoint(0, bytes(32), Checkpoint(CheckpointKind.LOCAL, "/models")))
         await backend.submit(Withdraw(0, 0))
         await backend.submit(LeaveRun())
-        await backend.tick()
 
 
 async def test_owners_pause_and_resume_from_outside_and_anyone_may_ask(tmp_path: Path, clock: SteadyClock) -> None:
@@ -512,9 +511,9 @@ async def test_records_whose_signature_is_wrong_never_reach_the_address_book(clo
     forged = AddressRecord(CLIENTS[2].public, good.addresses, good.expires_unix, good.signature)
     with pytest.raises(Exception, match="signature"):
         backend._take_book(wire.BookChange(False, (forged,)))
-    assert list(backend.address_book()) == [good]
+    assert list(backend.get_addresses()) == [good]
     backend._take_book(wire.BookChange(False, (), (CLIENTS[1].public,)))
-    assert list(backend.address_book()) == []
+    assert list(backend.get_addresses()) == []
 
 
 def test_a_server_address_is_read_from_text() -> None:

@@ -1,5 +1,6 @@
 """Clusters: which RPC endpoints lead to a chain, as flags, variables and Solana's own configuration name them."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -124,11 +125,15 @@ def _get_text(found: Any, key: str, where: Path) -> str:
     return value
 
 
-def find_endpoints(given: Sequence[tuple[str, str]], environment: Mapping[str, str]) -> tuple[Endpoint, ...]:
+def find_endpoints(
+    given: Sequence[tuple[str, str]], environment: Mapping[str, str] = os.environ
+) -> tuple[Endpoint, ...]:
     """Find the endpoints: `given` as (http, ws) in their order, with RPC, WS_RPC, RPC_2, ... where one is empty.
 
+    If none of these is there: ANCHOR_PROVIDER_URL, then what Solana's own command line is configured for.
+
     Raises:
-        ConfigError: an address cannot be used, or there is one for WebSocket alone.
+        ConfigError: an address cannot be used, or there is none, or one for WebSocket alone.
     """
     found: list[Endpoint] = []
     for number in range(1, MAX_ENDPOINTS + 1):
@@ -140,7 +145,16 @@ def find_endpoints(given: Sequence[tuple[str, str]], environment: Mapping[str, s
             raise ConfigError(f"{flag.replace('rpc', 'ws-rpc')}: is of no use without {flag}")
         if http:
             found.append(parse_endpoint(http, ws, flag=flag))
-    return tuple(dict.fromkeys(found))
+    if found:
+        return tuple(dict.fromkeys(found))
+    if url := environment.get("ANCHOR_PROVIDER_URL"):
+        return (parse_endpoint(url, flag="ANCHOR_PROVIDER_URL"),)
+    if config := read_cli_config():
+        return (config.endpoint,)
+    raise ConfigError(
+        "no chain is named: name one of its RPC endpoints with --rpc URL (or RPC in the environment), for example "
+        "--rpc localhost or --rpc devnet"
+    )
 
 
 def name_foreign(genesis_hash: str, endpoints: Sequence[Endpoint]) -> str:

@@ -74,7 +74,7 @@ async def plan_grant(session: ChainSession, grantee: Pubkey) -> ChainPlan:
         await session.check_programs()
         create = build_authorization_create(session.key, session.key, grantee)
         deposit = await session.rpc.get_deposit(EMPTY_BYTES)
-        returns = f"{session.spell(f'auth delete --authorizer {name_grantee(grantee)}')} returns it"
+        returns = f"{session.write_command(f'auth delete --authorizer {name_grantee(grantee)}')} returns it"
         return ChainPlan(says, (Step("authorization", (create, turn_on)),), deposit, returns)
     return ChainPlan(says, () if found.active else (Step("authorization", (turn_on,)),))
 
@@ -89,7 +89,7 @@ async def plan_delegates(session: ChainSession, grantor: Pubkey, added: Sequence
     if found is None:
         raise ConfigError(
             f"{grantor} has not authorized {session.key}: with its wallet it must run "
-            f"{session.spell(f'auth create --authorizer {session.key}', signed=False)}"
+            f"{session.write_command(f'auth create --authorizer {session.key}', signed=False)}"
         )
     before = () if clear else found.delegates
     new = [key for key in dict.fromkeys(added) if key not in before]

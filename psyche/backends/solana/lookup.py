@@ -84,7 +84,7 @@ async def find_run(session: ChainSession, run_id: str, min_slot: int | None = No
         where = session.rpc.endpoints[0].name
         raise NoRun(
             f"there is no run {run_id!r} on the chain at {where}: check --run-id and --rpc; "
-            f"{session.spell('run list', signed=False)} shows its runs"
+            f"{session.write_command('run list', signed=False)} shows its runs"
         )
     return await read_run(session.rpc, instance, min_slot)
 

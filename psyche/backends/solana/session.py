@@ -84,14 +84,14 @@ class Quote:
 Approve = Callable[[Quote], None]  # raises if the person does not want it
 
 
-class Spelling(NamedTuple):
+class CommandWriter(NamedTuple):
     """Options with which further commands reach the same chain and wallet, as a shell reads them."""
 
     chain: str = ""
     wallet: str = ""
 
-    def spell(self, command: str, run_id: str = "", *, signed: bool = True) -> str:
-        """A command that can be run as it is printed; `signed`: this wallet signs."""
+    def write(self, command: str, run_id: str = "", *, signed: bool = True) -> str:
+        """Write a command that can be run as it is printed; `signed`: this wallet signs."""
         run = f"--run-id {shlex.quote(run_id)}" if run_id else ""
         words = (f"psyche {command}", run, self.chain, self.wallet if signed else "")
         return " ".join(word for word in words if word)
@@ -106,7 +106,7 @@ class ChainSession:
         wallet: signs and pays; None: the person only reads.
         approve: shows what a plan does and costs, and raises where the person does not want that.
         say: is told of progress.
-        spelling: completes the commands that messages name.
+        writer: completes the commands that messages name.
         vouching: the chain's programs; None: those of a local chain.
         fees: what the wallet pays to be early.
     """
@@ -115,13 +115,13 @@ class ChainSession:
     wallet: Keypair | None
     approve: Approve
     say: Callable[[str], None] = field(default=lambda _text: None)
-    spelling: Spelling = Spelling()
+    writer: CommandWriter = CommandWriter()
     vouching: Vouching | None = None
     fees: FeePolicy = FeePolicy()
 
-    def spell(self, command: str, run_id: str = "", *, signed: bool = True) -> str:
-        """A further command at this chain, in quotes, that can be run as it is printed."""
-        return f"`{self.spelling.spell(command, run_id, signed=signed)}`"
+    def write_command(self, command: str, run_id: str = "", *, signed: bool = True) -> str:
+        """Write a further command at this chain, in quotes."""
+        return f"`{self.writer.write(command, run_id, signed=signed)}`"
 
     @property
     def key(self) -> Pubkey:
@@ -169,7 +169,7 @@ class ChainSession:
         needed = quote.fee_lamports + quote.deposit_lamports + quote.kept_lamports + quote.reserve_lamports
         if quote.balance_lamports < needed:
             missing = needed - quote.balance_lamports
-            airdrop = self.spell(f"dev airdrop --amount {spell_amount(missing, SOL_DECIMALS)}")
+            airdrop = self.write_command(f"dev airdrop --amount {spell_amount(missing, SOL_DECIMALS)}")
             raise WalletEmpty(
                 f"wallet {quote.wallet} has {format_sol(quote.balance_lamports)}, and this takes {format_sol(needed)}, "
                 f"with what a wallet must keep; nothing was sent. Send it at least {format_sol(missing)} (on a local "

@@ -5,12 +5,13 @@ import secrets
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from solders.keypair import Keypair
 from solders.signature import Signature
 
+from psyche.backends.solana.cluster import read_cli_config
 from psyche.durable import create_file, expand_user, make_folder, read_file, warn_of_others
 from psyche.errors import ConfigError
 
@@ -80,18 +81,28 @@ def _build(raw: bytes, where: str) -> Keypair:
     return wallet
 
 
-def find_wallet(path: Path | None, environment: Mapping[str, str], default: Path | None = None) -> Keypair:
-    """Find the wallet: RAW_WALLET_PRIVATE_KEY, else the file `path`, else the one of Solana's own configuration.
+class FoundWallet(NamedTuple):
+    key: Keypair
+    note: str = ""  # for its owner
+
+
+def find_wallet(path: Path | None, environment: Mapping[str, str] = os.environ) -> FoundWallet:
+    """Find the wallet: RAW_WALLET_PRIVATE_KEY, else the file `path`, ANCHOR_WALLET, or that of the Solana CLI.
 
     Raises:
         ConfigError: none is named, or it is no key.
     """
     if raw := environment.get(RAW_VARIABLE):
-        return parse_wallet(raw.encode(), RAW_VARIABLE)
-    named = path or default
-    if named is None:
+        is_passed_over = path is not None and not environment.get("WALLET_PRIVATE_KEY_PATH")
+        note = f"{RAW_VARIABLE} is set, so {path} is not used" if is_passed_over else ""
+        return FoundWallet(parse_wallet(raw.encode(), RAW_VARIABLE), note)
+    if path is None and (named := environment.get("ANCHOR_WALLET")):
+        path = Path(named)
+    if path is None and (config := read_cli_config()):
+        path = config.wallet
+    if path is None:
         raise ConfigError(f"no wallet: name its file with --wallet-private-key-path, or set {RAW_VARIABLE} to its key")
-    return read_wallet(expand_user(named))
+    return FoundWallet(read_wallet(expand_user(path)))
 
 
 def write_wallet(path: Path, wallet: Keypair) -> None:

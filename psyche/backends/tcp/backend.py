@@ -89,7 +89,7 @@ class BackendStatistics:
 
 
 class TcpBackend:
-    """A `wire.ports.Backend` over TCP. `run` must be running while it is used (or use `open_backend`).
+    """A `Backend` over TCP. `run` must be running while it is used (or use `open_backend`).
 
     Every call waits until the server has answered, even if the connection is lost repeatedly: use a cancel scope to
     set a timeout. It raises the coordinator's own error, or `BackendError` once it has given up for good (another
@@ -230,10 +230,6 @@ class TcpBackend:
         self._record = record
         await self._request(wire.AnnounceRequest(record))
 
-    async def tick(self) -> None:
-        """Do nothing: the server ticks by itself (T3)."""
-        await trio.lowlevel.checkpoint()
-
     def statistics(self) -> BackendStatistics:
         """Return the current queue sizes."""
         return BackendStatistics(unanswered=len(self._pending))
@@ -250,7 +246,7 @@ class TcpBackend:
         if types.Wait.PERMISSION not in self._waits:
             self._send(self._encode(wire.ReportRequest(report)))
 
-    def address_book(self) -> Sequence[AddressRecord]:
+    def get_addresses(self) -> Sequence[AddressRecord]:
         """Return the address records of the run's nodes; their signatures are checked."""
         return self._listed
 

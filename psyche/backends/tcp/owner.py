@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from psyche.backends.port import Administration
+from psyche.backends.port import Build, build_in_thread
 from psyche.backends.tcp.dial import ServerAddress, ask, dial
 from psyche.backends.tcp.push import read_full
 from psyche.core.encoding.account import decode_state
@@ -34,15 +34,13 @@ def _say_nothing(_text: str) -> None:
 
 @dataclass(frozen=True)
 class TcpAdministration:
-    """A run on a TCP server, as its owner reaches it (`backends.port.Administration`).
+    """A run on a TCP server, as its owner reaches it.
 
     Args:
         address: where the server is.
         identity: the key that asks: an owner's, or anybody's for what anybody may ask.
         timeout_s: how long to try a server that does not answer.
         say: is told the reason of a long wait, once.
-
-    Every method raises BackendError if the server refuses, or could not be reached within `timeout_s`.
     """
 
     address: ServerAddress
@@ -51,51 +49,25 @@ class TcpAdministration:
     say: Say = _say_nothing
 
     async def get_status(self) -> wire.RunStatus:
-        """Return the run's status; anybody may ask."""
         return await self._ask(None, wire.StatusRequest(), wire.RunStatus)
 
     async def get_record(self) -> Coordinator:
-        """Return the whole record.
-
-        Raises:
-            NotAllowed: `identity` may neither join the run nor command it.
-            WireError: the answer cannot be read.
-        """
         answer = await self._ask(None, wire.RecordRequest(), wire.FullState)
         return decode_state(read_full(answer))
 
     async def get_members(self) -> wire.Members:
-        """Return who takes part and what each client says of itself (K8); errors only if an owner asks.
-
-        Raises:
-            NotOwner: `identity` does not command the run, has no place in it and may not join it.
-        """
         return await self._ask(None, wire.MembersRequest(), wire.Members)
 
-    async def command(self, message: AnyMessage) -> wire.RunStatus:
-        """Carry out a command; return the status after it.
-
-        The command carries an op id, so that it takes effect once even if it is resent (K3).
-
-        Raises:
-            NotOwner: `identity` is not an owner of the run, nor its join authority where that is enough (M12).
-            CoordinatorError: the rules of the record refuse the command.
-        """
+    async def command(self, message: AnyMessage | Build) -> wire.RunStatus:
+        """Carry out a command; it carries an op id, so that it takes effect once even if it is resent (K3)."""
+        if callable(message):
+            message = await build_in_thread(message, await self.get_record())
         return await self._ask(_build_command(message), wire.StatusRequest(), wire.RunStatus)
 
     def name_key(self, key: bytes) -> str:
-        """Write a key as hex digits."""
         return key.hex()
 
     async def collect(self, signer: bytes | None = None) -> tuple[wire.Claim, ...]:
-        """Take the earnings of `signer`, or of everybody, out of the record; return them by key (M11).
-
-        The caller must pay the amounts. Each amount is taken once, even if the command is resent.
-
-        Raises:
-            NotOwner: `identity` is no owner of the run.
-            BackendError: the message names the amounts that were requested and may or may not be collected.
-        """
         question = wire.EarningsRequest()
         found = await self._ask(None, question, wire.Earnings)
         claims = tuple(claim for claim in found.earned if signer in (None, claim[0]))
@@ -112,11 +84,6 @@ class TcpAdministration:
         return claims
 
     async def get_allowed(self) -> wire.AllowedKeys:
-        """Return who may join.
-
-        Raises:
-            NotOwner: `identity` is no owner of the run and not its join authority.
-        """
         return await self._ask(None, wire.AllowedRequest(), wire.AllowedKeys)
 
     async def _ask(self, command: wire.RequestBody | None, question: wire.RequestBody, kind: type[_Found]) -> _Found:
@@ -180,7 +147,3 @@ class _Attempts:
         if answer is None:
             raise WireError("the reply is empty")
         return answer
-
-
-def _is_port(backend: TcpAdministration) -> Administration:
-    return backend

@@ -3,16 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from psyche.cli.chain.first_weights import FirstWeights
 from psyche.cli.helpers.owners import say
 from psyche.config.load import LoadedRun, load_run
-from psyche.config.rules import find_unsupported
 from psyche.config.update import build_update, compute_restart
 from psyche.core.state.messages import Update
 from psyche.core.state.state import Coordinator
-from psyche.errors import ConfigError
+
+if TYPE_CHECKING:
+    from psyche.backends.port import Fitted, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,9 @@ def load_changes(file: LoadedRun | None, changes: Changes) -> Callable[[Coordina
     return build
 
 
-def load_settings(path: Path, *, on_chain: bool) -> LoadedRun:
-    """Load a file of settings, and print warnings."""
-    if on_chain:
-        from psyche.cli.chain.files import load_chain_run
-
-        return load_chain_run(path)
-    file = load_run(path)
-    if unsupported := find_unsupported(file.model, file.config):
-        raise ConfigError("\n".join(f"{file.path}: {problem}" for problem in unsupported))
-    for warning in file.warnings:
+def load_settings(path: Path, target: "Target") -> "Fitted":
+    """Load a file of settings for a target, and print warnings."""
+    fitted = target.fit(load_run(path))
+    for warning in fitted.warnings:
         say(f"warning: {warning}")
-    return file
+    return fitted

@@ -2,15 +2,19 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 
 from psyche.cli.helpers import chain as opt
-from psyche.cli.helpers.common import format_examples
+from psyche.cli.helpers.common import format_examples, run_async
+from psyche.cli.helpers.owners import make_person
 
 if TYPE_CHECKING:
+    from psyche.backends.port import TargetOptions
     from psyche.backends.solana.session import ChainPlan, ChainSession
+    from psyche.backends.solana.target import SolanaTarget
 
 _Found = TypeVar("_Found")
 LOCAL: Final = "--rpc localhost"  # in examples
@@ -30,16 +34,29 @@ _PAYING: Final[dict[str, tuple[object, object]]] = {
 CHANGING: Final = READING | _PAYING | {"yes": (opt.Yes, False)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChainAccess:
-    options: opt.ChainOptions
+    """A command's access to a chain."""
+
+    options: "TargetOptions"
     yes: bool
     reads: bool  # needs no wallet
 
-    def run(self, function: "Callable[[ChainSession], Awaitable[_Found]]") -> _Found:
-        from psyche.cli.chain.session import call_at_chain
+    @cached_property
+    def target(self) -> "SolanaTarget":
+        from psyche.backends.target import parse_chain
 
-        return call_at_chain(function, self.options, yes=self.yes, reads=self.reads)
+        return parse_chain(self.options)
+
+    def run(self, function: "Callable[[ChainSession], Awaitable[_Found]]") -> _Found:
+        """Call an async function with a session; return its result."""
+        opening = self.target.open_session(make_person(yes=self.yes), reads=self.reads)
+
+        async def call() -> _Found:
+            async with opening as session:
+                return await function(session)
+
+        return run_async(call)
 
 
 def chain_command(
@@ -54,8 +71,7 @@ def chain_command(
     def register(function: Callable[..., None]) -> Callable[..., None]:
         def run(**given: Any) -> None:  # typer reads the signature that is set below
             own = {name: given.pop(name) for name in shared}
-            options = opt.take_options((dict.fromkeys(_PAYING) if reads else {}) | own)
-            function(chain=ChainAccess(options, own.get("yes", False), reads), **given)
+            function(chain=ChainAccess(opt.take_options(own), own.get("yes", False), reads), **given)
 
         opt.set_signature(run, function, shared, instead_of="chain")
         epilog = format_examples(*examples)

@@ -91,7 +91,7 @@ def read_authorization(
     grantor, grantee = parse_key(join_authority, "--join-authority"), parse_grantee(authorizer)
     found = chain.run(lambda session: find_authorization(session, grantor, grantee))
     if found is None:
-        create = chain.options.spelling.spell(f"auth create --authorizer {authorizer}", signed=False)
+        create = chain.target.writer.write(f"auth create --authorizer {authorizer}", signed=False)
         raise ConfigError(f"{grantor} has not authorized {authorizer}; with its wallet `{create}` does that")
     plain = describe_authorization(found)
     if as_json:

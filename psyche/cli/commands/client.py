@@ -13,15 +13,14 @@ import typer
 
 from psyche.cli.helpers import chain
 from psyche.cli.helpers import options as opt
-from psyche.cli.helpers.common import format_examples, make_group, parse_hex
+from psyche.cli.helpers.common import format_examples, make_group, run_async
 from psyche.cli.helpers.outputs import check_source_folder, check_target_folder
 from psyche.client.runtime.settings import ClientSettings
 from psyche.durable import expand_user
 from psyche.telemetry.events import DEFAULT_KEEP
 
 if TYPE_CHECKING:
-    from psyche.backends.port import Backend
-    from psyche.cli.chain.places import ChainPlace, ServerPlace
+    from psyche.backends.port import Backend, Target
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
     from psyche.wire.crypto import Identity
@@ -98,16 +97,16 @@ def train(
     0.00001 SOL a round; a busy chain costs up to 0.0001 SOL more a transaction (--max-priority-fee). Exit code 0: done,
     or SIGTERM. 10: the owner wants another version. 11: the run is closed. 12: it is another chain. 130: Ctrl-C.
     """
-    from psyche.cli.chain.places import make_place
+    options = chain.take_options(locals())
+    from psyche.backends.target import parse_target
     from psyche.telemetry.console import Console
     from psyche.telemetry.logging import configure_logging
+    from psyche.wire.crypto import parse_hex
 
     console = Console()
     configure_logging(logs.value, log, console=console, write_log=write_log)
     data_dir = get_data_dir(data_dir, run_id)
-    paying = wallet_private_key_path, program_ids, max_priority_fee
-    named = chain.ChainOptions(rpc, ws_rpc, rpc_2, ws_rpc_2, rpc_3, ws_rpc_3, *paying)
-    place = make_place(run_id, server_addr, server_key, named, authorizer)
+    target = parse_target(options)
     settings = ClientSettings(
         run_id=run_id, server_key=parse_hex("--server-key", server_key) if server_key else None, data_dir=data_dir,
         identity_path=identity_secret_key_path, bind_ip=get_bind_ip(bind_p2p_interface), bind_port=bind_p2p_port,
@@ -117,10 +116,10 @@ def train(
         distro_dir=write_gradients_dir,
     )  # fmt: skip
     check_places(settings, events_dir)
-    place.check()
+    check_target(target)
     settings.node_name = node_name or find_node_name(settings)
     events = open_events(settings, events_dir, keep_event_files)
-    raise typer.Exit(run(settings, place, events, console, logs))
+    raise typer.Exit(run(settings, target, events, console, logs))
 
 
 def open_events(settings: "ClientSettings", events_dir: Path | None, keep_files: int) -> "EventLog":
@@ -128,6 +127,14 @@ def open_events(settings: "ClientSettings", events_dir: Path | None, keep_files:
 
     folder = settings.data_dir if events_dir is None else events_dir / settings.node_name
     return EventLog(folder / "events.jsonl", node=settings.node_name, keep=keep_files)
+
+
+def check_target(target: "Target") -> None:
+    """Check that a client can take part in a run; print what its owner should know."""
+    checked = run_async(target.check)
+    for kind, texts in (("note", checked.notes), ("warning", checked.warnings)):
+        for text in texts:
+            typer.echo(f"{kind}: {text}", err=True)
 
 
 def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
@@ -151,12 +158,12 @@ def find_node_name(settings: "ClientSettings") -> str:
 
 def run(
     settings: "ClientSettings",
-    place: "ServerPlace | ChainPlace",
+    target: "Target",
     events: "EventLog",
     console: "Console",
     logs: opt.Logs,
 ) -> int:
-    from psyche.cli.helpers.common import run_async
+    """Run the client with its live view; return the exit code."""
     from psyche.client.runtime.app import run_client
     from psyche.telemetry.live import open_live_view
     from psyche.wire.line.descriptors import raise_limit
@@ -164,7 +171,7 @@ def run(
     def open_backend(
         client: "ClientSettings", identity: "Identity"
     ) -> "contextlib.AbstractAsyncContextManager[Backend]":
-        return place.open(identity, client.data_dir, events)
+        return target.open_member(identity, client.data_dir, events)
 
     async def main() -> int:
         async with open_live_view(events, console, logs.value):
@@ -191,7 +198,7 @@ def show_identity(
 ) -> None:
     """Print the public key by which others know this client."""
     from psyche.errors import ConfigError
-    from psyche.wire.crypto import Identity
+    from psyche.wire.crypto import Identity, parse_hex
     from psyche.wire.key_file import make_identity, read_key_file, write_key_file
 
     raw = os.environ.get("RAW_IDENTITY_SECRET_KEY")
@@ -223,12 +230,15 @@ def show_wallet(
 
     A run's join authority authorizes it, and others send it lamports. Nobody needs the file itself.
     """
+    from psyche.backends.solana.wallet import Wallet, find_wallet, write_wallet
+
     path = wallet_private_key_path
     if create and path is not None and not path.exists():
-        from psyche.backends.solana.wallet import Wallet, write_wallet
-
         write_wallet(path, Wallet())
-    typer.echo(str(chain.ChainOptions(wallet_private_key_path=path).load_wallet().pubkey()))
+    wallet = find_wallet(path)
+    if wallet.note:
+        typer.echo(f"note: {wallet.note}", err=True)
+    typer.echo(str(wallet.key.pubkey()))
 
 
 def get_data_dir(data_dir: Path | None, run_id: str) -> Path:

@@ -50,11 +50,11 @@ def claim(
     Your token account, and the record of what you were paid, are made if they are not there.
     """
     from psyche.backends.solana.interface.addresses import parse_key
+    from psyche.backends.solana.owner.administration import find_administration
     from psyche.backends.solana.owner.rewards import find_earner, plan_claim
-    from psyche.cli.chain.session import get_administration
 
     async def do(session: "ChainSession") -> None:
-        found = await (await get_administration(session, run_id, treasurer_index)).find()
+        found = await (await find_administration(session, run_id, treasurer_index)).find()
         key = parse_key(address, "--address") if address else session.key
         if key != session.key:
             found.check_owner(session.key)
@@ -79,12 +79,12 @@ def top_up(
 ) -> None:
     """Pay tokens into a run, for its members. Anybody may."""
     from psyche.backends.solana.amounts import parse_amount
+    from psyche.backends.solana.owner.administration import find_administration
     from psyche.backends.solana.owner.rewards import find_treasury, plan_top_up
-    from psyche.cli.chain.session import get_administration
     from psyche.errors import ConfigError
 
     async def do(session: "ChainSession") -> None:
-        found = await (await get_administration(session, run_id, treasurer_index)).find()
+        found = await (await find_administration(session, run_id, treasurer_index)).find()
         treasury = await find_treasury(session, found)
         amount = parse_amount(collateral_amount, treasury.decimals, "--collateral-amount")
         if not amount:
@@ -119,13 +119,13 @@ def withdraw(
     """
     from psyche.backends.solana.amounts import parse_amount
     from psyche.backends.solana.interface.addresses import parse_key
+    from psyche.backends.solana.owner.administration import find_administration
     from psyche.backends.solana.owner.rewards import find_treasury, plan_withdraw
-    from psyche.cli.chain.session import get_administration
 
     target = parse_key(to, "--to") if to else None
 
     async def do(session: "ChainSession") -> None:
-        found = await (await get_administration(session, run_id, treasurer_index)).find()
+        found = await (await find_administration(session, run_id, treasurer_index)).find()
         treasury = await find_treasury(session, found)
         text = collateral_amount
         amount = None if text is None else parse_amount(text, treasury.decimals, "--collateral-amount")
@@ -149,12 +149,12 @@ def show(
 
     And what the run holds for them, if it has a treasurer.
     """
+    from psyche.backends.solana.owner.administration import find_administration
     from psyche.backends.solana.owner.rewards import describe_rewards, format_rewards
-    from psyche.cli.chain.session import get_administration
 
     async def ask(session: "ChainSession") -> dict[str, Any]:
         return await describe_rewards(
-            session, await (await get_administration(session, run_id, treasurer_index)).find()
+            session, await (await find_administration(session, run_id, treasurer_index)).find()
         )
 
     plain = chain.run(ask)

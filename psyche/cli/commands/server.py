@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psyche.cli.helpers import options as opt
-from psyche.cli.helpers.common import format_examples, make_group, parse_hex
-from psyche.cli.helpers.owners import load_server_identity
+from psyche.cli.helpers.common import format_examples, make_group
 from psyche.telemetry.events import DEFAULT_KEEP
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
     from psyche.wire.access import Access
+    from psyche.wire.crypto import Identity
 
 group = make_group(
     "Run the coordinator of a training run. `psyche run` shows the run and commands it.",
@@ -109,20 +109,13 @@ def run(
     events_folder = events_dir / "server" if events_dir else folder
     with leaving_nothing_unless_started(folder, events_folder) as on_start:
         events = EventLog(events_folder / "events.jsonl", node="server", keep=keep_event_files)
+        identity, owners = load_keys(folder, identity_secret_key_path, owner or [])
         settings = ServerSettings(
-            run=loaded,
-            identity=load_server_identity(folder, identity_secret_key_path, create=True),
-            state_dir=folder,
-            host=bind_ip,
-            port=server_port,
-            owners=frozenset(parse_hex("--owner", key) for key in owner or ()),
-            access=add_allowed(loaded.access, allow or []),
-            withdraw_on_disconnect=withdraw_on_disconnect,
-            accept_loss=accept_loss,
-            model_folder=loaded.model_folder,
-            data_files=data,
-            sink=events,
-        )
+            run=loaded, identity=identity, state_dir=folder, host=bind_ip, port=server_port,
+            owners=owners, access=add_allowed(loaded.access, allow or []),
+            withdraw_on_disconnect=withdraw_on_disconnect, accept_loss=accept_loss,
+            model_folder=loaded.model_folder, data_files=data, sink=events,
+        )  # fmt: skip
         serve(settings, events, console, logs, on_start)
 
 
@@ -168,6 +161,14 @@ def validate_config(*, state: State, data_config: DataConfig = None) -> None:
     raise typer.Exit(print_report(validate_run(state, data_config, reads_weights=True), typer.echo))
 
 
+def load_keys(folder: Path, path: Path | None, owners: list[str]) -> "tuple[Identity, frozenset[bytes]]":
+    """Load the server's key, or make it in its folder; read those of its owners."""
+    from psyche.backends.tcp.target import load_server_identity
+    from psyche.wire.crypto import parse_hex
+
+    return load_server_identity(folder, path, create=True), frozenset(parse_hex("--owner", key) for key in owners)
+
+
 def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, LoadedData | None]":
     """Load a run that can start, and its data.toml; print warnings about unusual settings."""
     from psyche.config.problems import ConfigProblems
@@ -188,6 +189,7 @@ def add_allowed(access: "Access", keys: list[str]) -> "Access":
     """Combine the access settings of run.toml with the keys of --allow."""
     from psyche.errors import ConfigError
     from psyche.wire.access import MAX_KEYS, NOBODY
+    from psyche.wire.crypto import parse_hex
 
     added = access.add(tuple(parse_hex("--allow", key) for key in keys))
     if keys and added.count_keys() > MAX_KEYS:

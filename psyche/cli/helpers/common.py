@@ -15,7 +15,6 @@ from psyche.errors import ConfigError, PsycheError
 from psyche.telemetry.loading import EXIT_INTERRUPTED
 
 EXIT_TERMINATED: Final = 128 + signal.SIGTERM
-KEY_BYTES: Final = 32
 
 
 class PsycheGroup(TyperGroup):
@@ -94,16 +93,6 @@ def ending_on_sigterm() -> Iterator[None]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-
-
-def parse_hex(name: str, text: str) -> bytes:
-    try:
-        key = bytes.fromhex(text.strip())
-    except ValueError:
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise ConfigError(f"{name}: must be 64 hex digits")
-    return key
 
 
 def is_terminal() -> bool:

@@ -13,7 +13,7 @@ from psyche.wire.backend import RunStatus
 from psyche.wire.commands import WriteCommand, write_briefly
 
 _Found = TypeVar("_Found")
-_Backend = TypeVar("_Backend", bound=Administration)
+_Home = TypeVar("_Home", bound=Administration)
 STANDINGS: Final = PHASES | {  # in a sentence
     RunState.WARMUP: "warming up",
     RunState.ROUND_WITNESS: PHASES[RunState.ROUND_TRAIN],
@@ -23,7 +23,7 @@ _STATES: Final = re.compile(rf"\b({'|'.join(state.name for state in RunState)})\
 
 
 async def call_in_words(
-    function: Callable[[_Backend], Awaitable[_Found]], backend: _Backend, spell: WriteCommand = write_briefly
+    function: Callable[[_Home], Awaitable[_Found]], backend: _Home, spell: WriteCommand = write_briefly
 ) -> _Found:
     """Call `function` with a run's backend; a refusal of the record becomes a sentence for the run's owner.
 

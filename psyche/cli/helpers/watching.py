@@ -1,6 +1,5 @@
 """The state of a run as a page of text or as JSON, once or again and again (`psyche run info`)."""
 
-import dataclasses
 import errno
 import json
 import os
@@ -91,11 +90,7 @@ def get_plain_run(status: RunStatus, members: Members | None = None, name_key: N
 async def ask_once(
     backend: Administration, with_members: bool, as_json: bool, spell: WriteCommand = write_briefly
 ) -> str:
-    """Return the state of a run as text or JSON.
-
-    Raises:
-        BackendError: the backend refuses, or could not be reached in time.
-    """
+    """Return the state of a run as text or JSON."""
     status, members = await _ask(backend, with_members=with_members)
     if as_json:
         return json.dumps(get_plain_run(status, members, backend.name_key), indent=2)
@@ -118,9 +113,6 @@ async def watch_until_signal(
     backend: Administration, with_members: bool, as_json: bool, spell: WriteCommand = write_briefly
 ) -> None:
     """Show the state of a run again and again until it is finished, or until SIGINT or SIGTERM."""
-    from psyche.backends.tcp.owner import TcpAdministration
-
-    quiet = dataclasses.replace(backend, say=lambda _text: None) if isinstance(backend, TcpAdministration) else backend
     view = WatchView(Console(sys.stdout), as_json=as_json, spell=spell, name_key=backend.name_key)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         try:
@@ -131,7 +123,7 @@ async def watch_until_signal(
                         nursery.cancel_scope.cancel()
 
                 nursery.start_soon(end)
-                await watch_run(quiet, view, with_members=with_members)
+                await watch_run(backend, view, with_members=with_members)
                 nursery.cancel_scope.cancel()
         finally:
             view.close()  # an error's message goes below the page

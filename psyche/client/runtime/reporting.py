@@ -76,7 +76,8 @@ class Reporter:
 
     def _send(self, backend: Backend, report: SelfReport) -> None:
         self._sent, self._sent_at = report, trio.current_time()
-        backend.report(report)
+        if backend.report is not None:
+            backend.report(report)
 
 
 def _describe_left(event: types.LeftEpoch | types.ClientEnded) -> str:

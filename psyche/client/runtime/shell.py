@@ -192,7 +192,8 @@ class Shell:
             case act.SetPlan():
                 self._parts.network.set_plan(action.run_uid, action.plan_hash)
             case act.ReconnectSoon():
-                self._parts.backend.reconnect_soon()
+                if self._parts.backend.reconnect_soon is not None:
+                    self._parts.backend.reconnect_soon()
             case act.Expire():
                 self._expire(action)
             case act.Exit():
@@ -284,10 +285,11 @@ class Shell:
 
     def _follow_addresses(self) -> None:
         """Pass on changed addresses at every event: others may join at any time."""
-        book = tuple(self._parts.backend.address_book())
-        if book is not self._addresses and book != self._addresses:
-            self._addresses = book
-            self._parts.network.set_addresses(book)
+        if self._parts.backend.get_addresses is not None:
+            book = tuple(self._parts.backend.get_addresses())
+            if book is not self._addresses and book != self._addresses:
+                self._addresses = book
+                self._parts.network.set_addresses(book)
         self._bootstrapping.follow(self.state.bootstrap)
 
     # --- messages out -----------------------------------------------------------------------------

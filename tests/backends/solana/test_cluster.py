@@ -48,7 +48,6 @@ def test_endpoints_keep_their_order_and_variables_fill_gaps() -> None:
         [("http://one", ""), ("", "")], {"RPC": "http://no", "RPC_2": "http://two", "WS_RPC_2": "ws://w"}
     )
     assert found == (Endpoint("http://one", "ws://one"), Endpoint("http://two", "ws://w"))
-    assert find_endpoints([], {}) == ()
     with pytest.raises(ConfigError, match="--ws-rpc-3: is of no use without --rpc-3"):
         find_endpoints([], {"WS_RPC_3": "ws://a"})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from solders.keypair import Keypair
 
-from psyche.backends.solana.wallet import find_wallet, parse_wallet, read_wallet, write_wallet
+from psyche.backends.solana.wallet import parse_wallet, read_wallet, write_wallet
 from psyche.errors import ConfigError
 
 WALLET = Keypair.from_seed(bytes(range(200, 232)))
@@ -66,18 +66,6 @@ def test_a_missing_and_an_endless_file_say_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(bytes(5_000))
     with pytest.raises(ConfigError, match="more than 4,096 bytes"):
         read_wallet(tmp_path / "large")
-
-
-def test_the_variable_wins_over_the_flag_and_the_flag_over_solanas_configuration(tmp_path: Path) -> None:
-    other, third = Keypair(), Keypair()
-    write_wallet(tmp_path / "flag", other)
-    write_wallet(tmp_path / "default", third)
-    raw = {"RAW_WALLET_PRIVATE_KEY": str(WALLET)}
-    assert find_wallet(tmp_path / "flag", raw, tmp_path / "default") == WALLET
-    assert find_wallet(tmp_path / "flag", {}, tmp_path / "default") == other
-    assert find_wallet(None, {}, tmp_path / "default") == third
-    with pytest.raises(ConfigError, match="--wallet-private-key-path"):
-        find_wallet(None, {})
 
 
 def test_a_written_wallet_is_for_its_owner_only_and_is_never_overwritten(tmp_path: Path) -> None:

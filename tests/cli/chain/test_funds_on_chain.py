@@ -8,12 +8,12 @@ from solders.token.associated import get_associated_token_address
 from test_auth_and_rewards import earn
 from test_run_on_chain import put_file, read_instance
 
+from psyche.backends.port import TargetOptions
 from psyche.backends.solana.amounts import MAX_PRIORITY_LAMPORTS
 from psyche.backends.solana.interface.tokens import read_mint
 from psyche.backends.solana.interface.treasury import TreasurerRun
 from psyche.backends.solana.rpc.transaction import LEAST_UNITS
-from psyche.cli.chain.places import ChainPlace, make_place
-from psyche.cli.helpers.chain import ChainOptions
+from psyche.backends.solana.target import SolanaTarget
 
 
 def mint(box: ChainBox, wallet: str, *words: str) -> Pubkey:
@@ -110,10 +110,7 @@ def test_the_quote_names_what_a_busy_chain_may_cost_more_up_to_the_ceiling(box: 
 
 
 def test_a_member_pays_no_more_than_its_ceiling_to_be_early(box: ChainBox) -> None:
-    box.fund("early")
-    options = ChainOptions(rpc=box.chain.http, wallet_private_key_path=box.get_path("early"), max_priority_fee=1_000)
-    place = make_place("run", None, None, options, None)
-    assert isinstance(place, ChainPlace)
-    assert place.member.fees.choose_price([10**9], LEAST_UNITS, 0) * LEAST_UNITS <= 1_000 * 10**6
-    assert "--max-priority-fee 1000" in options.spelling.chain
-    assert ChainOptions().max_priority_lamports == MAX_PRIORITY_LAMPORTS
+    target = SolanaTarget(TargetOptions(rpc=box.chain.http, max_priority_fee=1_000))
+    assert target.fees.choose_price([10**9], LEAST_UNITS, 0) * LEAST_UNITS <= 1_000 * 10**6
+    assert "--max-priority-fee 1000" in target.writer.chain
+    assert SolanaTarget(TargetOptions(rpc=box.chain.http)).fees.max_lamports == MAX_PRIORITY_LAMPORTS

@@ -383,7 +383,7 @@ class TestRefusals:
 
 def test_a_shared_chain_is_asked_about_and_a_local_one_is_not(box: ChainBox, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = create(box, "devnet")
-    monkeypatch.setattr("psyche.cli.chain.session.name_foreign", lambda *_: "devnet")
+    monkeypatch.setattr("psyche.backends.solana.target.name_foreign", lambda *_: "devnet")
     before = box.get_lamports(owner.pubkey())
     assert "say --yes to spend on devnet" in box.refuse("run", "resume", "-r", "devnet", wallet="devnet")
     assert box.get_lamports(owner.pubkey()) == before

@@ -112,7 +112,7 @@ class FakeBackend:
 
         return call
 
-    def address_book(self) -> Sequence[AddressRecord]:
+    def get_addresses(self) -> Sequence[AddressRecord]:
         return self.book
 
 

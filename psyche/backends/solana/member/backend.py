@@ -4,7 +4,7 @@ Nobody hosts the record there, so each client does its share of what a server do
 transition is due, and keeps its join alive.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -18,10 +18,8 @@ from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
-from psyche.wire.address_record import AddressRecord
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof
-from psyche.wire.report import SelfReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class ChainStatistics:
 
 
 class SolanaBackend:
-    """A `wire.ports.Backend` over a chain. `run` must be running while it is used (or use `open_chain_backend`).
+    """A `Backend` over a chain. `run` must be running while it is used (or use `open_chain_backend`).
 
     Args:
         link: the chain; it signs with `wallet` and `p2p`.
@@ -41,6 +39,12 @@ class SolanaBackend:
         sink: receives events.
         platform: randomness; that of this machine if not given.
     """
+
+    # What a chain has no place for: peers tell each other addresses (N1 to N5), and nobody collects reports (K8). All
+    # endpoints are watched at once, and asked every few seconds where they are silent.
+    get_addresses: None = None
+    report: None = None
+    reconnect_soon: None = None
 
     def __init__(
         self, link: Link, wallet: bytes, p2p: bytes, *, sink: EventSink | None = None,
@@ -103,22 +107,6 @@ class SolanaBackend:
                     await self._submitter.deliver(message, proof)
         finally:
             self._unanswered -= 1
-
-    async def tick(self) -> None:
-        """Tick if that would change the record; the backend does so by itself while it runs (T3)."""
-        await self._ticks.tick()
-
-    # --- what a chain has no place for -----------------------------------------------------------
-
-    def address_book(self) -> Sequence[AddressRecord]:
-        """Return nothing: addresses never go on a chain; peers tell each other (N1 to N5)."""
-        return ()
-
-    def reconnect_soon(self) -> None:
-        """Do nothing: all endpoints are watched, and those that are silent are asked every few seconds."""
-
-    def report(self, report: SelfReport) -> None:
-        """Do nothing: what a client says of itself has no place in the record (K8)."""
 
     def statistics(self) -> ChainStatistics:
         """Return the current queue sizes."""

@@ -25,7 +25,7 @@ from psyche.backends.solana.programs.vouching import choose_programs
 from psyche.backends.solana.rpc.client import Rpc, open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
 from psyche.backends.solana.rpc.transaction import FeePolicy
-from psyche.backends.solana.session import ChainSession, Spelling
+from psyche.backends.solana.session import ChainSession, CommandWriter
 from psyche.config.rules import find_chain_problems
 from psyche.core.state.state import Coordinator, RunState
 from psyche.durable import make_folder
@@ -69,7 +69,7 @@ class ChainMember:
         wallet: signs and pays.
         run_id: the run.
         authorizer: whose authorization lets the wallet join; None: the wallet's own, or everybody's.
-        spelling: completes the commands that messages name.
+        writer: completes the commands that messages name.
         unix_time: the wall clock.
         program_ids: the file of the chain's programs; None: what this version knows.
         fees: what the wallet pays to be early.
@@ -79,7 +79,7 @@ class ChainMember:
     wallet: Keypair
     run_id: str
     authorizer: Pubkey | None = None
-    spelling: Spelling = Spelling()
+    writer: CommandWriter = CommandWriter()
     program_ids: Path | None = None
     unix_time: Callable[[], float] = time.time
     fees: FeePolicy = FeePolicy()
@@ -100,7 +100,7 @@ class ChainMember:
     async def _find_entry(self, rpc: Rpc) -> Entry:
         vouching = choose_programs(await rpc.get_genesis_hash(), self.program_ids)
         use_program_ids(vouching.ids)
-        session = ChainSession(rpc, self.wallet, lambda _quote: None, spelling=self.spelling, vouching=vouching)
+        session = ChainSession(rpc, self.wallet, lambda _quote: None, writer=self.writer, vouching=vouching)
         programs = await session.check_programs()
         found = await find_run(session, self.run_id)
         state, wallet = found.state, session.key
@@ -123,13 +123,15 @@ class ChainMember:
 
     def _explain_refusal(self, session: ChainSession, grantor: Pubkey) -> str:
         wallet = session.key
-        grant = session.spell(f"auth create --authorizer {self.authorizer or wallet}", signed=grantor == wallet)
+        grant = session.write_command(f"auth create --authorizer {self.authorizer or wallet}", signed=grantor == wallet)
         if self.authorizer is None:
             return (
                 f"wallet {wallet} may not join run {self.run_id!r}: {grantor} must run {grant} with its wallet; if "
                 "another wallet lets yours join as its delegate, name that one with --authorizer"
             )
-        delegate = session.spell(f"auth delegate --join-authority {grantor} --delegates-added {wallet}", signed=False)
+        delegate = session.write_command(
+            f"auth delegate --join-authority {grantor} --delegates-added {wallet}", signed=False
+        )
         return (
             f"wallet {wallet} may not join run {self.run_id!r} by the authorization of {self.authorizer}: {grantor} "
             f"must authorize that wallet ({grant}), and that wallet must name yours as its delegate ({delegate}), each "

@@ -68,7 +68,7 @@ async def _describe_change(session: ChainSession, run_id: str, landed: Landed | 
 
 
 def _describe_way_on(session: ChainSession, run_id: str, state: RunState) -> str:
-    return "" if state is RunState.FINISHED else f"; {session.spell('run resume', run_id)} lets it go on"
+    return "" if state is RunState.FINISHED else f"; {session.write_command('run resume', run_id)} lets it go on"
 
 
 async def plan_checkpoint(session: ChainSession, run_id: str, source: Checkpoint) -> ChainPlan:

@@ -1,19 +1,20 @@
-"""A run on Solana, as its owner reaches it: status, record, members, and commands (`backends.port.Administration`)."""
+"""A run on Solana, as its owner reaches it: status, record, members, and commands."""
 
 from dataclasses import dataclass, replace
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from psyche import __version__
-from psyche.backends.port import Administration
-from psyche.backends.solana.interface.addresses import EVERYBODY
+from psyche.backends.port import Build, build_in_thread
+from psyche.backends.solana.interface.addresses import EVERYBODY, parse_key
 from psyche.backends.solana.interface.coordinator import OwnerMessage, build_owner_message
 from psyche.backends.solana.interface.treasurer import RunChange, build_run_update
 from psyche.backends.solana.joining import find_authorization
 from psyche.backends.solana.lookup import FoundRun, RunTarget, find_decimals, find_run
+from psyche.backends.solana.owner.rewards import find_earner
 from psyche.backends.solana.packing import Step
 from psyche.backends.solana.session import ChainPlan, ChainSession
 from psyche.backends.summary import get_joined_slots, summarize_run
@@ -21,7 +22,7 @@ from psyche.core.rules.apply import apply
 from psyche.core.state import messages as msg
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.roster import is_in_epoch
-from psyche.core.state.state import Coordinator, RunState
+from psyche.core.state.state import ClientState, Coordinator, RunState, SlotState
 from psyche.errors import ConfigError
 from psyche.wire.backend import MemberInfo, Members, RunStatus
 from psyche.wire.messages import AnyMessage
@@ -32,33 +33,20 @@ OWNERS_MESSAGES: Final = (msg.Pause, msg.Resume, msg.SetRates, msg.Update, msg.U
 
 @dataclass(frozen=True)
 class SolanaAdministration:
-    """A run on a chain (`backends.port.Administration`). Every method raises BackendError if no endpoint answers."""
+    """A run on a chain, as its owner reaches it. Every method raises NoRun if there is none."""
 
     session: ChainSession
     run_id: str
 
     async def find(self, min_slot: int | None = None) -> FoundRun:
-        """Find the run with its record, as of `min_slot` or later.
-
-        Raises:
-            NoRun: there is none.
-        """
+        """Find the run with its record, as of `min_slot` or later."""
         return await find_run(self.session, self.run_id, min_slot)
 
     async def get_record(self) -> Coordinator:
-        """Return the whole record, which everybody can see.
-
-        Raises:
-            NoRun: there is no such run.
-        """
         return (await self.find()).state
 
     async def get_status(self) -> RunStatus:
-        """Return the run's status; who is connected, and what clients say of themselves, is not on a chain.
-
-        Raises:
-            NoRun: there is no such run.
-        """
+        """Return the run's status; who is connected, and what clients say of themselves, is not on a chain."""
         return await self._summarize(await self.find())
 
     async def _summarize(self, found: FoundRun) -> RunStatus:
@@ -73,11 +61,6 @@ class SolanaAdministration:
         )
 
     async def get_members(self) -> Members:
-        """Return the members of the running epoch and those that wait; keys are those of wallets.
-
-        Raises:
-            NoRun: there is no such run.
-        """
         state = await self.get_record()
         _, unix = await self.session.rpc.get_clock()
         here = enumerate(state.clients) if is_in_epoch(state) else ()
@@ -87,43 +70,76 @@ class SolanaAdministration:
         return Members(unix, (*members, *waiting))
 
     def name_key(self, key: bytes) -> str:
-        """Write a key in base58, as all tools of the chain do."""
         return str(Pubkey(key))
 
-    async def command(self, message: AnyMessage) -> RunStatus:
-        """Carry out an owner's command; return the status after it.
+    async def describe_wallet(self, address: str) -> dict[str, Any]:
+        """Describe what the run knows of a wallet; amounts are base units."""
+        wallet, found = parse_key(address, "--address"), await self.find()
+        slots = [slot for slot in found.state.registry.slots if slot.signer == bytes(wallet)]
+        members = [(index, one) for index, one in enumerate(found.state.clients) if one.signer == bytes(wallet)]
+        earner = await find_earner(self.session, found, wallet)
+        return {
+            "address": str(wallet),
+            "run_id": self.run_id,
+            "slot": SlotState(slots[0].state).name.lower() if slots else None,
+            "p2p_key": slots[0].p2p.hex() if slots else None,
+            "waits": any(slot.signer == bytes(wallet) for slot in get_joined_slots(found.state)),
+            "index": members[0][0] if members else None,
+            "state": ClientState(members[0][1].state).name.lower() if members else None,
+            "earned": earner.in_slot + (earner.collected or 0),
+            "collected": earner.collected or 0,
+            "paid": earner.claimed or 0,
+            "unpaid": earner.unpaid,
+        }
 
-        Whether it took effect is judged by the record: a transaction that landed before its repeat counts once.
+    async def command(self, message: AnyMessage | Build) -> RunStatus:
+        """Carry out an owner's command.
 
-        Raises:
-            ConfigError: the wallet does not own the run, or a chain does not have this command.
-            CoordinatorError: the rules of the record refuse it; nothing was sent.
+        Whether it took effect is judged by the record: a transaction that is on it before its repeat counts once. The
+        chain tries each transaction before it is sent, so what was checked when it was built is not tried here again.
         """
-        if not isinstance(message, OWNERS_MESSAGES):
-            raise ConfigError("this is a command for a server; on a chain, `psyche auth` says who may join")
         found = await self.find()
         found.check_owner(self.session.key)
-        slot, unix = await self.session.rpc.get_clock()
-        if not _changes(found, unix, slot, message):
+        if callable(message):
+            message, is_checked = await build_in_thread(message, found.state), True
+        else:
+            is_checked = False
+        if not isinstance(message, OWNERS_MESSAGES):
+            raise ConfigError("this is a command for a server; on a chain, `psyche auth` says who may join")
+        if not is_checked and not await self._would_change(found, message):
             return await self._summarize(found)
         plan = ChainPlan(_describe(self.run_id, message), build_steps(found.target, message))
         try:
-            landed = await self.session.carry_out(plan)
+            sent = await self.session.carry_out(plan)
         except CoordinatorError:
             again = await self.find()
             if not _is_reached(again.state, message):
                 raise
             return await self._summarize(again)
-        return await self._summarize(await self.find(landed.slot if landed else None))
+        return await self._summarize(await self.find(sent.slot if sent else None))
+
+    async def _would_change(self, found: FoundRun, message: msg.Message) -> bool:
+        """Try a command on this copy of the record, which it spoils."""
+        slot, unix = await self.session.rpc.get_clock()
+        return apply(found.state, unix, slot, bytes(found.instance.main_authority), message)
 
 
-def _changes(found: FoundRun, unix: int, slot: int, message: msg.Message) -> bool:
-    """Try a command on a copy of the record.
+async def find_administration(session: ChainSession, run_id: str, index: int | None) -> SolanaAdministration:
+    """Find a run; `index` is what a person says of its index at the treasurer, which is checked.
 
     Raises:
-        CoordinatorError: the rules refuse it.
+        ConfigError: no run is named, or it has another index.
+        NoRun: there is no such run.
     """
-    return apply(found.state, unix, slot, bytes(found.instance.main_authority), message)
+    if not run_id:
+        raise ConfigError("a chain has many runs: name this one with --run-id (or RUN_ID in the environment)")
+    administration = SolanaAdministration(session, run_id)
+    if index is not None:
+        treasurer = (await administration.find()).treasurer
+        if treasurer is None or treasurer.index != index:
+            found = "has no treasurer" if treasurer is None else f"has the index {treasurer.index}"
+            raise ConfigError(f"--treasurer-index {index}: run {run_id!r} {found}; leave the option out")
+    return administration
 
 
 def _is_reached(state: Coordinator, message: msg.Message) -> bool:
@@ -187,7 +203,3 @@ def _describe(run_id: str, message: OwnerMessage) -> str:
             return f"sets the client version of run {run_id!r} to {message.version!r}"
         case _:
             return f"changes the settings of run {run_id!r}"
-
-
-def _is_port(backend: SolanaAdministration) -> Administration:
-    return backend

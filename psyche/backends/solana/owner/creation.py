@@ -94,7 +94,7 @@ async def plan_create(session: ChainSession, new: Founding) -> ChainPlan:
         file = "FILE" if new.file is None else shlex.quote(str(new.file.path))
         raise ConfigError(
             f"run {run_id!r}: exists already; "
-            f"{session.spell(f'run update-config --state {file}', run_id)} changes it, and "
+            f"{session.write_command(f'run update-config --state {file}', run_id)} changes it, and "
             "another run needs another id (--run-id)"
         )
     update = _check(found.state, new)
@@ -130,7 +130,7 @@ async def _plan_new(session: ChainSession, new: Founding) -> ChainPlan:
     steps = (Step("the run's accounts", begin), *build_steps(target, update))
     where = "" if new.mint is None else f", which pays its members in the token {new.mint}"
     where += "" if new.file else "; its settings come later"
-    returns = f"the owner's wallet gets it back with {session.spell('run close', run_id)}"
+    returns = f"the owner's wallet gets it back with {session.write_command('run close', run_id)}"
     return ChainPlan(f"creates run {run_id!r}{where}", steps, total, returns, (account,), is_lasting=True)
 
 
@@ -155,8 +155,8 @@ async def plan_close(session: ChainSession, found: FoundRun) -> ChainPlan:
     run_id, state = found.state.run_id, found.state
     if not state.halted:
         raise BackendError(
-            f"run {run_id!r} is going on: pause it with {session.spell('run pause', run_id)}, wait until "
-            f"{session.spell('run info', run_id, signed=False)} says paused, then close it"
+            f"run {run_id!r} is going on: pause it with {session.write_command('run pause', run_id)}, wait until "
+            f"{session.write_command('run info', run_id, signed=False)} says paused, then close it"
         )
     members = await find_earners(session, found)
     settled = await plan_settlement(session, found, members)

@@ -70,7 +70,7 @@ class Deposits:
             lamports = sum(one.lamports for one in self.closable)
             yield (
                 f"{format_sol(lamports)} more comes back from records of earnings and payments with "
-                f"{session.spell('rewards close')}"
+                f"{session.write_command('rewards close')}"
             )
         if self.others:
             yield self._describe_others(session)
@@ -84,7 +84,7 @@ class Deposits:
             yield self._describe_others(session)
 
     def _describe_others(self, session: ChainSession) -> str:
-        close = session.spell("rewards close", signed=False)
+        close = session.write_command("rewards close", signed=False)
         return (
             f"{format_sol(self.others)} that {session.key} deposited for earned points of other members stays: it "
             f"comes back as each of them runs {close} with its own wallet after the run"

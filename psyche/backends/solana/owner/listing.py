@@ -4,16 +4,13 @@ from typing import Any, NamedTuple
 
 from solders.pubkey import Pubkey
 
-from psyche.backends.port import Administration
 from psyche.backends.solana.interface.addresses import EVERYBODY
 from psyche.backends.solana.joining import allows, find_authorization, name_grantee
 from psyche.backends.solana.lookup import find_run, list_instances, read_run
-from psyche.backends.solana.owner.administration import SolanaAdministration
-from psyche.backends.solana.owner.rewards import find_earner
 from psyche.backends.solana.session import ChainSession
 from psyche.backends.summary import get_joined_slots
 from psyche.core.state.limits import MAX_CLIENTS
-from psyche.core.state.state import ClientState, RunState, SlotState
+from psyche.core.state.state import RunState, SlotState
 
 
 class JoinVerdict(NamedTuple):
@@ -70,31 +67,5 @@ async def judge_join(session: ChainSession, run_id: str, wallet: Pubkey, authori
                 return JoinVerdict(True, f"no: all {MAX_CLIENTS} places of run {run_id!r} are taken")
             return JoinVerdict(False, f"yes: {grantor} has authorized {name_grantee(grantee)}")
     who = f"{wallet}, nor everybody" if authorizer is None else f"{authorizer} with {wallet} as its delegate"
-    create = session.spell(f"auth create --authorizer {authorizer or wallet}", signed=False)
+    create = session.write_command(f"auth create --authorizer {authorizer or wallet}", signed=False)
     return JoinVerdict(True, f"no: {grantor} has not authorized {who}; with its wallet it must run {create}")
-
-
-async def describe_wallet(backend: Administration, wallet: Pubkey) -> dict[str, Any]:
-    """Describe what a run on a chain knows of one wallet, as JSON can hold it; amounts are base units.
-
-    Raises:
-        NoRun: there is no such run.
-    """
-    assert isinstance(backend, SolanaAdministration), "the caller has checked where the run is"
-    found = await backend.find()
-    slots = [slot for slot in found.state.registry.slots if slot.signer == bytes(wallet)]
-    members = [(index, one) for index, one in enumerate(found.state.clients) if one.signer == bytes(wallet)]
-    earner = await find_earner(backend.session, found, wallet)
-    return {
-        "address": str(wallet),
-        "run_id": backend.run_id,
-        "slot": SlotState(slots[0].state).name.lower() if slots else None,
-        "p2p_key": slots[0].p2p.hex() if slots else None,
-        "waits": any(slot.signer == bytes(wallet) for slot in get_joined_slots(found.state)),
-        "index": members[0][0] if members else None,
-        "state": ClientState(members[0][1].state).name.lower() if members else None,
-        "earned": earner.in_slot + (earner.collected or 0),
-        "collected": earner.collected or 0,
-        "paid": earner.claimed or 0,
-        "unpaid": earner.unpaid,
-    }

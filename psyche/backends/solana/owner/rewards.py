@@ -146,7 +146,7 @@ async def plan_settlement(session: ChainSession, found: FoundRun, members: Seque
             amount = spell_amount(unpaid - treasury.held, treasury.decimals)
             raise ConfigError(
                 f"run {found.state.run_id!r}: owes its members more than it holds; pay in what is missing first: "
-                f"{session.spell(f'rewards top-up --collateral-amount {amount}', found.state.run_id)}"
+                f"{session.write_command(f'rewards top-up --collateral-amount {amount}', found.state.run_id)}"
             )
         if unpaid and not treasury.held:
             says = f"; it holds no tokens, so nobody is paid what {count} earned"
@@ -178,11 +178,11 @@ async def plan_claim(session: ChainSession, found: FoundRun, member: Earner) -> 
     if not member.unpaid:
         if member.collected:
             raise ConfigError(f"{member.key} has been paid all that it has earned in run {found.state.run_id!r}")
-        show = session.spell("rewards show", found.state.run_id, signed=False)
+        show = session.write_command("rewards show", found.state.run_id, signed=False)
         raise ConfigError(f"{member.key} has earned nothing in run {found.state.run_id!r}; {show} lists who has")
     if not points:
         missing = spell_amount(treasury.missing, treasury.decimals)
-        pay_in = session.spell(f"rewards top-up --collateral-amount {missing}", found.state.run_id)
+        pay_in = session.write_command(f"rewards top-up --collateral-amount {missing}", found.state.run_id)
         raise ConfigError(
             f"run {found.state.run_id!r}: holds no tokens; its owner, or anybody, must pay in what is missing: {pay_in}"
         )
@@ -198,7 +198,7 @@ async def plan_claim(session: ChainSession, found: FoundRun, member: Earner) -> 
 
 def describe_return(session: ChainSession, *, is_own: bool) -> str:
     """Say how the deposits of payments come back; `is_own`: it is the wallet itself that is paid."""
-    says = f"once the run is closed, {session.spell('rewards close')} gives it back"
+    says = f"once the run is closed, {session.write_command('rewards close')} gives it back"
     return says if is_own else f"{says}, but that of earnings only as the member runs it with its own wallet"
 
 

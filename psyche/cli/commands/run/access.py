@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from psyche.cli.commands.run.group import OWNED, owner_command
-from psyche.cli.helpers.common import KEY_BYTES, parse_hex
 from psyche.cli.helpers.owners import Owner, say
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from psyche.backends.tcp.owner import TcpAdministration
+    from psyche.backends.port import AccessAdministration
     from psyche.wire.backend import AllowedKeys, RunStatus
 
 MIN_DIGITS: Final = 8
@@ -57,6 +56,7 @@ def allow_key(
     """
     from psyche.errors import ConfigError
     from psyche.wire.access import MAX_DELEGATES, Allow
+    from psyche.wire.crypto import parse_hex
 
     if not key:
         if not waiting:
@@ -69,14 +69,14 @@ def allow_key(
             f"--delegate: {len(delegates)} keys, at most {MAX_DELEGATES} at a time; run the command again"
         )
 
-    async def let_in(backend: "TcpAdministration") -> None:
+    async def let_in(backend: "AccessAdministration") -> None:
         lists, known = await find_known(backend)
         grantee = complete_key(key, dict(lists.waiting))
         show_allowed(await backend.command(Allow(grantee, delegates)))
         if grantee not in known:
             typer.echo("nobody has asked to join with this key yet; if nobody comes, check its digits")
 
-    owner.run_at_server(let_in, ON_A_CHAIN)
+    owner.run_with_access(let_in, ON_A_CHAIN)
 
 
 @owner_command("disallow", 'psyche run disallow "$(psyche client show-identity --data-dir ben)" \\', f"    {OWNED}")
@@ -88,17 +88,17 @@ def disallow_key(*, key: Key, owner: Owner) -> None:
     """
     from psyche.wire.access import Disallow
 
-    async def keep_out(backend: "TcpAdministration") -> None:
+    async def keep_out(backend: "AccessAdministration") -> None:
         _, known = await find_known(backend)
         denied = complete_key(key, known)
         show_allowed(await backend.command(Disallow(denied)))
         if denied not in known:
             typer.echo("nobody with this key is here, was allowed or has asked to join: check its digits")
 
-    owner.run_at_server(keep_out, "`psyche auth delete`")
+    owner.run_with_access(keep_out, "`psyche auth delete`")
 
 
-async def find_known(backend: "TcpAdministration") -> "tuple[AllowedKeys, set[bytes]]":
+async def find_known(backend: "AccessAdministration") -> "tuple[AllowedKeys, set[bytes]]":
     """Ask a server for its lists, and for all keys that it has heard of."""
     lists, members = await backend.get_allowed(), await backend.get_members()
     named = {key for grantee, delegates in lists.authorizations for key in (grantee, *delegates)}
@@ -110,6 +110,8 @@ def complete_key(text: str, known: "Collection[bytes]") -> bytes:
     """Parse a public key, of which the first digits are enough if one known key begins so."""
     from psyche.errors import ConfigError
     from psyche.telemetry.text import format_number
+    from psyche.wire.access import KEY_BYTES
+    from psyche.wire.crypto import parse_hex
 
     digits = text.strip().lower()
     if len(digits) >= 2 * KEY_BYTES or set(digits) - set(hexdigits):
@@ -122,13 +124,14 @@ def complete_key(text: str, known: "Collection[bytes]") -> bytes:
 
 
 def show_waiting(owner: Owner) -> None:
-    lists = owner.run_at_server(lambda backend: backend.get_allowed(), ON_A_CHAIN)
+    """Print who asks to join and is not allowed, and how to let one in."""
+    lists = owner.run_with_access(lambda backend: backend.get_allowed(), ON_A_CHAIN)
     list_waiting(lists)
     if not lists.waiting:
         typer.echo("nobody waits to be allowed")
         return
     first = lists.waiting[0][0].hex()[:MIN_DIGITS]
-    typer.echo(f"the first one is let in by {owner.spell(f'run allow {first}')}")
+    typer.echo(f"the first one is let in by {owner.target.write_command(f'run allow {first}')}")
 
 
 def list_waiting(lists: "AllowedKeys") -> None:
@@ -153,7 +156,7 @@ def allowed(*, owner: Owner) -> None:
     First the allowed keys, each with its delegates, then the keys that were disallowed, then those that ask to join and
     are not allowed. The run's join authority may ask too.
     """
-    found = owner.run_at_server(lambda backend: backend.get_allowed(), "`psyche auth read`")
+    found = owner.run_with_access(lambda backend: backend.get_allowed(), "`psyche auth read`")
     typer.echo(f"join authority {found.join_authority.hex()}")
     typer.echo("open: everybody may join" if found.is_open else "only these keys may join:")
     for grantee, delegates in found.authorizations:
@@ -183,11 +186,12 @@ def collect(
     it is up to you to pay it.
     """
     from psyche.errors import ConfigError
+    from psyche.wire.crypto import parse_hex
 
     if bool(key) == everybody:
         raise ConfigError("name a KEY, or --all")
     signer = parse_hex("KEY", key) if key else None
-    claims = owner.run_at_server(lambda backend: backend.collect(signer), "`psyche rewards claim`")
+    claims = owner.run_with_access(lambda backend: backend.collect(signer), "`psyche rewards claim`")
     for earner, amount in claims:
         typer.echo(f"{earner.hex()} {amount}")
     if not claims:

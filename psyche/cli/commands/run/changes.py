@@ -79,10 +79,10 @@ def update_config(
     changes = Changes({key: value for key, value in texts.items() if value is not None}, restart_from_step)
     is_agreed = False
     if state is not None or changes.is_any:
-        file = None if state is None else load_settings(state, on_chain=owner.is_on_chain)
-        if file is not None and owner.is_on_chain:  # where many runs can have the settings of one file
-            owner = replace(owner, run_id=owner.run_id or file.run_id)
-            file = replace(file, run_id=owner.run_id)
+        file = None
+        if state is not None:
+            fitted = load_settings(state, owner.target)
+            owner, file = replace(owner, options=fitted.target.options), fitted.file
         is_agreed = change_run(owner, load_changes(file, changes), dry_run=dry_run)
     elif client_version is None:
         raise ConfigError("name what changes: --state FILE, --name, --description or --client-version, for example")
@@ -131,7 +131,7 @@ def change_run(owner: Owner, build: Build, *, dry_run: bool) -> bool:
     from psyche.config.update import lay_out_changes
     from psyche.core.state.messages import Update
 
-    record, update = owner.run(lambda backend: prepare_update(backend, build, owner.spell))
+    record, update = owner.run(lambda backend: prepare_update(backend, build, owner.target.write_command))
     if update == Update():
         say("nothing changes: the run has these settings already")
         return False
@@ -149,12 +149,14 @@ async def prepare_update(
 ) -> tuple["Coordinator", "Update"]:
     """Return the record of a run, and the update of it that is wanted, which its rules allow now.
 
-    `spell` writes the commands that a refusal names."""
+    `spell` writes the commands that a refusal names.
+    """
+    from psyche.backends.port import build_in_thread
     from psyche.config.update import check_update
     from psyche.core.state.messages import Update
 
     record = await backend.get_record()
-    update = await _build_in_thread(build, record)
+    update = await build_in_thread(build, record)
     if update != Update():
         check_update(record, update, spell)
     return record, update
@@ -164,21 +166,14 @@ async def send_update(backend: "Administration", update: "Update", build: Build)
     """Send an update if it still is what the owner was shown; return the status after it.
 
     An update repeats the sources of the weights that are on record. With older ones the run would begin again from
-    them (P9), so the record is read once more just before, and an update of the model, the progress or the first
-    weights names the nonce that it was read with.
-
-    Raises:
-        ConfigError: the record has changed meanwhile.
+    them (P9), so it is built from the newest record, and an update of the model, the progress or the first weights
+    names the nonce that it was read with.
     """
-    record = await backend.get_record()
-    if await _build_in_thread(build, record) != update:
-        raise ConfigError("the run has changed meanwhile, and nothing was sent: run the command again")
-    is_bound = update.model or update.progress or update.first_weights
-    return await backend.command(replace(update, nonce=record.nonce) if is_bound else update)
 
+    def build_again(record: "Coordinator") -> "Update":
+        if build(record) != update:
+            raise ConfigError("the run has changed meanwhile, and nothing was sent: run the command again")
+        is_bound = update.model or update.progress or update.first_weights
+        return replace(update, nonce=record.nonce) if is_bound else update
 
-async def _build_in_thread(build: Build, record: "Coordinator") -> "Update":
-    """Build an update in a thread: it may read gigabytes of weights. Ctrl-C does not wait for them."""
-    import trio
-
-    return await trio.to_thread.run_sync(build, record, abandon_on_cancel=True)  # pyright: ignore[reportCallIssue]  # old stubs
+    return await backend.command(build_again)

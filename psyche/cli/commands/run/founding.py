@@ -69,7 +69,7 @@ def create(
 
     if treasurer_index is not None and treasurer_collateral_mint is None:
         raise ConfigError("--treasurer-index: needs --treasurer-collateral-mint, the token that the run pays in")
-    file, first_weights = (None, ZERO32) if state is None else load_settings(state)
+    file, first_weights = (None, ZERO32) if state is None else load_new(state, chain)
     run_id = run_id or (file.run_id if file else "")
     if not run_id:
         raise ConfigError("name the run with --run-id, or with --state the file of its settings, which names it")
@@ -94,30 +94,31 @@ def create(
     chain.run(do)
 
 
-def load_settings(state: Path) -> "tuple[LoadedRun, bytes]":
+def load_new(state: Path, chain: ChainAccess) -> "tuple[LoadedRun, bytes]":
     """Load a file of settings, and the digest of the model that it names, zero if that is not here (S11)."""
-    from psyche.cli.chain.files import load_chain_run
+    from psyche.cli.chain.changes import load_settings
     from psyche.cli.chain.first_weights import read_first_weights
 
-    file = load_chain_run(state)
+    file = load_settings(state, chain.target).file
     return file, read_first_weights(file)
 
 
 def list_next(session: "ChainSession", new: "Founding") -> list[str]:
-    spell, run_id = session.spelling.spell, new.run_id
+    """The commands that begin a run, as they can be run: who may join, the start, and a client of each member."""
+    write, run_id = session.writer.write, new.run_id
     grantor = new.join_authority or session.key
     is_own = grantor == session.key
     whose = "" if is_own else f" With the wallet {grantor}."
-    settings = ["# write its settings", spell("run update-config --state FILE", run_id)]
+    settings = ["# write its settings", write("run update-config --state FILE", run_id)]
     folder = "FOLDER" if new.file is None else shlex.quote(str(new.file.folder))
     return [
         *([] if new.file else settings),
         f"# let everybody join, or the wallet of each member instead of everybody.{whose}",
-        spell("auth create --authorizer everybody", signed=is_own),
+        write("auth create --authorizer everybody", signed=is_own),
         "# start the run",
-        spell("run resume", run_id),
+        write("run resume", run_id),
         "# take part; each member with a wallet of its own",
-        f"{spell('client train', run_id)} --local-root {folder} --data-dir client-1",
+        f"{write('client train', run_id)} --local-root {folder} --data-dir client-1",
     ]
 
 

@@ -96,10 +96,7 @@ OPTIONS: Final[dict[str, tuple[object, object]]] = {  # their types and defaults
 
 def make_owner(given: dict[str, Any]) -> Owner:
     own = {name: given.pop(name) for name in OPTIONS}
-    return Owner(
-        own["server_addr"], own["server_key"], own["identity_secret_key_path"], own["state_dir"], own["timeout"],
-        own["run_id"], chain.take_options(own), own["treasurer_index"], own["yes"],
-    )  # fmt: skip
+    return Owner(chain.take_options(own), own["yes"])
 
 
 def owner_command(

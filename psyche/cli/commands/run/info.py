@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psyche.cli.commands.run.group import ADDRESS, ON_CHAIN, OWNED, WALLET, owner_command
-from psyche.cli.helpers.owners import Owner
+from psyche.cli.helpers.owners import Owner, make_person
 
 if TYPE_CHECKING:
     from psyche.wire.backend import RunStatus
@@ -43,25 +43,24 @@ def info(
     """
     from psyche.cli.helpers.watching import ask_once, watch_until_signal
 
-    with_members = owner.has_key
+    with_members, write = owner.target.shows_members, owner.target.write_command
     if address:
         show_what_is_known(owner, address)
     elif watch:
-        owner.run(lambda backend: watch_until_signal(backend, with_members, as_json, owner.spell), as_anybody=True)
+        owner.run(
+            lambda backend: watch_until_signal(backend, with_members, as_json, write), as_anybody=True, is_quiet=True
+        )
     else:
-        typer.echo(owner.run(lambda backend: ask_once(backend, with_members, as_json, owner.spell), as_anybody=True))
+        typer.echo(owner.run(lambda backend: ask_once(backend, with_members, as_json, write), as_anybody=True))
 
 
 def show_what_is_known(owner: Owner, address: str) -> None:
     from psyche.errors import ConfigError
 
-    if not owner.is_on_chain:
+    if owner.target.open_wallets is None:
         raise ConfigError("--address: is for a run on Solana; `psyche run info` with an owner's key shows all clients")
-    from psyche.backends.solana.interface.addresses import parse_key
-    from psyche.backends.solana.owner.listing import describe_wallet
-
-    key = parse_key(address, "--address")
-    plain = owner.run(lambda backend: describe_wallet(backend, key), as_anybody=True)
+    opening = owner.target.open_wallets(make_person(yes=owner.yes))
+    plain = owner.call(lambda backend: backend.describe_wallet(address), opening)
     typer.echo(json.dumps(plain, indent=2))
 
 
@@ -85,4 +84,4 @@ def dump_wallet(
 def show_status(owner: Owner, status: "RunStatus") -> None:
     from psyche.cli.helpers.watching import format_run
 
-    typer.echo(format_run(status, spell=owner.spell))
+    typer.echo(format_run(status, spell=owner.target.write_command))

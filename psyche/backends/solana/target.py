@@ -1,0 +1,158 @@
+"""A run on Solana, as a target."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from psyche.backends.port import Backend, Checked, Fitted, Person, TargetOptions, write_options
+from psyche.backends.solana.amounts import MAX_PRIORITY_LAMPORTS
+from psyche.backends.solana.cluster import Endpoint, find_endpoints, name_foreign
+from psyche.backends.solana.interface.addresses import parse_key, use_program_ids
+from psyche.backends.solana.owner.administration import SolanaAdministration, find_administration
+from psyche.backends.solana.programs.vouching import choose_programs, read_program_ids
+from psyche.backends.solana.rpc.client import open_rpc
+from psyche.backends.solana.rpc.transaction import FeePolicy
+from psyche.backends.solana.session import ChainSession, CommandWriter, Quote
+from psyche.backends.solana.wallet import find_wallet
+from psyche.errors import ConfigError
+from psyche.telemetry.sink import EventSink
+from psyche.wire.crypto import Identity
+
+if TYPE_CHECKING:
+    from psyche.backends.solana.member.entry import ChainMember, Entry
+    from psyche.config.load import LoadedRun
+
+_WALLET: Final = "wallet_private_key_path"
+_CHAIN: Final = (
+    "rpc", "ws_rpc", "rpc_2", "ws_rpc_2", "rpc_3", "ws_rpc_3", "program_ids", "max_priority_fee"
+)  # fmt: skip  # options that lead to a chain
+
+
+@dataclass(slots=True)
+class SolanaTarget:
+    """A run on a chain, or a chain alone.
+
+    Raises:
+        ConfigError: no endpoint is named, or an option cannot be read.
+        OSError: the file of program ids cannot be read.
+    """
+
+    options: TargetOptions
+    endpoints: tuple[Endpoint, ...] = field(init=False)
+    _member: "tuple[ChainMember, Entry] | None" = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        own = self.options
+        pairs = ((own.rpc, own.ws_rpc), (own.rpc_2, own.ws_rpc_2), (own.rpc_3, own.ws_rpc_3))
+        self.endpoints = find_endpoints([(http or "", ws or "") for http, ws in pairs])
+        if own.program_ids is not None:
+            read_program_ids(own.program_ids)  # what is wrong with it is told before a chain is asked
+
+    @property
+    def run_id(self) -> str:
+        return self.options.run_id
+
+    @property
+    def shows_members(self) -> bool:
+        return True
+
+    @property
+    def open_access(self) -> None:
+        return None
+
+    @property
+    def open_wallets(self) -> "Callable[[Person], AbstractAsyncContextManager[SolanaAdministration]]":
+        return self._open_to_anybody
+
+    def _open_to_anybody(self, person: Person) -> "AbstractAsyncContextManager[SolanaAdministration]":
+        return self.open_administration(person, as_anybody=True)
+
+    @property
+    def writer(self) -> CommandWriter:
+        """Writes further commands for this chain; what the environment says need not be written."""
+        return CommandWriter(
+            " ".join(write_options(self.options, _CHAIN)), " ".join(write_options(self.options, (_WALLET,)))
+        )
+
+    def write_command(self, command: str, *, signed: bool = True) -> str:
+        return f"`{self.writer.write(command, self.run_id, signed=signed)}`"
+
+    def fit(self, file: "LoadedRun") -> Fitted:
+        from psyche.config import rules  # commands that read no run.toml need no pydantic
+
+        if problems := [*rules.find_unsupported(file.model, file.config), *rules.find_chain_problems(file.model)]:
+            raise ConfigError("\n".join(f"{file.path}: {problem}" for problem in problems))
+        run_id = self.run_id or file.run_id  # many runs can have the settings of one file
+        file = replace(file, run_id=run_id, config=rules.delay_entropy(file.config))
+        warnings = (
+            *rules.find_chain_warnings(file.config, file.warnings),
+            *rules.find_address_warnings(file.config, file.bootstrap),
+        )
+        return Fitted(SolanaTarget(replace(self.options, run_id=run_id)), file, warnings)
+
+    @property
+    def fees(self) -> FeePolicy:
+        most = self.options.max_priority_fee
+        return FeePolicy(max_lamports=MAX_PRIORITY_LAMPORTS if most is None else most)
+
+    async def check(self) -> Checked:
+        from psyche.backends.solana.member.entry import ChainMember
+
+        wallet = find_wallet(self.options.wallet_private_key_path)
+        named = self.options.authorizer
+        member = ChainMember(
+            self.endpoints, wallet.key, self.run_id, parse_key(named, "--authorizer") if named else None,
+            self.writer, self.options.program_ids, fees=self.fees,
+        )  # fmt: skip
+        entry = await member.check()
+        self._member = member, entry
+        return Checked(tuple(filter(None, (wallet.note, entry.programs))), entry.notes)
+
+    def open_member(
+        self, identity: Identity, data_dir: Path, sink: EventSink
+    ) -> "AbstractAsyncContextManager[Backend]":
+        assert self._member is not None, "check first"
+        member, entry = self._member
+        return member.open(entry, identity, data_dir, sink)
+
+    @asynccontextmanager
+    async def open_session(self, person: Person, *, reads: bool) -> AsyncGenerator[ChainSession]:
+        """Open the chain with the wallet, or without one if the person only `reads`.
+
+        Raises:
+            ConfigError: no wallet is named, or what is named is none.
+            BackendError: no endpoint answers.
+        """
+        wallet = None if reads else find_wallet(self.options.wallet_private_key_path)
+        if wallet is not None and wallet.note:
+            person.say(f"note: {wallet.note}")
+        async with open_rpc(self.endpoints) as rpc:
+            genesis = await rpc.get_genesis_hash()
+            vouching = choose_programs(genesis, self.options.program_ids)
+            use_program_ids(vouching.ids)
+            foreign = "" if reads else name_foreign(genesis, self.endpoints)
+            yield ChainSession(
+                rpc, None if wallet is None else wallet.key, _make_approval(foreign, person), person.say, self.writer,
+                vouching, self.fees,
+            )  # fmt: skip
+
+    @asynccontextmanager
+    async def open_administration(
+        self, person: Person, *, as_anybody: bool = False
+    ) -> AsyncGenerator[SolanaAdministration]:
+        async with self.open_session(person, reads=as_anybody) as session:
+            yield await find_administration(session, self.run_id, self.options.treasurer_index)
+
+
+def _make_approval(foreign: str, person: Person) -> Callable[[Quote], None]:
+    """Make what asks a person before a change on a chain that others share, which `foreign` names."""
+
+    def approve(quote: Quote) -> None:
+        where = f"on {foreign}: " if foreign else ""
+        person.say(where + quote.describe())
+        if foreign:
+            person.confirm("Do it?", f"spend on {foreign}")
+
+    return approve

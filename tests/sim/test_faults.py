@@ -57,6 +57,7 @@ def test_a_server_killed_after_any_record_goes_on_from_it(seq: int) -> None:
     outcome = play(build(faults=(Kill(at_seq=seq, who=("server",), for_s=4.0),)))
     assert is_finished(outcome)
     assert get_events(outcome, types.ServerRecovered)
+    assert not [*get_events(outcome, types.LeftEpoch), *get_events(outcome, types.EpochFailed)], "K2: it costs neither"
 
 
 @pytest.mark.parametrize("after_bytes", [0, 1, 40, 700, 1_500])

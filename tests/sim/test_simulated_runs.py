@@ -13,12 +13,14 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import trio
 from kits.tier import few
 from scenarios.row import get_events
+from sim_kit import build, play
 from simulate_child import build_outvoted, build_repeated, build_scenario, play_digest
 
 from psyche.core.state.state import RunState
@@ -51,6 +53,43 @@ def test_every_step_of_a_quiet_run_is_trained_and_applied(outcome: Outcome) -> N
     applied = {(one.epoch, one.height): one.members for one in events if one.update}
     assert len(applied) == 9, "steps 1 to 9"
     assert all(applied.values()), "no set is empty"
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("clients", [1, 2, 3, 5])
+def test_a_quiet_run_of_any_size_trains_every_step_and_waits_for_no_time_limit(clients: int, overlap: int) -> None:
+    batch = {"global_batch_size_start": 2 * clients, "global_batch_size_end": 2 * clients}
+    times = {"total_steps": 7, "rounds_per_epoch": 3, "max_round_train_time": 60}
+    outcome = play(build(clients=clients, min_clients=1, overlap=overlap, **times, **batch))
+    applied = [one.event for one in get_events(outcome, types.Applied, "client-0") if one.event.update]
+    assert [sorted(one.members) for one in applied] == [list(range(clients))] * 6
+    seen = get_events(outcome, types.StateChanged, "server")
+    training = [b.t - a.t for a, b in pairwise(seen) if a.event.run_state is RunState.ROUND_TRAIN]
+    assert 0 < max(training) < 10
+
+
+def test_a_slow_member_of_a_crowd_counts_as_absent_nowhere() -> None:
+    """S6, R2: there Ready rides in Finished."""
+    crowd = build(clients=8, total_steps=8, rounds_per_epoch=7)
+    (fast,) = crowd.classes
+    slow = replace(fast, count=1, machine=replace(fast.machine, step_s=1.5))
+    outcome = play(replace(crowd, classes=(replace(fast, count=7), slow)))
+    assert not get_events(outcome, types.Dropped)
+    assert {client.missed for client in outcome.state.clients} == {0}
+
+
+def test_every_wait_that_is_named_is_ended_by_its_name(outcome: Outcome) -> None:
+    waiting: set[tuple[str, str, types.Wait]] = set()
+    for entry in outcome.entries:
+        match entry.event:
+            case types.WaitStarted(what=what, wait=wait):
+                waiting.add((entry.node, what, wait))
+            case types.WaitEnded(what=what, wait=wait):
+                waiting.remove((entry.node, what, wait))
+            case types.Finished():
+                assert not [one for one in waiting if one[0] == entry.node]
+            case _:
+                pass
 
 
 def test_members_hear_each_other_where_they_are_too_many_for_streams_to_everybody() -> None:

@@ -3,7 +3,6 @@
 import pytest
 from healing_kit import WRONG, agree_on, build_bench_in_second_epoch, diverge, let_go
 from kits.bench import Bench
-from kits.world import World, build_world
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.healing import HELP_EVERY_HEIGHTS, HELPERS
@@ -13,7 +12,7 @@ from psyche.core.state.messages import Withdraw
 from psyche.core.state.state import ZERO32, ClientState, RoundFlag, RunState
 from psyche.telemetry import types
 from psyche.testing.builders import build_hash
-from psyche.wire.crypto import blake3_hash, compute_state_digest
+from psyche.wire.crypto import compute_state_digest
 
 LACKS = "the replay store lacks the set of round 2"
 
@@ -333,50 +332,3 @@ def test_copies_are_not_made_every_round_whoever_asks() -> None:
         first = height if first is None else first
         bench.run_round()
     assert HELP_EVERY_HEIGHTS > 8
-
-
-# --- whole runs
-
-
-def spoil(world: World, victim: int, epoch: int = 1, height: int = 3) -> None:
-    """A bit flips in a client's weights, and its replay store has lost a set."""
-    node = world.nodes[victim]
-    world.run_until(
-        lambda: (
-            (world.state.progress.epoch, world.state.current.height, world.state.run_state)
-            == (epoch, height, RunState.ROUND_TRAIN)
-            and height in node.engine.weights.digests
-        )
-    )
-    node.weights = blake3_hash(b"a flipped bit", node.weights)
-    del node.disk.replay[epoch, 1]
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_client_that_cannot_replay_gets_the_agreed_weights_from_others_and_stays(overlap: bool) -> None:
-    """S7: without a strike, and the epoch goes on."""
-    world = build_world(4, total_steps=31, rounds_per_epoch=10, overlap=overlap)
-    spoil(world, 2)
-    victim = world.nodes[2]
-    world.run_until(lambda: world.state.run_state is RunState.COOLDOWN, 300.0)
-    assert world.state.progress.epoch == 1
-    assert [f.height for f in victim.get_logs(types.Healed)]
-    assert victim.get_logs(types.LeftEpoch) == []
-    assert victim.get_logs(types.Dropped) == []
-    assert {slot.strikes for slot in world.state.registry.slots} == {0}
-    helpers = [n for n in world.nodes if n is not victim and len(n.disk.snapshots) > 2]
-    assert 1 <= len(helpers) <= HELPERS
-    world.run_to_end()
-    world.assert_all_equal()
-
-
-def test_a_client_whose_peers_give_nothing_leaves_and_comes_back_in_the_next_epoch() -> None:
-    world = build_world(4, total_steps=31, rounds_per_epoch=10)
-    for node in world.nodes:
-        node.engine.on_weights_wanted = lambda *_: (False, [])  # type: ignore[method-assign]
-    spoil(world, 2)
-    world.run_to_end()
-    world.assert_all_equal()
-    (left,) = [f for f in world.nodes[2].get_logs(types.LeftEpoch) if f.cause is types.LeaveCause.WRONG_WEIGHTS]
-    assert "no peer showed the agreed weights in time" in left.reason
-    assert {slot.strikes for slot in world.state.registry.slots} == {0}

@@ -2,7 +2,6 @@
 
 import pytest
 from kits.bench import Bench, build_bench
-from kits.world import build_world
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.witness_report import GOSSIP_BUDGET, is_over_gossip_budget
@@ -130,23 +129,3 @@ def test_a_finished_with_ready_inside_is_one_signed_message() -> None:
     raw = encode_gossip(message)
     assert decode_gossip(raw) == message
     assert len(raw) == len(encode_gossip(bench.build_finished(1))) + 33
-
-
-@pytest.mark.parametrize("slow_s", [0.0, 1.5])
-def test_a_crowded_run_goes_on_as_any_other_and_nobody_counts_as_absent(slow_s: float) -> None:
-    world = build_world(MEMBERS, total_steps=8, rounds_per_epoch=7)
-    world.nodes[3].pace.train_s += slow_s
-    plain: list[int] = []
-
-    def count(_sender: object, _receiver: object, raw: bytes) -> bool:
-        body = decode_gossip(raw).body
-        if isinstance(body, Ready):
-            plain.append(decode_gossip(raw).height)
-        return True
-
-    world.gossip_filter = count
-    world.run_to_end()
-    world.assert_all_equal()
-    assert all(node.get_logs(types.Dropped) == [] for node in world.nodes)
-    assert all(client.missed == 0 for client in world.state.clients)
-    assert slow_s or {h for h in plain if plain.count(h) > MEMBERS} == {0}, "one message each, seen by seven others"

@@ -159,6 +159,8 @@ def test_drain_rounds_train_nothing_and_the_last_one_writes_a_snapshot_before_it
     assert snapshot.digest == bench.engine.weights.digests[height]
     assert snapshot.chain == bench.engine.weights.chain
     assert (snapshot.step, snapshot.data_index) == (3, bench.state.current.data_index)
+    told = {one.height for asked in bench.get_all(act.Train) for one in asked.decided}
+    assert told | {one.height for one in snapshot.decided} == {0, 1}, "the fate of every own result (R8)"
     assert height not in {a.height for a in bench.get_all(WitnessMessage)}
     bench.manual = ()
     bench.feed(bench.answer(snapshot))  # type: ignore[arg-type]

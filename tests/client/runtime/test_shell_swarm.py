@@ -9,7 +9,7 @@ import trio
 from kits.log import choose
 from trio.testing import MockClock
 
-from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, RunState
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, RunState
 from psyche.telemetry import types
 from psyche.telemetry.types import WeightSource
 from psyche.testing.builders import build_config, build_hash, build_model
@@ -142,16 +142,21 @@ async def test_in_full_value_mode_every_epoch_goes_on_from_one_members_copy(
     ]
 
 
+@pytest.mark.parametrize(("is_helped", "overlap"), [(True, True), (True, False), (False, True)])
 async def test_a_client_that_lost_a_set_of_its_replay_store_takes_the_agreed_weights_from_others(
-    autojump_clock: MockClock, tmp_path: Path
+    autojump_clock: MockClock, tmp_path: Path, is_helped: bool, overlap: bool
 ) -> None:
-    """S7: with real shells, snapshots and blobs, and without leaving the epoch."""
-    config = build_config(init_min_clients=4, min_clients=2, total_steps=8, rounds_per_epoch=8)
+    """S7: with real shells, snapshots and blobs, and without leaving the epoch, if only somebody gives them."""
+    config = build_config(
+        init_min_clients=4, min_clients=2, total_steps=17, rounds_per_epoch=8, overlap=overlap, round_witness_time=8
+    )
     trainers = [DummyTrainer(train_s=0.5) for _ in range(4)]
 
     async def sabotage() -> None:
-        await swarm.coordinator.wait_until(lambda state: state.current.height == 3)
-        shutil.rmtree(swarm.members[2].settings.data_dir / "replay" / "epoch-00000")
+        for member in swarm.members if not is_helped else ():
+            member.engine.on_weights_wanted = lambda *_: (False, [])  # type: ignore[method-assign]
+        await swarm.coordinator.wait_until(lambda state: state.progress.epoch == 1 and state.current.height == 3)
+        shutil.rmtree(swarm.members[2].settings.data_dir / "replay" / "epoch-00001")
         trainers[2].weights = build_hash("a flipped bit")
 
     with trio.fail_after(LIMIT_S):
@@ -160,12 +165,44 @@ async def test_a_client_that_lost_a_set_of_its_replay_store_takes_the_agreed_wei
             nursery.start_soon(sabotage)
             codes = await swarm.run()
     assert codes == [0, 0, 0, 0]
+    state = swarm.coordinator.state
+    assert {m.digest for m in swarm.members} == {state.certified.digest}
+    assert {slot.strikes for slot in state.registry.slots} == {0}
+    events = [entry.event for entry in swarm.members[2].events.drain()]
+    seen = [type(event) for event in events]
+    assert types.Diverged in seen
+    left = choose(events, types.LeftEpoch)
+    if is_helped:
+        assert seen.count(types.Compared) == seen.count(types.Healed) == 1
+        assert left == choose(events, types.Dropped) == []
+    else:
+        assert [one.cause for one in left] == [types.LeaveCause.WRONG_WEIGHTS]
+        assert "no peer showed the agreed weights in time" in left[0].reason
+
+
+async def test_a_round_that_nobody_saw_in_time_holds_up_the_next_one_for_nobody(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    """The others of a round are awaited as long as they took in the one before, unless nobody trained in that."""
+    config = build_config(
+        init_min_clients=3, min_clients=2, total_steps=13, rounds_per_epoch=12, max_round_train_time=10
+    )
+    begun: dict[int, float] = {}
+    with trio.fail_after(LIMIT_S):
+        async with open_swarm(3, tmp_path, config=config, make_trainer=lambda _: DummyTrainer(train_s=0.4)) as swarm:
+            show = swarm.coordinator.show
+
+            def show_late() -> Coordinator:
+                state = swarm.coordinator.state
+                begun.setdefault(state.current.height, trio.current_time())
+                is_hidden = state.run_state is RunState.ROUND_TRAIN and state.current.height == 4
+                return swarm.coordinator._shown if is_hidden and swarm.coordinator._shown else show()
+
+            swarm.coordinator.show = show_late  # type: ignore[method-assign]
+            assert await swarm.run() == [0, 0, 0]
     assert {m.digest for m in swarm.members} == {swarm.coordinator.state.certified.digest}
-    seen = [type(entry.event) for entry in swarm.members[2].events.drain()]
-    assert seen.count(types.Diverged) == seen.count(types.Compared) == seen.count(types.Healed) == 1
-    assert types.Dropped not in seen
-    assert types.LeftEpoch not in seen
-    assert seen.count(types.ClientEnded) == 1
+    assert begun[5] - begun[4] > 8.0, "the round that was not seen"
+    assert begun[6] - begun[5] < 5.0
 
 
 @pytest.mark.parametrize("one_bit", [True, False])

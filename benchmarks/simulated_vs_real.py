@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import trio
 from _table import build_parser, finish, print_table
+from kits.calibration import compare_sets, compare_times, get_round_times, measure_machines, play_measured
 from kits.namespaces import Line, open_namespaces
 
 from psyche.analysis.accounts import Accounts, What, read_accounts
 from psyche.config.load import LoadedRun, load_run
-from psyche.forecast.calibration import compare_sets, compare_times, get_round_times, measure_machines, play_measured
 from psyche.modeling.trainer.process import HOST_VARIABLE
 from psyche.telemetry.events import read_entries
 from psyche.testnet.backends import HOST

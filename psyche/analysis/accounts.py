@@ -15,9 +15,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from psyche.analysis.spans import Span
-from psyche.analysis.tally import DIED, Bound, NodeAccount, Notice, Place, RoundAccount, What, compute_times
-from psyche.analysis.transfers import Pending, Transfers
+from psyche.analysis.tally import (
+    DIED,
+    Bound,
+    NodeAccount,
+    Notice,
+    Pending,
+    Place,
+    RoundAccount,
+    Span,
+    Transfers,
+    What,
+    compute_times,
+)
 from psyche.telemetry import types
 from psyche.telemetry.events import Entry
 

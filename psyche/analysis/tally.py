@@ -1,14 +1,51 @@
-"""The accounts of one client and of one round; `accounts.py` folds a run's events into them."""
+"""The accounts of one client and of one round, and payloads in transit, which `accounts.py` folds events into."""
 
 import math
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-
-from psyche.analysis.spans import Span, find_spans, take_out
+from typing import Final
 
 DIED = "died"  # a notice that comes from no event of the node itself
 Place = tuple[int, int]  # epoch, height
+KEPT_ROUNDS: Final = 8  # of payloads that are on their way
+
+
+@dataclass(slots=True)
+class Span:
+    """A span of time, in seconds on the log's clock."""
+
+    start: float
+    end: float
+
+
+def find_spans(spans: Sequence[Span], start: float, end: float) -> list[Span]:
+    """The spans, of a sorted sequence, that touch the time from `start` to `end`."""
+    first = bisect_left(spans, start, key=lambda span: span.end)
+    found: list[Span] = []
+    for span in spans[first:]:
+        if span.start >= end:
+            break
+        found.append(span)
+    return found
+
+
+def take_out(left: Iterable[Span], taken: Sequence[Span]) -> tuple[float, list[Span]]:
+    """The seconds of `left` that lie within `taken`, and the rest of `left`."""
+    seconds, rest = 0.0, list(left)
+    for span in taken:
+        parts: list[Span] = []
+        for free in rest:
+            start, end = max(free.start, span.start), min(free.end, span.end)
+            if start >= end:
+                parts.append(free)
+                continue
+            seconds += end - start
+            parts += [part for part in (Span(free.start, start), Span(end, free.end)) if part.start < part.end]
+        rest = parts
+    return seconds, rest
 
 
 class What(StrEnum):
@@ -151,3 +188,41 @@ def sort_nodes(nodes: Iterable[NodeAccount]) -> list[NodeAccount]:
 def _get_order(name: str) -> tuple[str, int]:
     head, _, number = name.rpartition("-")
     return (head, int(number)) if number.isdecimal() else (name, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    sender: str
+    receiver: str
+    since: float
+
+
+class Transfers:
+    """Tracks which payloads of each round were announced, and where they have arrived."""
+
+    def __init__(self) -> None:
+        self._sent: defaultdict[Place, dict[str, float]] = defaultdict(dict)
+        self._arrived: defaultdict[Place, set[tuple[str, str]]] = defaultdict(set)  # (sender, receiver)
+
+    def send(self, place: Place, sender: str, t: float) -> None:
+        self._sent[place][sender] = t
+        for old in [one for one in self._sent if one < (place[0], place[1] - KEPT_ROUNDS)]:
+            del self._sent[old]
+            self._arrived.pop(old, None)
+
+    def arrive(self, place: Place, sender: str, receiver: str) -> None:
+        self._arrived[place].add((sender, receiver))
+
+    def get_sent(self, place: Place, sender: str) -> float | None:
+        return self._sent.get(place, {}).get(sender)
+
+    def find_pending(self, place: Place, receivers: Iterable[str]) -> list[Pending]:
+        """The payloads that these receivers lack, the longest in transit first."""
+        arrived = self._arrived.get(place, set())
+        found = [
+            Pending(sender, receiver, since)
+            for receiver in receivers
+            for sender, since in self._sent.get(place, {}).items()
+            if sender != receiver and (sender, receiver) not in arrived
+        ]
+        return sorted(found, key=lambda one: one.since)

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from psyche.analysis.accounts import Accounts, NodeAccount, RoundAccount, What
-from psyche.analysis.spans import Span, find_spans
-from psyche.analysis.tally import sort_nodes
+from psyche.analysis.tally import Span, find_spans, sort_nodes
 from psyche.errors import ConfigError
 
 COLORS: Final = {

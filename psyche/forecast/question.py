@@ -189,3 +189,19 @@ def compute_patience_s_of(question: Question) -> float:
     transition_s = compute_transition_s(Scenario(backend=backend.scenario_backend, chain=backend.conditions))
     patience_s = compute_patience_s(question.config, transition_s=transition_s)
     return PATIENCES * (patience_s + max(back_s, default=0.0))
+
+
+def estimate_slowest_s(question: Question) -> float:
+    """Seconds that the slowest class needs to train its share of a round, with its own spread."""
+    samples = -(-question.config.global_batch_size_end // question.clients)
+    return max(
+        (samples * question.workload.sequence_tokens / one.tokens_per_s + one.step_s) * (1 + one.spread_percent / 100)
+        for one, count in zip(question.classes, question.counts, strict=True)
+        if count
+    )
+
+
+def estimate_sending_s(question: Question) -> float:
+    """Seconds that the slowest line needs to send a payload to all others."""
+    slowest = min(one.up_mbit_s for one, count in zip(question.classes, question.counts, strict=True) if count)
+    return question.workload.payload_bytes * (question.clients - 1) * 8e-6 / slowest

@@ -8,9 +8,8 @@ from psyche.analysis.summary import COLUMN_NAMES, COLUMNS, compute_shares, forma
 from psyche.analysis.tally import sort_nodes
 from psyche.config.profile import ClassTable
 from psyche.forecast.chain_costs import build_chain_json
-from psyche.forecast.obstacle import describe_obstacle
 from psyche.forecast.play import Forecast
-from psyche.forecast.question import Question
+from psyche.forecast.question import Question, estimate_sending_s, estimate_slowest_s
 from psyche.forecast.recorder import Carried
 from psyche.forecast.settled import compute_whole_run, find_narrow
 from psyche.forecast.whole_run import build_whole_json, format_whole_run
@@ -53,6 +52,36 @@ def format_question(question: Question) -> str:
             ),
             *question.backend.describe(),
         ]
+    )
+
+
+def describe_obstacle(forecast: Forecast) -> str:
+    """Describe why a run makes no progress: what was observed, in which phase it ended, and what it lacked."""
+    state = forecast.outcome.state
+    where = f"{state.run_state.name.lower().replace('_', ' ')}, epoch {state.progress.epoch}"
+    seen = f"{forecast.obstacle}; " if forecast.obstacle else ""
+    return f"{seen}it ended in state {where}, step {state.progress.step}; {_describe_lack(forecast)}"
+
+
+def _describe_lack(forecast: Forecast) -> str:
+    config = forecast.question.config
+    alive = sum(not node.ended_away for node in forecast.accounts.nodes.values())
+    if alive < config.init_min_clients:
+        needed = format_number(config.init_min_clients, "client")
+        return f"an epoch needs {needed}, {alive} {'was' if alive == 1 else 'were'} there"
+    rounds = forecast.accounts.data_rounds
+    trained = sum(len(one.trained) for one in rounds)
+    wanted = sum(one.place in node.present for node in forecast.accounts.nodes.values() for one in rounds)
+    limit = f"max_round_train_time is {config.max_round_train_time} s"
+    if not wanted:
+        return f"no round began; warmup_time is {config.warmup_time} s"
+    if 2 * trained < wanted:
+        slowest = format_seconds(estimate_slowest_s(forecast.question))
+        return f"{trained} of {wanted} results came in time: {limit}, the slowest class trains for {slowest}"
+    slowest = format_seconds(estimate_sending_s(forecast.question))
+    return (
+        f"results came in time, too few members had all payloads: {limit}, "
+        f"the slowest line needs {slowest} to send a payload to all others"
     )
 
 

@@ -10,9 +10,8 @@ from psyche.analysis.accounts import RoundAccount, What
 from psyche.analysis.tally import NodeAccount, compute_times
 from psyche.core.state.state import Config
 from psyche.forecast.chain_costs import count_rounds, count_steps
-from psyche.forecast.obstacle import estimate_slowest_s
 from psyche.forecast.play import Forecast
-from psyche.forecast.question import Question
+from psyche.forecast.question import Question, estimate_slowest_s
 from psyche.forecast.recorder import ExitCause
 from psyche.forecast.whole_run import WholeRun
 

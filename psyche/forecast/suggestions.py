@@ -13,9 +13,8 @@ from typing import Final
 from psyche.analysis.accounts import What
 from psyche.analysis.summary import format_percent
 from psyche.core.state.state import Config
-from psyche.forecast.obstacle import estimate_slowest_s
 from psyche.forecast.play import Forecast, play
-from psyche.forecast.question import Question
+from psyche.forecast.question import Question, estimate_slowest_s
 from psyche.forecast.report import count_bounds
 from psyche.forecast.settled import compute_late_speed
 from psyche.forecast.workload import Workload

@@ -38,7 +38,6 @@ from psyche.sim.invariants.views import ClientStatistics
 from psyche.sim.links.lines import join_conditions
 from psyche.sim.runtime import Task, build_rng
 from psyche.sim.scenarios.scenario import (
-    CHAIN,
     MODEL_FOLDER,
     RUN_ID,
     START_UNIX,
@@ -334,7 +333,7 @@ class ClientHost(Host):
                     limits=self.world.scenario.limits,
                     run_io=run_in_thread,
                     get_unix=lambda: int(self.unix()),
-                    address=get_fixed_address(self.number) if self.world.scenario.backend == CHAIN else None,
+                    address=None if self.world.backend.lists_addresses else get_fixed_address(self.number),
                 )
             )
             self.backend = await stack.enter_async_context(self._open_backend(life))
@@ -385,8 +384,8 @@ class ClientHost(Host):
         return Shell(parts, settings)
 
     def _get_bootstrap(self) -> tuple[PeerAddress, ...]:
-        """The addresses that its user gives it: a chain lists none (N3)."""
-        if self.world.scenario.backend != CHAIN:
+        """The addresses that its user gives it, where the backend lists none (N3)."""
+        if self.world.backend.lists_addresses:
             return ()
         seed, names = self.world.scenario.seed, self.world.scenario.names[:BOOTSTRAP_PEERS]
         keys = [build_machine_identity(seed, name).public for name in names]

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from psyche.backends.port import Backend
 from psyche.core.state.state import Config, Coordinator, Model
@@ -29,21 +29,11 @@ class MeasuredBackend(Backend, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A client's process that opens a backend.
+    """A client's process that opens a backend."""
 
-    Args:
-        name: of its machine.
-        number: of its machine among the clients.
-        life: the number of the process.
-        identity: its p2p key.
-        folder: of its files.
-        log: its event log.
-        unix: its wall clock.
-    """
-
-    name: str
-    number: int
-    life: int
+    name: str  # of its machine
+    number: int  # of its machine among the clients
+    life: int  # how many processes its machine has had
     identity: SimIdentity
     folder: Path
     log: NodeLog
@@ -51,6 +41,8 @@ class Caller:
 
 
 class SimulatedBackend(Protocol):
+    lists_addresses: ClassVar[bool]
+
     def drop(self, key: bytes) -> None: ...
 
     def open_backend(

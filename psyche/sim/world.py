@@ -38,6 +38,7 @@ from psyche.sim.runtime import build_rng, find_root
 from psyche.sim.scenarios.report import describe_crash, describe_replay
 from psyche.sim.scenarios.scenario import (
     CHAIN,
+    TCP,
     Scenario,
     build_run_config,
     build_small_model,
@@ -51,6 +52,7 @@ from psyche.sim.trainer import PayloadCodec
 from psyche.telemetry import types
 from psyche.telemetry.events import Entry, encode_entry
 
+BACKENDS: Final[dict[str, type[ServerBackend | ChainBackend]]] = {TCP: ServerBackend, CHAIN: ChainBackend}
 WATCH_S: Final = 5.0  # seconds between two checks for progress
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder for the clients' files that costs no disk
 
@@ -103,9 +105,7 @@ class World:
         self.hub = MemoryHub(build_rng(scenario.seed, "hub"), links=self.links, weigh_blobs=scenario.weigh_blob)
         self.lines = Lines(self.links, shares_lines=scenario.shares_lines)
         self.owner = build_machine_identity(scenario.seed, "owner")
-        self.backend: ServerBackend | ChainBackend = (ChainBackend if scenario.backend == CHAIN else ServerBackend)(
-            self, self._on_record
-        )
+        self.backend = BACKENDS[scenario.backend](self, self._on_record)
         self.clients = [
             ClientHost(self, number, build_machine_identity(scenario.seed, name), scenario.get_class(number))
             for number, name in enumerate(scenario.names)
@@ -141,8 +141,9 @@ class World:
 
     @property
     def server(self) -> ServerHost:
-        assert isinstance(self.backend, ServerBackend), "a chain has none"
-        return self.backend.host
+        host = self.backend.host
+        assert host is not None, "checked with the scenario"
+        return host
 
     def find_endpoints(self, name: str, number: int) -> list[SimulatedEndpoint]:
         return self._chain.find_endpoints(name, number)
@@ -155,8 +156,9 @@ class World:
 
     @property
     def _chain(self) -> ChainBackend:
-        assert isinstance(self.backend, ChainBackend), "checked with the scenario"
-        return self.backend
+        chain = self.backend.controls
+        assert chain is not None, "checked with the scenario"
+        return chain
 
     @property
     def machines(self) -> tuple[Host, ...]:

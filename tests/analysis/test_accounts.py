@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from kits.events import make
 
 from psyche.analysis.accounts import Accounts, What, find_reference, is_overlapped, read_accounts
-from psyche.analysis.spans import Span, take_out
 from psyche.analysis.summary import format_accounts
-from psyche.analysis.tally import Notice
+from psyche.analysis.tally import Notice, Span, take_out
 from psyche.analysis.viewer import Filter, format_trace, read_trace
 from psyche.core.state.enums import ClientState, RunState
 from psyche.errors import ConfigError

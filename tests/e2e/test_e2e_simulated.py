@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import trio
+from kits.calibration import compare_sets, play_measured
 from kits.cluster import open_cluster
 from kits.run_files import MakeRun
 
 from psyche.analysis.accounts import read_accounts
 from psyche.config.load import load_run
-from psyche.forecast.calibration import compare_sets, play_measured
 from psyche.telemetry.events import Line, read_entry
 
 pytestmark = [pytest.mark.e2e, pytest.mark.whole]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from forecast_kit import build_machines, build_question, read_log
 from kits.tier import few
+from kits.calibration import compare_sets, compare_times, compute_spread, measure_machines
 
 from psyche.analysis.accounts import What
 from psyche.analysis.summary import COLUMN_NAMES
@@ -18,7 +19,6 @@ from psyche.core.state.state import RunState
 from psyche.errors import ConfigError
 from psyche.forecast import suggestions as suggest
 from psyche.forecast.backends import ServerBackend
-from psyche.forecast.calibration import compare_sets, compare_times, compute_spread, measure_machines
 from psyche.forecast.inputs import find_scenario, load_faults
 from psyche.forecast.play import Forecast, build_log, play
 from psyche.forecast.question import build_limits, draw_failures

@@ -5,7 +5,7 @@ import hashlib
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import trio
 
@@ -44,8 +44,12 @@ class ChainBackend:
         on_record: called after each message that takes effect.
     """
 
+    host: ClassVar[None] = None
+    lists_addresses: ClassVar[bool] = False  # those who are there must be known beforehand (N3)
+
     def __init__(self, world: Surroundings, on_record: OnRecord) -> None:
         scenario = world.scenario
+        self.controls = self
         self._world = world
         self._conditions = scenario.chain
         self._rng = build_rng(scenario.seed, "chain")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import trio
 
@@ -71,6 +71,9 @@ class ServerBackend:
         world: the world.
         on_record: called after each record of the journal.
     """
+
+    controls: ClassVar[None] = None
+    lists_addresses: ClassVar[bool] = True
 
     def __init__(self, world: Surroundings, on_record: OnRecord) -> None:
         self.tcp = Tcp(world.links)

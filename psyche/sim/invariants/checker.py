@@ -36,12 +36,11 @@ from psyche.core.state.state import (
 )
 from psyche.core.state.timeline import get_round
 from psyche.server.journal.changes import Change
-from psyche.sim.invariants.agreement import Agreement
+from psyche.sim.invariants.agreement import Agreement, Outcomes
 from psyche.sim.invariants.authenticity import Authenticity
 from psyche.sim.invariants.draws import Draws
 from psyche.sim.invariants.ledger import Ledger
 from psyche.sim.invariants.liveness import Liveness
-from psyche.sim.invariants.outcomes import Outcomes
 from psyche.sim.invariants.resource_limits import ResourceLimits
 from psyche.sim.invariants.views import ClientView, WorldView
 from psyche.telemetry import types

@@ -114,8 +114,8 @@ def _draw_byzantine(rng: random.Random, clients: int) -> tuple[ByzantineMember, 
     )
 
 
-def _draw_faults(rng: random.Random, draws: Sequence[Draw]) -> tuple[Fault, ...]:
-    kinds = [draw for draw in draws if rng.random() < KIND_SHARE]
+def _draw_faults(rng: random.Random, draws: Sequence[str]) -> tuple[Fault, ...]:
+    kinds = [DRAWN[name] for name in draws if rng.random() < KIND_SHARE]
     if not kinds:
         return ()
     count = rng.randint(1, MAX_FAULTS)
@@ -137,99 +137,56 @@ def _length(rng: random.Random) -> float:
     return round(rng.choice((0.2, 2.0, 8.0, 25.0)) * rng.uniform(0.5, 1.5), 3)
 
 
-def _draw_kill(rng: random.Random, at_s: float) -> Fault:
-    return faults.Kill(at_s=at_s, who=_pick(rng), for_s=_length(rng), erase=rng.random() < 0.1)
+DRAWN: Final[dict[str, Draw]] = {
+    "kill": lambda rng, at_s: faults.Kill(at_s=at_s, who=_pick(rng), for_s=_length(rng), erase=rng.random() < 0.1),
+    "hang": lambda rng, at_s: faults.Hang(at_s=at_s, who=_pick(rng), for_s=_length(rng)),
+    "leave": lambda rng, at_s: faults.CleanExit(at_s=at_s, who=(ANYONE,), for_s=_length(rng)),
+    "server_kill": lambda rng, at_s: faults.Kill(at_s=at_s, who=("server",), for_s=_length(rng)),
+    "server_hang": lambda rng, at_s: faults.Hang(at_s=at_s, who=("server",), for_s=_length(rng)),
+    "torn": lambda rng, at_s: faults.TornWrite(at_s=at_s, after_bytes=rng.randint(0, 3_000), for_s=_length(rng)),
+    "partition": lambda rng, at_s: faults.Partition(
+        at_s=at_s, groups=_draw_groups(rng), silent=rng.random() < 0.4, for_s=_length(rng)
+    ),
+    "degrade": lambda rng, at_s: faults.Degrade(
+        at_s=at_s, who=_pick(rng), for_s=_length(rng), latency_s=rng.choice((0.0, 0.5)),
+        jitter_s=rng.choice((0.0, 0.8)), bandwidth_bytes_s=rng.choice((0.0, 20_000.0)),
+        loss=rng.choice((0.0, 0.2, 0.6)), duplicate=rng.choice((0.0, 0.3)), up=rng.random() < 0.8,
+        down=rng.random() < 0.8,
+    ),
+    "clock": lambda rng, at_s: faults.ClockJump(
+        at_s=at_s, who=rng.choice((("server",), (ANYONE,), ("all",))),
+        offset_s=rng.choice((-300.0, -10.0, 10.0, 300.0)), for_s=_length(rng),
+    ),
+    "disk_full": lambda rng, at_s: faults.DiskFull(
+        at_s=at_s, who=(rng.choice(("server", ANYONE)),), for_s=_length(rng)
+    ),
+    "slow_disk": lambda rng, at_s: faults.SlowDisk(
+        at_s=at_s, who=(rng.choice(("server", ANYONE)),), sync_s=rng.choice((0.2, 1.5)), for_s=_length(rng)
+    ),
+    "crash": lambda rng, at_s: faults.TrainerCrash(at_s=at_s, who=(f"random:{rng.randint(1, 2)}",)),
+    "trainer_hang": lambda rng, at_s: faults.TrainerHang(at_s=at_s, who=(ANYONE,), for_s=_length(rng)),
+    "flip": lambda rng, at_s: faults.BitFlip(at_s=at_s, who=(ANYONE,), place=rng.randint(0, 255)),
+    "lost_answer": lambda rng, at_s: faults.LostAnswer(
+        at_s=at_s, what=rng.choice(sorted(faults.ANSWERED)), who=_pick(rng), for_s=_length(rng)
+    ),
+    "endpoint": lambda rng, at_s: EndpointFault(
+        at_s=at_s, **rng.choice(TROUBLES), who=_pick(rng), endpoint=rng.choice((0, 1, 1)), for_s=_length(rng)
+    ),
+    "halt": lambda rng, at_s: ChainHalt(at_s=at_s, for_s=_length(rng)),
+    "pause": lambda rng, at_s: OwnerPause(at_s=at_s, for_s=_length(rng)),
+}  # fmt: skip  # arguments are drawn in the order in which they stand here: another order is another scenario
+TROUBLES: Final[tuple[dict[str, Any], ...]] = (
+    {"is_down": True}, {"stale_slots": 20}, {"throttled": 0.7}, {"lost": 0.5, "late": 0.5},
+)  # fmt: skip
+DRAWS: Final = (
+    "kill", "hang", "leave", "server_kill", "server_hang", "torn", "partition", "degrade", "clock", "disk_full",
+    "slow_disk", "crash", "trainer_hang", "flip", "lost_answer",
+)  # fmt: skip
+CHAIN_DRAWS: Final = (
+    "kill", "hang", "leave", "degrade", "crash", "trainer_hang", "flip", "endpoint", "endpoint", "halt", "pause",
+)  # fmt: skip
 
 
-def _draw_hang(rng: random.Random, at_s: float) -> Fault:
-    return faults.Hang(at_s=at_s, who=_pick(rng), for_s=_length(rng))
-
-
-def _draw_leave(rng: random.Random, at_s: float) -> Fault:
-    return faults.CleanExit(at_s=at_s, who=(ANYONE,), for_s=_length(rng))
-
-
-def _draw_server_kill(rng: random.Random, at_s: float) -> Fault:
-    return faults.Kill(at_s=at_s, who=("server",), for_s=_length(rng))
-
-
-def _draw_server_hang(rng: random.Random, at_s: float) -> Fault:
-    return faults.Hang(at_s=at_s, who=("server",), for_s=_length(rng))
-
-
-def _draw_torn(rng: random.Random, at_s: float) -> Fault:
-    return faults.TornWrite(at_s=at_s, after_bytes=rng.randint(0, 3_000), for_s=_length(rng))
-
-
-def _draw_partition(rng: random.Random, at_s: float) -> Fault:
+def _draw_groups(rng: random.Random) -> tuple[tuple[str, ...], ...]:
     some = ("random:1", "random:2", "random:3")
-    groups = rng.choice(((("server",), (rng.choice(some),)), ((rng.choice(some),), ("all",)), (("server",), ("all",))))
-    return faults.Partition(at_s=at_s, groups=groups, silent=rng.random() < 0.4, for_s=_length(rng))
-
-
-def _draw_lost_answer(rng: random.Random, at_s: float) -> Fault:
-    what = rng.choice(sorted(faults.ANSWERED))
-    return faults.LostAnswer(at_s=at_s, who=_pick(rng), what=what, for_s=_length(rng))
-
-
-def _draw_degrade(rng: random.Random, at_s: float) -> Fault:
-    return faults.Degrade(
-        at_s=at_s, who=_pick(rng), for_s=_length(rng),
-        latency_s=rng.choice((0.0, 0.5)), jitter_s=rng.choice((0.0, 0.8)),
-        bandwidth_bytes_s=rng.choice((0.0, 20_000.0)), loss=rng.choice((0.0, 0.2, 0.6)),
-        duplicate=rng.choice((0.0, 0.3)), up=rng.random() < 0.8, down=rng.random() < 0.8,
-    )  # fmt: skip
-
-
-def _draw_clock(rng: random.Random, at_s: float) -> Fault:
-    who = rng.choice((("server",), (ANYONE,), ("all",)))
-    return faults.ClockJump(at_s=at_s, who=who, offset_s=rng.choice((-300.0, -10.0, 10.0, 300.0)), for_s=_length(rng))
-
-
-def _draw_full(rng: random.Random, at_s: float) -> Fault:
-    return faults.DiskFull(at_s=at_s, who=(rng.choice(("server", ANYONE)),), for_s=_length(rng))
-
-
-def _draw_slow(rng: random.Random, at_s: float) -> Fault:
-    who = (rng.choice(("server", ANYONE)),)
-    return faults.SlowDisk(at_s=at_s, who=who, sync_s=rng.choice((0.2, 1.5)), for_s=_length(rng))
-
-
-def _draw_crash(rng: random.Random, at_s: float) -> Fault:
-    return faults.TrainerCrash(at_s=at_s, who=(f"random:{rng.randint(1, 2)}",))
-
-
-def _draw_trainer_hang(rng: random.Random, at_s: float) -> Fault:
-    return faults.TrainerHang(at_s=at_s, who=(ANYONE,), for_s=_length(rng))
-
-
-def _draw_flip(rng: random.Random, at_s: float) -> Fault:
-    return faults.BitFlip(at_s=at_s, who=(ANYONE,), place=rng.randint(0, 255))
-
-
-DRAWS: Final[tuple[Draw, ...]] = (
-    _draw_kill, _draw_hang, _draw_leave, _draw_server_kill, _draw_server_hang, _draw_torn, _draw_partition,
-    _draw_degrade, _draw_clock, _draw_full, _draw_slow, _draw_crash, _draw_trainer_hang, _draw_flip,
-    _draw_lost_answer,
-)  # fmt: skip
-
-
-def _draw_endpoint(rng: random.Random, at_s: float) -> Fault:
-    trouble: dict[str, Any] = rng.choice(
-        ({"is_down": True}, {"stale_slots": 20}, {"throttled": 0.7}, {"lost": 0.5, "late": 0.5})
-    )
-    return EndpointFault(at_s=at_s, who=_pick(rng), endpoint=rng.choice((0, 1, 1)), for_s=_length(rng), **trouble)
-
-
-def _draw_halt(rng: random.Random, at_s: float) -> Fault:
-    return ChainHalt(at_s=at_s, for_s=_length(rng))
-
-
-def _draw_pause(rng: random.Random, at_s: float) -> Fault:
-    return OwnerPause(at_s=at_s, for_s=_length(rng))
-
-
-CHAIN_DRAWS: Final[tuple[Draw, ...]] = (
-    _draw_kill, _draw_hang, _draw_leave, _draw_degrade, _draw_crash, _draw_trainer_hang, _draw_flip, _draw_endpoint,
-    _draw_endpoint, _draw_halt, _draw_pause,
-)  # fmt: skip
+    return rng.choice(((("server",), (rng.choice(some),)), ((rng.choice(some),), ("all",)), (("server",), ("all",))))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import mean, median
 
 from psyche.analysis.accounts import Accounts, Place, RoundAccount, What
-from psyche.analysis.spans import Span, find_spans
+from psyche.analysis.tally import Span, find_spans
 from psyche.config.load import LoadedRun
 from psyche.config.profile import ClassTable
 from psyche.forecast.play import Forecast, play

@@ -16,13 +16,7 @@ from psyche.telemetry import types
 from psyche.telemetry.events import Line, find_logs, read_lines
 
 MAX_FIELD: Final = 60  # characters of one field in `describe_line`
-QUIET_KINDS: Final = (
-    types.Network,
-    types.WaitStarted,
-    types.WaitEnded,
-    types.PayloadReceived,
-    types.ModelFetch,
-)
+QUIET_KINDS: Final = (types.Network, types.WaitStarted, types.WaitEnded, types.PayloadReceived, types.ModelFetch)
 QUIET: Final = frozenset(map(types.get_kind_name, QUIET_KINDS))
 
 

@@ -176,16 +176,7 @@ def describe_bound(forecast: Forecast, kind: str, who: str) -> str:
 
 
 def format_classes(forecast: Forecast) -> str:
-    head = (
-        "class",
-        *COLUMN_NAMES,
-        "members",
-        "cut off",
-        "tokens",
-        "sent/round",
-        "recv/round",
-        "weights fetched",
-    )
+    head = ("class", *COLUMN_NAMES, "members", "cut off", "tokens", "sent/round", "recv/round", "weights fetched")
     question, rows = forecast.question, []
     rounds = max(1, len(forecast.accounts.data_rounds))
     for one, count in zip(question.classes, question.counts, strict=True):

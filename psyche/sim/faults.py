@@ -25,11 +25,7 @@ from psyche.sim.chain.endpoints import SimulatedEndpoint
 from psyche.sim.disk import DiskConditions, ServerFiles
 from psyche.telemetry import types
 
-ANSWERED: Final[dict[str, type[Message]]] = {
-    "join": Join,
-    "warmup_witness": WarmupWitness,
-    "witness": WitnessMessage,
-}
+ANSWERED: Final[dict[str, type[Message]]] = {"join": Join, "warmup_witness": WarmupWitness, "witness": WitnessMessage}
 
 
 class Machine(Protocol):

@@ -37,12 +37,7 @@ from psyche.sim.identity import SimIdentity, build_machine_identity
 from psyche.sim.invariants.views import ClientStatistics
 from psyche.sim.links.lines import join_conditions
 from psyche.sim.runtime import Task, build_rng
-from psyche.sim.scenarios.scenario import (
-    MODEL_FOLDER,
-    RUN_ID,
-    START_UNIX,
-    MachineClass,
-)
+from psyche.sim.scenarios.scenario import MODEL_FOLDER, RUN_ID, START_UNIX, MachineClass
 from psyche.sim.surroundings import Caller, MeasuredBackend, Surroundings
 from psyche.sim.trace import NodeLog
 from psyche.sim.trainer import VOCAB, PayloadCodec, SimTrainer, TrainerFaults

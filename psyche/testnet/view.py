@@ -11,14 +11,7 @@ from psyche.telemetry import types
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventTail, read_entry
 from psyche.telemetry.status import NodeView, format_drop, format_waiting
-from psyche.telemetry.text import (
-    format_bytes,
-    format_clock,
-    format_count,
-    format_number,
-    format_seconds,
-    format_table,
-)
+from psyche.telemetry.text import format_bytes, format_clock, format_count, format_number, format_seconds, format_table
 from psyche.testnet.settings import Layout, get_node_name
 
 PLAIN_EVERY_S: Final = 10.0

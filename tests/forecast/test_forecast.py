@@ -485,14 +485,8 @@ def test_a_plan_of_faults_is_read_from_a_file(tmp_path: Path) -> None:
         ('[[fault]]\nkind = "bit_flip"\nwho = ["server"]', r"fault\[0\]: who: a bit_flip can hit clients only"),
         ('[[fault]]\nwho = ["server"]', r"plan.toml: fault\[0\]: kind is missing; known are kill"),
         ('[[fault]]\nkind = "kill"\nwho = ["random:5"]', "who: 'random:5' asks for too many: there are only 4"),
-        (
-            '[[fault]]\nkind = "degrade"\nwho = ["all"]\nfor_s = 1',
-            r"latency_s, .*: at least one must be above 0",
-        ),
-        (
-            '[[fault]]\nkind = "degrade"\nwho = ["all"]\nfor_s = 1\nloss = 0.5\nup = false\ndown = false',
-            "up, down: ",
-        ),
+        ('[[fault]]\nkind = "degrade"\nwho = ["all"]\nfor_s = 1', r"latency_s, .*: at least one must be above 0"),
+        ('[[fault]]\nkind = "degrade"\nwho = ["all"]\nfor_s = 1\nloss = 0.5\nup = false\ndown = false', "up, down: "),
         ('[[fault]]\nkind = "clock"\nwho = ["all"]', r"fault\[0\]: offset_s is 0.0, must be a number other than 0"),
         ('[[fault]]\nkind = "hang"\nwho = ["server"]', r"fault\[0\]: for_s is 0.0, must be above 0"),
     ],

@@ -10,13 +10,7 @@ from psyche.config.profile import ChainTable
 from psyche.core.state.state import DataLocation, DataLocationKind, RunState
 from psyche.errors import ConfigError
 from psyche.forecast.backends import ChainBackend, ForecastBackend, ServerBackend
-from psyche.forecast.chain_costs import (
-    ChainCosts,
-    build_server_question,
-    compute_costs,
-    count_rounds,
-    format_costs,
-)
+from psyche.forecast.chain_costs import ChainCosts, build_server_question, compute_costs, count_rounds, format_costs
 from psyche.forecast.inputs import load_faults
 from psyche.forecast.play import Forecast, build_log, play
 from psyche.forecast.question import Question, build_scenario, check_question, compute_patience_s_of

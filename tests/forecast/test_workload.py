@@ -85,11 +85,7 @@ def test_an_optimizer_that_sends_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [
-        ("{", "is not JSON"),
-        ("[]", "must be a table"),
-        ('{"model_type": "gpt2"}', "model_type is 'gpt2', only 'llama'"),
-    ],
+    [("{", "is not JSON"), ("[]", "must be a table"), ('{"model_type": "gpt2"}', "model_type is 'gpt2', only 'llama'")],
 )
 def test_a_model_config_that_says_nothing_is_refused(text: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)

@@ -20,13 +20,7 @@ from scenarios.builders import build_base, build_quiet
 from scenarios.byzantine_judges import judge_inclusion, judge_lies, judge_unharmed, judge_unpaid
 from scenarios.chain_judges import FAILOVER_S, get_chain_facts
 from scenarios.crash_judge import find_stall
-from scenarios.judges import (
-    judge_admitted,
-    judge_clocks,
-    judge_flat,
-    judge_records,
-    judge_witnesses_replaced,
-)
+from scenarios.judges import judge_admitted, judge_clocks, judge_flat, judge_records, judge_witnesses_replaced
 from scenarios.named import ROWS, play_row
 from scenarios.row import Size, compute_applied_share, get_events, get_ledger
 from scenarios.trend import compute_trends

@@ -67,11 +67,7 @@ APPLIED = make(types.Applied, epoch=1, height=0, count=2, digest=b"\xaa")
         (make(types.Behind), "behind, catches up", make(types.Healed)),
         (make(types.Diverged), "different weights", make(types.Digest, digest=b"\xaa", agreed=True)),
         (make(types.Diverged), "different weights", make(types.ModelLoaded)),
-        (
-            make(types.LeftEpoch, reason="the trainer was lost"),
-            "trainer was lost",
-            make(types.Member, index=1),
-        ),
+        (make(types.LeftEpoch, reason="the trainer was lost"), "trainer was lost", make(types.Member, index=1)),
         (make(types.BackendLost), "cannot reach the run's record", make(types.BackendConnected)),
     ],
 )
@@ -115,12 +111,7 @@ def test_applying_does_not_end_a_divergence() -> None:
 
 def test_members_are_named_as_the_user_knows_them() -> None:
     wait = make(
-        types.WaitStarted,
-        what="said in the log",
-        wait=types.Wait.PAYLOADS,
-        members=(0, 2),
-        height=5,
-        apply_height=7,
+        types.WaitStarted, what="said in the log", wait=types.Wait.PAYLOADS, members=(0, 2), height=5, apply_height=7
     )
     names = {0: "client 2", 1: "client 3", 2: "client 1"}
     of_round = "of round 5, to apply in round 7"
@@ -148,10 +139,7 @@ def test_a_plain_line_comes_for_news_and_seldom_otherwise() -> None:
 
 
 def test_a_wait_says_for_what_until_when_and_then() -> None:
-    view = fold(
-        wait_for("2 payloads", 100.0, "go on without them"),
-        wait_for("1 more member", None, ""),
-    )
+    view = fold(wait_for("2 payloads", 100.0, "go on without them"), wait_for("1 more member", None, ""))
     clock = time.strftime("%H:%M:%S", time.localtime(100.0))
     expected = f"waiting for 2 payloads until {clock} (4 s), then go on without them"
     assert format_waiting(wait_for("2 payloads", 100.0, "go on without them"), 96.0) == expected
@@ -162,11 +150,7 @@ def test_a_wait_says_for_what_until_when_and_then() -> None:
 
 def test_a_lost_server_is_named_once_and_before_what_cannot_come_without_it() -> None:
     permission = make(types.WaitStarted, what="the owner to allow this key", wait=types.Wait.PERMISSION)
-    server = make(
-        types.WaitStarted,
-        what="server a:1: cannot be reached (Connection refused)",
-        wait=types.Wait.BACKEND,
-    )
+    server = make(types.WaitStarted, what="server a:1: cannot be reached (Connection refused)", wait=types.Wait.BACKEND)
     view = fold(permission, make(types.BackendLost), server)
     line = format_node_status(view, 3.0)
     assert "waiting for server a:1: cannot be reached (Connection refused)" in line

@@ -26,14 +26,7 @@ import trio
 
 from psyche.core.state.messages import ReportEquivocation, Tick, WitnessMessage
 from psyche.core.state.roster import get_healthy
-from psyche.core.state.state import (
-    ZERO32,
-    ClientState,
-    Coordinator,
-    RoundFlag,
-    RunState,
-    SlotState,
-)
+from psyche.core.state.state import ZERO32, ClientState, Coordinator, RoundFlag, RunState, SlotState
 from psyche.core.state.timeline import get_round
 from psyche.server.journal.changes import Change
 from psyche.sim.invariants.agreement import Agreement, Outcomes

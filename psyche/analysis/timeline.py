@@ -28,11 +28,7 @@ MAX_LABELS: Final = 120  # with more rows, names are left out
 
 
 def check_picture(path: Path) -> None:
-    """Check, before anything is computed, that a picture can be drawn and written.
-
-    Raises:
-        ConfigError: matplotlib is missing, another format, or no such folder.
-    """
+    """Check, before anything is computed, that a picture can be drawn and written."""
     if path.suffix.lower() != ".png":
         raise ConfigError(f"--picture {path}: must end in .png")
     if not path.absolute().parent.is_dir():

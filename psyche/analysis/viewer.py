@@ -22,21 +22,14 @@ QUIET: Final = frozenset(map(types.get_kind_name, QUIET_KINDS))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Selects the events to show.
+    """Selects the events to show."""
 
-    Args:
-        nodes, kinds: patterns such as client-* or state_*; empty: all, except the frequent kinds.
-        from_s, to_s: seconds since the first event.
-        height: only events that name a round of this height.
-        all_kinds: show the frequent kinds as well.
-    """
-
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  # patterns such as client-* or state_*; empty: all, except the frequent kinds
     kinds: tuple[str, ...] = ()
-    from_s: float = 0.0
+    from_s: float = 0.0  # seconds since the first event
     to_s: float = float("inf")
-    height: int | None = None
-    all_kinds: bool = False
+    height: int | None = None  # only events that name a round of this height
+    all_kinds: bool = False  # show the frequent kinds as well
 
     def shows(self, line: Line, since_s: float) -> bool:
         if not self.from_s <= since_s <= self.to_s:
@@ -51,11 +44,7 @@ class Filter:
 
 
 def read_trace(paths: Iterable[Path]) -> list[Line]:
-    """The events of logs, and of all logs below folders, sorted by time; a log that is named twice counts once.
-
-    Raises:
-        ConfigError: one of the paths has none.
-    """
+    """The events of logs, and of all logs below folders, sorted by time; a log that is named twice counts once."""
     files: dict[Path, None] = {}
     for path in paths:
         if not path.exists():

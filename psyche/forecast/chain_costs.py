@@ -35,24 +35,15 @@ class Fees:
 
 @dataclass(frozen=True, slots=True)
 class ChainCosts:
-    """What a chain costs.
+    """What a chain costs."""
 
-    Args:
-        round_s, server_round_s: median times of a round, here and in the same run with a server; 0: not known.
-        landed: the number of transactions that landed, whether they took effect or were refused.
-        resent: how often a transaction was sent again.
-        per_round: what a member pays for a round.
-        per_epoch: for an epoch of full length, with join, Warmup and the drain.
-        whole: for all steps of the run.
-    """
-
-    round_s: float
+    round_s: float  # median times of a round, here and in the same run with a server; 0: not known
     server_round_s: float
-    landed: int
-    resent: int
-    per_round: Fees
-    per_epoch: Fees
-    whole: Fees
+    landed: int  # the number of transactions that landed, whether they took effect or were refused
+    resent: int  # how often a transaction was sent again
+    per_round: Fees  # what a member pays for a round
+    per_epoch: Fees  # for an epoch of full length, with join, Warmup and the drain
+    whole: Fees  # for all steps of the run
 
     @property
     def of_chain_s(self) -> float:

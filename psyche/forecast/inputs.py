@@ -20,11 +20,7 @@ MAX_FILE_BYTES: Final = 1 << 20
 
 
 def load_faults(path: Path, clients: int, backend: ForecastBackend) -> tuple[Fault, ...]:
-    """The faults of a TOML file of `[[fault]]` tables, for a run on this backend.
-
-    Raises:
-        ConfigError: naming file, table and rule.
-    """
+    """The faults of a TOML file of `[[fault]]` tables, for a run on this backend."""
     text = _read(path)
     try:
         values: dict[str, Any] = tomllib.loads(text)
@@ -54,11 +50,7 @@ def _read(path: Path) -> str:
 
 
 def find_scenario(text: str) -> Scenario:
-    """The scenario that a seed draws, or that a TOML file describes.
-
-    Raises:
-        ConfigError: neither a number nor a file that can be read and played; naming table, field and rule.
-    """
+    """The scenario that a seed draws, or that a TOML file describes."""
     if text.isascii() and text.isdigit():
         return draw_scenario(int(text))
     path = Path(text)
@@ -68,11 +60,7 @@ def find_scenario(text: str) -> Scenario:
 
 
 def load_scenario(path: Path) -> Scenario:
-    """The scenario of a TOML file.
-
-    Raises:
-        ConfigError: it cannot be read or played; naming file, table, field and rule.
-    """
+    """The scenario of a TOML file."""
     text = _read(path)
     try:
         found = read_scenario(text)

@@ -62,11 +62,7 @@ class Forecast:
 
 
 def play(question: Question, *, on_progress: OnProgress | None = None, keep_lines: bool = False) -> Forecast:
-    """Play a question to its end; takes seconds to minutes on one core.
-
-    Raises:
-        ConfigError: it cannot be played.
-    """
+    """Play a question to its end; takes seconds to minutes on one core."""
     recorder = Recorder(question.config, question.workload, on_progress, question.backend.reference)
     detectors: list[StallDetector] = []
     joined_s = max(60 * one.joins_after_min for one in question.classes)

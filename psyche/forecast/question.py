@@ -34,28 +34,17 @@ PATIENCES: Final = 3  # times as long as a sound run may need for a step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A run to be forecast.
+    """A run to be forecast."""
 
-    Args:
-        run: the run as its owner wrote it.
-        workload: sizes of the real model.
-        classes, counts: classes of machines, and the number of clients of each.
-        rounds: number of rounds with data.
-        seed: of all randomness.
-        faults: in addition to the classes' random failures.
-        changes: [config] keys whose values differ from the run's.
-        backend: what keeps the record.
-    """
-
-    run: LoadedRun
-    workload: Workload
-    classes: tuple[ClassTable, ...]
+    run: LoadedRun  # the run as its owner wrote it
+    workload: Workload  # sizes of the real model
+    classes: tuple[ClassTable, ...]  # classes of machines, and the number of clients of each
     counts: tuple[int, ...]
-    rounds: int
-    seed: int = 0
-    faults: tuple[Fault, ...] = ()
-    changes: Mapping[str, int] = field(default_factory=dict)
-    backend: ForecastBackend = field(default_factory=ServerBackend)
+    rounds: int  # number of rounds with data
+    seed: int = 0  # of all randomness
+    faults: tuple[Fault, ...] = ()  # in addition to the classes' random failures
+    changes: Mapping[str, int] = field(default_factory=dict)  # [config] keys whose values differ from the run's
+    backend: ForecastBackend = field(default_factory=ServerBackend)  # what keeps the record
 
     @property
     def config(self) -> Config:
@@ -81,11 +70,7 @@ class Question:
 
 
 def check_question(question: Question) -> None:
-    """Check that a question can be played.
-
-    Raises:
-        ConfigError: naming the key and the rule.
-    """
+    """Check that a question can be played."""
     config, clients = question.config, question.clients
     if clients < config.init_min_clients:
         raise ConfigError(

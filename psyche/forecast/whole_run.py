@@ -11,26 +11,16 @@ DAY_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRun:
-    """A run of full length.
+    """A run of full length."""
 
-    Args:
-        steps, epochs: of the run.
-        round_s: of a round with data.
-        around_s: of an epoch outside of these: waiting for members, Warmup, drains, Cooldown.
-        train_s: that a member trains in a round.
-        tokens: of a round, applied.
-        sent_bytes: of payloads, by a member in a round; as many are received.
-        send_s: time that a member has to send them without anybody waiting for it.
-    """
-
-    steps: int
+    steps: int  # of the run
     epochs: int
-    round_s: float
-    around_s: float
-    train_s: float
-    tokens: float
-    sent_bytes: float
-    send_s: float
+    round_s: float  # of a round with data
+    around_s: float  # of an epoch outside of these: waiting for members, Warmup, drains, Cooldown
+    train_s: float  # that a member trains in a round
+    tokens: float  # of a round, applied
+    sent_bytes: float  # of payloads, by a member in a round; as many are received
+    send_s: float  # time that a member has to send them without anybody waiting for it
 
     @property
     def seconds(self) -> float:

@@ -24,19 +24,12 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The sizes of a model in training.
+    """The sizes of a model in training."""
 
-    Args:
-        parameters: of the model; 0 if unknown.
-        payload_bytes: size of every member's payload in every round.
-        sequence_tokens: tokens of a sample.
-        source: where the sizes come from, in words.
-    """
-
-    parameters: int
-    payload_bytes: int
-    sequence_tokens: int
-    source: str
+    parameters: int  # of the model; 0 if unknown
+    payload_bytes: int  # size of every member's payload in every round
+    sequence_tokens: int  # tokens of a sample
+    source: str  # where the sizes come from, in words
 
     @property
     def weights_bytes(self) -> int:
@@ -45,11 +38,7 @@ class Workload:
 
 
 def compute_llama_shapes(settings: dict[str, Any], place: str) -> Shapes:
-    """The trainable tensors of a Llama with these settings, as the trainer names and shapes them.
-
-    Raises:
-        ConfigError: a setting is no whole number above 0, or of another architecture.
-    """
+    """The trainable tensors of a Llama with these settings, as the trainer names and shapes them."""
     check_model_settings(Path(place), settings)
     return dict(list_tensors(get_sizes(settings)))
 
@@ -64,11 +53,7 @@ def count_elements(shapes: Shapes) -> int:
 
 
 def compute_payload_bytes(shapes: Shapes, optimizer: Optimizer) -> int:
-    """The length of a payload, as the codec writes it.
-
-    Raises:
-        ConfigError: the optimizer sends no payloads.
-    """
+    """The length of a payload, as the codec writes it."""
     if optimizer.kind is not OptimizerKind.DISTRO:
         raise ConfigError(f"model.LLM.optimizer: {optimizer.kind.name} sends no payloads; only Distro can be simulated")
     plan = compute_plan(
@@ -78,11 +63,7 @@ def compute_payload_bytes(shapes: Shapes, optimizer: Optimizer) -> int:
 
 
 def compute_workload(run: LoadedRun, *, parameters: int = 0, model_config: Path | None = None) -> Workload:
-    """The workload of a run: from `model_config` or `parameters` if given, else from a file beside its run.toml.
-
-    Raises:
-        ConfigError: the size of the model is not given, or given wrongly.
-    """
+    """The workload of a run: from `model_config` or `parameters` if given, else from a file beside its run.toml."""
     if parameters < 0 or parameters > LARGEST:
         raise ConfigError(f"--parameters {parameters}: must be a number of parameters up to {format_count(LARGEST)}")
     path = model_config or (None if parameters else find_model_config(run))
@@ -114,11 +95,7 @@ def find_model_config(run: LoadedRun) -> Path | None:
 
 
 def read_model_settings(path: Path) -> dict[str, Any]:
-    """Read a Llama's config, JSON or TOML, or the one in a folder.
-
-    Raises:
-        ConfigError: it cannot be read, or is of another architecture.
-    """
+    """Read a Llama's config, JSON or TOML, or the one in a folder."""
     path = next((path / name for name in CONFIG_NAMES if (path / name).is_file()), path) if path.is_dir() else path
     settings = read_model_fields(path)
     check_model_settings(path, settings)

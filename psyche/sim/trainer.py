@@ -61,27 +61,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineModel:
-    """The speed of a machine; all times in seconds.
+    """The speed of a machine; all times in seconds."""
 
-    Args:
-        sample_s: training on one sample.
-        step_s: the fixed time per batch: the optimizer, and making the payload.
-        spread: how much a batch's time varies to both sides, as a share of it; uniformly distributed.
-        apply_s: applying a set.
-        load_s: loading weights.
-        snapshot_s: writing a snapshot.
-        restart_s: restarting a failed trainer.
-        numeric_class: the class of its gradient arithmetic; machines of one class compute equal gradients.
-    """
-
-    sample_s: float = 0.5
-    step_s: float = 0.0
-    spread: float = 0.1
-    apply_s: float = 0.05
-    load_s: float = 0.3
-    snapshot_s: float = 0.1
-    restart_s: float = 3.0
-    numeric_class: int = 0
+    sample_s: float = 0.5  # training on one sample
+    step_s: float = 0.0  # the fixed time per batch: the optimizer, and making the payload
+    spread: float = 0.1  # how much a batch's time varies to both sides, as a share of it; uniformly distributed
+    apply_s: float = 0.05  # applying a set
+    load_s: float = 0.3  # loading weights
+    snapshot_s: float = 0.1  # writing a snapshot
+    restart_s: float = 3.0  # restarting a failed trainer
+    numeric_class: int = 0  # the class of its gradient arithmetic; machines of one class compute equal gradients
 
 
 class Memo:

@@ -33,11 +33,7 @@ QUIET: Final = {
 
 
 def parse_levels(spec: str) -> tuple[int, dict[str, int]]:
-    """Parse levels such as `info` or `warn,psyche=debug,libp2p=info` into (default, level by logger name).
-
-    Raises:
-        ConfigError: an unknown level.
-    """
+    """Parse levels such as `info` or `warn,psyche=debug,libp2p=info` into (default, level by logger name)."""
     default, named = "info", {}
     for part in filter(None, (p.strip() for p in spec.split(","))):
         name, separator, level = part.rpartition("=")
@@ -68,9 +64,6 @@ def configure_logging(
 
     `level` is as in `parse_levels`. `write_log` adds a file of JSON lines beside it. `bound` fields (a node's
     name, a run id) are added to every line. May be called again; the last call counts.
-
-    Raises:
-        ConfigError: an unknown mode or level, or a log file that cannot be written.
     """
     if mode not in ("console", "json", "none"):
         raise ConfigError(f"logs {mode!r}: must be console, json or none")

@@ -23,9 +23,6 @@ def choose_port(host: str = "127.0.0.1", *, wanted: int = 0) -> int:
     If possible the port lies outside the range from which the system assigns ports to connections and to binds of
     port 0, because such a port could be taken before it is bound. If another program still binds it first, the
     later bind reports a clear error.
-
-    Raises:
-        PsycheError: `wanted` is in use.
     """
     if wanted:
         _probe(host, wanted)

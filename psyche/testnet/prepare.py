@@ -65,12 +65,7 @@ def _make_dated_folder(parent: Path, name: str) -> Path:
 
 
 async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
-    """Check the settings, then create everything that the run needs.
-
-    Raises:
-        ConfigError: the configuration is invalid; the message lists each problem by file, line and key.
-        PsycheError: weights or data could not be created.
-    """
+    """Check the settings, then create everything that the run needs."""
     settings.check()
     backend = build_backend(settings)
     source = find_run_file(settings.config_path)
@@ -103,11 +98,7 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
 
 
 def _check_files(run: LoadedRun) -> None:
-    """Refuse what no client could train, before anything is made of it.
-
-    Raises:
-        ConfigProblems: the model or the data does not fit the run.
-    """
+    """Refuse what no client could train, before anything is made of it."""
     is_served = run.model.data_location.kind is DataLocationKind.SERVER
     if problems := find_file_problems(run, load_data(run.folder / DATA_FILE) if is_served else None):
         raise ConfigProblems(problems)
@@ -183,11 +174,7 @@ async def _run_model_init(config: Path, target: Path, seed: int, output: Path) -
 
 
 def find_data(run: LoadedRun) -> Path | None:
-    """Find where the run's tokens are; None if it needs none.
-
-    Raises:
-        ConfigError: there are none, and they are not those that a testnet can make.
-    """
+    """Find where the run's tokens are; None if it needs none."""
     location = run.model.data_location
     if location.kind is DataLocationKind.DUMMY:
         return None

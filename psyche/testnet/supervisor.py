@@ -54,11 +54,7 @@ class KillPlan:
 
 
 def make_kill_plan(number: int, interval_s: float, allowed: Sequence[int], num_clients: int) -> KillPlan | None:
-    """Check the three settings; return None if no clients are to be killed.
-
-    Raises:
-        ConfigError: a setting is invalid; the message names the flag.
-    """
+    """Check the three settings; return None if no clients are to be killed."""
     if number == 0:
         return None
     everyone = tuple(range(1, num_clients + 1))
@@ -134,11 +130,7 @@ class Testnet:
                 await trio.sleep(POLL_S)
 
     async def wait_for_server(self) -> None:
-        """Wait until the port of server or chain answers.
-
-        Raises:
-            PsycheError: it ended, or did not answer within `SERVER_START_S`.
-        """
+        """Wait until the port of server or chain answers."""
         assert self.server is not None, "call start_server first"
         with trio.move_on_after(SERVER_START_S):
             while self.server.is_running():
@@ -185,11 +177,7 @@ class Testnet:
             self.view.say(describe_process_failure(child, f"{child.name} ended: {describe_exit_status(code)}"))
 
     async def watch_server(self) -> None:
-        """Raise if the server ends without having been asked to.
-
-        Raises:
-            PsycheError: the server ended; the message has its last lines of output.
-        """
+        """Raise if the server ends without having been asked to."""
         assert self.server is not None, "call start_server first"
         code = await self.server.wait()
         raise PsycheError(
@@ -306,11 +294,7 @@ async def open_testnet(prepared: Prepared, settings: TestnetSettings, console: C
 
 
 async def run_testnet(settings: TestnetSettings, console: Console) -> int:
-    """Run a whole testnet, from the configuration to the final table; return the exit code.
-
-    Raises:
-        PsycheError: the configuration is invalid, or the server failed.
-    """
+    """Run a whole testnet, from the configuration to the final table; return the exit code."""
     plan = make_kill_plan(
         settings.random_kill_num, settings.random_kill_interval_s, settings.allowed_to_kill, settings.num_clients
     )

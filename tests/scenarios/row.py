@@ -17,20 +17,13 @@ GRAIN_S: Final = 1.0  # the record's times are whole seconds (T1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How large a row is played.
+    """How large a row is played."""
 
-    Args:
-        seed: of all chance.
-        clients, rounds: how many.
-        hours: of simulated time, for rows that are about time.
-        points: of what a row enumerates, so many spread evenly; 0: all.
-    """
-
-    seed: int = 1
-    clients: int = 16
+    seed: int = 1  # of all chance
+    clients: int = 16  # how many
     rounds: int = 100
-    hours: float = 0.0
-    points: int = 0
+    hours: float = 0.0  # of simulated time, for rows that are about time
+    points: int = 0  # of what a row enumerates, so many spread evenly; 0: all
 
 
 @dataclass(frozen=True, slots=True)

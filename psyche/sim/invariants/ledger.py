@@ -19,36 +19,25 @@ ROUND_STATES = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 
 @dataclass(slots=True)
 class RoundFacts:
-    """One round on record; bitmaps are of members, times in simulated seconds.
-
-    Args:
-        closing_s: when RoundWitness began.
-        witnesses: the elected members.
-        lost: members whose process died in this epoch, until this round's end.
-        sent: members that announced a result of this round.
-        agreed: the members of the agreed set, which are credited.
-        applied: members whose results honest clients have applied.
-        decided_s: when the round that decides it was closed.
-        wrong_bits: the number of bits in all records' `held` that differ from the agreed set, out of `bits`.
-    """
+    """One round on record; bitmaps are of members, times in simulated seconds."""
 
     epoch: int
     height: int
     start_s: float
     members: int
-    witnesses: int
+    witnesses: int  # the elected members
     quorum: int
     is_drain: bool
-    closing_s: float = 0.0
+    closing_s: float = 0.0  # when RoundWitness began
     end_s: float = 0.0
-    lost: int = 0
-    sent: int = 0
-    agreed: int = 0
-    applied: int = 0
-    decided_s: float = 0.0
+    lost: int = 0  # members whose process died in this epoch, until this round's end
+    sent: int = 0  # members that announced a result of this round
+    agreed: int = 0  # the members of the agreed set, which are credited
+    applied: int = 0  # members whose results honest clients have applied
+    decided_s: float = 0.0  # when the round that decides it was closed
     is_by_timeout: bool = False
     records: int = 0
-    wrong_bits: int = 0
+    wrong_bits: int = 0  # the number of bits in all records' `held` that differ from the agreed set, out of `bits`
     bits: int = 0
 
 

@@ -63,11 +63,7 @@ GROUPS: Final = tuple[tuple[str, ...], ...]
 
 
 def check_fields(value: Any) -> None:
-    """Check the plain fields of a dataclass: declared types, possible numbers.
-
-    Raises:
-        ConfigError: naming the field and what it must be.
-    """
+    """Check the plain fields of a dataclass: declared types, possible numbers."""
     for field in fields(value):
         _check_field(field.name, field.type, getattr(value, field.name))
 
@@ -118,11 +114,7 @@ def _write(value: object) -> str:
 
 
 def check_fault(fault: Fault, clients: int) -> None:
-    """Check one fault of a run with that many clients.
-
-    Raises:
-        ConfigError: naming the field and the rule.
-    """
+    """Check one fault of a run with that many clients."""
     check_fields(fault)
     groups: tuple[tuple[str, ...], ...] = getattr(fault, "groups", ())
     sets = [frozenset(group) for group in groups]
@@ -161,11 +153,7 @@ def _check_machines(field: str, names: Iterable[str], clients: int) -> None:
 
 
 def check_scenario(scenario: Scenario) -> None:
-    """Check a whole scenario.
-
-    Raises:
-        ConfigError: naming the table, the field and the rule.
-    """
+    """Check a whole scenario."""
     check_fields(scenario)
     parts = scenario.weight_parts
     right = f"a divisor of {WEIGHTS}, 1 to {MOST_PARTS}"
@@ -197,11 +185,7 @@ def _check_chain(chain: ChainConditions) -> None:
 
 
 def check_backend_of_fault(fault: Fault, backend: str, endpoints: int) -> None:
-    """Check that a fault can happen in the backend of the run, where each client knows so many endpoints.
-
-    Raises:
-        ConfigError: naming the fault and what the backend lacks.
-    """
+    """Check that a fault can happen in the backend of the run, where each client knows so many endpoints."""
     if backend == CHAIN:
         named = [*getattr(fault, "who", ()), *(one for group in getattr(fault, "groups", ()) for one in group)]
         if isinstance(fault, WITH_SERVER) or "server" in named:
@@ -222,11 +206,7 @@ def _check_limits(limits: NetworkLimits) -> None:
 
 
 def check_within(where: str, check: Any, *args: object) -> None:
-    """Run a check; add the place to the error that it raises.
-
-    Raises:
-        ConfigError: from the check.
-    """
+    """Run a check; add the place to the error that it raises."""
     try:
         check(*args)
     except ConfigError as error:

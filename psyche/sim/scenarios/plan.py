@@ -29,11 +29,7 @@ _INNER: Final[dict[str, type]] = {"machine": MachineModel, "uplink": LinkConditi
 
 
 def read_scenario(text: str) -> Scenario:
-    """Read a scenario from TOML.
-
-    Raises:
-        ConfigError: it is not TOML, or cannot be played; names table, field and rule.
-    """
+    """Read a scenario from TOML."""
     try:
         values: dict[str, Any] = tomllib.loads(text)
     except (ValueError, RecursionError) as error:

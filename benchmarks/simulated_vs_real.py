@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import trio
 from _table import build_parser, finish, print_table
-from kits.calibration import compare_sets, compare_times, get_round_times, measure_machines, play_measured
+from forecast.calibration import compare_sets, compare_times, get_round_times, measure_machines, play_measured
 from kits.namespaces import Line, open_namespaces
 
 from psyche.analysis.accounts import Accounts, What, read_accounts

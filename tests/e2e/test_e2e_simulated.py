@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from kits.calibration import compare_sets, play_measured
+from forecast.calibration import compare_sets, play_measured
 from kits.cluster import open_cluster
 from kits.run_files import MakeRun
 

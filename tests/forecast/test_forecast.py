@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forecast.calibration import compare_sets, compare_times, compute_spread, measure_machines
 from forecast_kit import build_machines, build_question, read_log
 from kits.tier import few
-from kits.calibration import compare_sets, compare_times, compute_spread, measure_machines
 
 from psyche.analysis.accounts import What
 from psyche.analysis.summary import COLUMN_NAMES

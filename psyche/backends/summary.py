@@ -42,7 +42,6 @@ def get_joined_slots(state: Coordinator) -> list[Slot]:
 
 
 def _get_named_sources(state: Coordinator) -> tuple[str, ...]:
-    """Return the sources of the checkpoint that members named (S10)."""
     if state.checkpoint.uploader == NO_UPLOADER:
         return ()
     sources = (state.model.checkpoint, *state.model.extra_checkpoints)

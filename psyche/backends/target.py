@@ -11,12 +11,7 @@ if TYPE_CHECKING:
 
 
 def parse_target(options: TargetOptions) -> Target:
-    """Read where a run is. What the command line names wins over what only the environment names.
-
-    Raises:
-        ConfigError: neither a server nor a chain is named, or both in the same place; or an option cannot be read.
-        BackendError: the server's address is malformed.
-    """
+    """Read where a run is. What the command line names wins over what only the environment names."""
     server, rpc = options.server_addr, options.rpc
     if server and rpc:
         is_server_typed = server != os.environ.get("SERVER_ADDR")
@@ -34,11 +29,7 @@ def parse_target(options: TargetOptions) -> Target:
 
 
 def parse_chain(options: TargetOptions) -> "SolanaTarget":
-    """Read where a chain is, for what only a chain has.
-
-    Raises:
-        ConfigError: no chain is named, or an option cannot be read.
-    """
+    """Read where a chain is, for what only a chain has."""
     from psyche.backends.solana.target import SolanaTarget  # a server needs no solders
 
     return SolanaTarget(options)

@@ -29,7 +29,6 @@ class NamedWaits:
         return True
 
     def end(self, wait: types.Wait, outcome: types.WaitOutcome) -> None:
-        """Say that a wait has ended, if there is one."""
         known = self._open.pop(wait, None)
         if known is not None:
             self._sink.emit(types.WaitEnded(what=known.what, until=None, outcome=outcome, wait=wait))

@@ -14,11 +14,7 @@ _AMOUNT: Final = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?")
 
 
 def parse_amount(text: str, decimals: int, option: str) -> int:
-    """Read an amount of tokens, such as `12.5`, as base units: exactly, without rounding.
-
-    Raises:
-        ConfigError: it is no number, has too many digits, or does not fit 64 bits.
-    """
+    """Read an amount of tokens, such as `12.5`, as base units: exactly, without rounding."""
     found = _AMOUNT.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"{option} {text[:40]!r}: must be a decimal number, such as 12 or 0.25")
@@ -47,5 +43,4 @@ def spell_amount(amount: int, decimals: int) -> str:
 
 
 def format_sol(lamports: int) -> str:
-    """Write lamports in SOL."""
     return f"{format_amount(lamports, SOL_DECIMALS)} SOL"

@@ -40,7 +40,6 @@ class Endpoint:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is on this machine."""
         host = urlsplit(self.http).hostname or ""
         try:
             return host == "localhost" or ip_address(host).is_loopback
@@ -63,9 +62,6 @@ def parse_endpoint(http: str, ws: str = "", *, flag: str = "--rpc") -> Endpoint:
     """Read the addresses of an endpoint: an address, or localhost, devnet, testnet, mainnet-beta (l, d, t, m).
 
     Without `ws` it is the same host, at the next port if one is written, as Solana's own tools assume.
-
-    Raises:
-        ConfigError: it is no such address; the text names `flag`.
     """
     http = MONIKERS.get(_SHORT.get(http, http), http)
     parts = _split(http, tuple(_SOCKETS), flag)
@@ -91,18 +87,12 @@ def _split(address: str, schemes: Sequence[str], flag: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CliConfig:
-    """What Solana's own command line has in its configuration."""
-
     endpoint: Endpoint
     wallet: Path | None
 
 
 def read_cli_config(path: Path = CLI_CONFIG) -> CliConfig | None:
-    """Read the configuration of Solana's own command line; None if there is none.
-
-    Raises:
-        ConfigError: the file cannot be read, or has another form.
-    """
+    """Read the configuration of Solana's own command line; None if there is none."""
     where = expand_user(path)
     if not where.exists():
         return None
@@ -131,9 +121,6 @@ def find_endpoints(
     """Find the endpoints: `given` as (http, ws) in their order, with RPC, WS_RPC, RPC_2, ... where one is empty.
 
     If none of these is there: ANCHOR_PROVIDER_URL, then what Solana's own command line is configured for.
-
-    Raises:
-        ConfigError: an address cannot be used, or there is none, or one for WebSocket alone.
     """
     found: list[Endpoint] = []
     for number in range(1, MAX_ENDPOINTS + 1):

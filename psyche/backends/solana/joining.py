@@ -26,17 +26,12 @@ CLOSABLE_AFTER_S: Final = 30 * 86_400
 
 
 def parse_grantee(text: str) -> Pubkey:
-    """Read who is authorized: a wallet, or `everybody`, which the original calls `permissionless`.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Read who is authorized: a wallet, or `everybody`, which the original calls `permissionless`."""
     is_all = text.strip().lower() in ("everybody", "everyone", "permissionless")
     return EVERYBODY if is_all else parse_key(text, "--authorizer")
 
 
 def describe_authorization(found: AuthorizationData) -> dict[str, Any]:
-    """Describe an authorization as JSON can hold it."""
     return {
         "address": str(get_authorization_address(found.grantor, found.grantee)),
         "grantor": str(found.grantor),
@@ -48,19 +43,16 @@ def describe_authorization(found: AuthorizationData) -> dict[str, Any]:
 
 
 def name_grantee(grantee: Pubkey) -> str:
-    """Name the grantee of an authorization."""
     return "everybody" if grantee == EVERYBODY else str(grantee)
 
 
 async def find_authorization(session: ChainSession, grantor: Pubkey, grantee: Pubkey) -> AuthorizationData | None:
-    """Find an authorization to join; None if there is none."""
     address = get_authorization_address(grantor, grantee)
     data = get_data(AUTHORIZATION, address, await session.rpc.get_account(address))
     return None if data is None else AuthorizationData.read(data)
 
 
 def allows(found: AuthorizationData | None, wallet: Pubkey) -> bool:
-    """Whether an authorization lets a wallet join."""
     return found is not None and found.active and (found.grantee in (EVERYBODY, wallet) or wallet in found.delegates)
 
 
@@ -80,11 +72,7 @@ async def plan_grant(session: ChainSession, grantee: Pubkey) -> ChainPlan:
 
 
 async def plan_delegates(session: ChainSession, grantor: Pubkey, added: Sequence[Pubkey], *, clear: bool) -> ChainPlan:
-    """Plan a change of the wallets that may join in this wallet's name.
-
-    Raises:
-        ConfigError: this wallet has no authorization of that join authority, or there are too many delegates.
-    """
+    """Plan a change of the wallets that may join in this wallet's name."""
     found = await find_authorization(session, grantor, session.key)
     if found is None:
         raise ConfigError(
@@ -111,11 +99,7 @@ async def plan_delegates(session: ChainSession, grantor: Pubkey, added: Sequence
 
 
 async def plan_revoke(session: ChainSession, grantee: Pubkey) -> tuple[ChainPlan, str]:
-    """Plan to let a wallet join no longer; return it with what stays to do, empty if nothing.
-
-    Raises:
-        ConfigError: it has no authorization of this wallet.
-    """
+    """Plan to let a wallet join no longer; return it with what stays to do, empty if nothing."""
     found = await find_authorization(session, session.key, grantee)
     if found is None:
         raise ConfigError(f"{session.key} has not authorized {name_grantee(grantee)}: there is nothing to delete")

@@ -28,8 +28,6 @@ class RunTarget(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """A run as the chain has it."""
-
     accounts: ChainRun
     instance: InstanceData
     state: Coordinator
@@ -39,7 +37,6 @@ class FoundRun:
 
     @property
     def target(self) -> RunTarget:
-        """The accounts of the run's own commands."""
         return RunTarget(self.accounts, self.instance.main_authority, self.treasurer)
 
     @property
@@ -48,11 +45,7 @@ class FoundRun:
         return self.instance.main_authority if self.treasurer is None else self.treasurer.main_authority
 
     def check_owner(self, wallet: Pubkey) -> None:
-        """Refuse a wallet that does not own the run.
-
-        Raises:
-            ConfigError: naming both keys.
-        """
+        """Refuse a wallet that does not own the run."""
         if wallet != self.owner:
             raise ConfigError(
                 f"run {self.state.run_id!r}: belongs to {self.owner}, and the wallet here is {wallet}: name the "
@@ -61,23 +54,12 @@ class FoundRun:
 
 
 async def find_instance(rpc: Rpc, run_id: str, min_slot: int | None = None) -> InstanceData | None:
-    """Find a run's instance; None if there is no such run.
-
-    Raises:
-        ConfigError: no run can have this id.
-    """
     address = get_instance_address(run_id)
     data = get_data(INSTANCE, address, await rpc.get_account(address, min_slot))
     return None if data is None else InstanceData.read(data)
 
 
 async def find_run(session: ChainSession, run_id: str, min_slot: int | None = None) -> FoundRun:
-    """Find a run with its record.
-
-    Raises:
-        NoRun: there is none.
-        BackendError: the programs are not on this chain.
-    """
     instance = await find_instance(session.rpc, run_id, min_slot)
     if instance is None:
         await session.check_programs()
@@ -90,11 +72,7 @@ async def find_run(session: ChainSession, run_id: str, min_slot: int | None = No
 
 
 async def read_run(rpc: Rpc, instance: InstanceData, min_slot: int | None = None) -> FoundRun:
-    """Read a run's record and its treasurer.
-
-    Raises:
-        BackendError: the record is not there, belongs to another program, or cannot be read.
-    """
+    """Read a run's record and its treasurer."""
     address = get_instance_address(instance.run_id)
     account = await rpc.get_account(instance.coordinator_account, min_slot)
     held, main = await rpc.get_accounts([address, instance.main_authority])
@@ -121,11 +99,6 @@ async def read_run(rpc: Rpc, instance: InstanceData, min_slot: int | None = None
 
 
 async def list_instances(session: ChainSession) -> list[InstanceData]:
-    """List the runs of a chain by id.
-
-    Raises:
-        BackendError: the programs are not on this chain.
-    """
     found = await session.rpc.find_accounts(INSTANCE)
     if not found:
         await session.check_programs()
@@ -133,11 +106,7 @@ async def list_instances(session: ChainSession) -> list[InstanceData]:
 
 
 async def find_decimals(rpc: Rpc, mint: Pubkey) -> int:
-    """Find how many digits the amounts of a token have behind the point.
-
-    Raises:
-        ConfigError: there is no such token, or it cannot pay members.
-    """
+    """Find how many digits the amounts of a token have behind the point."""
     account = await rpc.get_account(mint)
     if account is None:
         raise ConfigError(f"token {mint}: there is no such token on this chain")

@@ -23,13 +23,11 @@ class Step:
 
 
 def count_signatures(instructions: Sequence[Instruction], payer: Pubkey) -> int:
-    """The number of signatures of a transaction, which the payer pays for."""
     signers = {account.pubkey for one in instructions for account in one.accounts if account.is_signer}
     return len(signers | {payer})
 
 
 def fits(instructions: Sequence[Instruction], payer: Pubkey) -> bool:
-    """Whether one transaction has room for these instructions and those of the compute budget."""
     message = bytes(Message.new_with_blockhash(list(instructions), payer, Hash.default()))
     signatures = 1 + SIGNATURE_BYTES * count_signatures(instructions, payer)
     return signatures + len(message) + BUDGET_BYTES <= TRANSACTION_BYTES

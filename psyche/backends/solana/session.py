@@ -20,8 +20,7 @@ from psyche.backends.solana.rpc.transaction import FeePolicy
 from psyche.errors import BackendError, ConfigError
 
 
-class NoRun(BackendError):
-    """There is no run with this id on this chain."""
+class NoRun(BackendError): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,6 @@ class Quote:
     reserve_lamports: int = 0  # that every wallet must keep
 
     def describe(self) -> str:
-        """The quote in a few lines."""
         count = len(self.transactions)
         lines = [self.says, f"costs {format_sol(self.fee_lamports)} for {count} transaction{'s' * (count != 1)}"]
         if self.kept_lamports:
@@ -120,16 +118,10 @@ class ChainSession:
     fees: FeePolicy = FeePolicy()
 
     def write_command(self, command: str, run_id: str = "", *, signed: bool = True) -> str:
-        """Write a further command at this chain, in quotes."""
         return f"`{self.writer.write(command, run_id, signed=signed)}`"
 
     @property
     def key(self) -> Pubkey:
-        """The wallet's public key.
-
-        Raises:
-            ConfigError: there is no wallet.
-        """
         if self.wallet is None:
             raise ConfigError("no wallet: name its file with --wallet-private-key-path FILE")
         return self.wallet.pubkey()
@@ -159,11 +151,7 @@ class ChainSession:
         )  # fmt: skip
 
     def ask(self, quote: Quote, *, is_asked: bool = True) -> None:
-        """Show what a change does and costs; raise if the person does not want it, or cannot pay for it.
-
-        Raises:
-            WalletEmpty: the wallet has less than that.
-        """
+        """Show what a change does and costs; raise if the person does not want it, or cannot pay for it."""
         if is_asked:
             self.approve(quote)
         needed = quote.fee_lamports + quote.deposit_lamports + quote.kept_lamports + quote.reserve_lamports
@@ -192,9 +180,4 @@ class ChainSession:
         return replace(landed, events=tuple(events)) if landed else None
 
     async def check_programs(self) -> str:
-        """Check that this chain has the programs that are vouched for; return who may change them, a sentence.
-
-        Raises:
-            BackendError: they are not there, or others.
-        """
         return await check_programs(self.rpc, self.vouching or choose_programs("", None))

@@ -32,12 +32,7 @@ _CHAIN: Final = (
 
 @dataclass(slots=True)
 class SolanaTarget:
-    """A run on a chain, or a chain alone.
-
-    Raises:
-        ConfigError: no endpoint is named, or an option cannot be read.
-        OSError: the file of program ids cannot be read.
-    """
+    """A run on a chain, or a chain alone."""
 
     options: TargetOptions
     endpoints: tuple[Endpoint, ...] = field(init=False)
@@ -119,12 +114,7 @@ class SolanaTarget:
 
     @asynccontextmanager
     async def open_session(self, person: Person, *, reads: bool) -> AsyncGenerator[ChainSession]:
-        """Open the chain with the wallet, or without one if the person only `reads`.
-
-        Raises:
-            ConfigError: no wallet is named, or what is named is none.
-            BackendError: no endpoint answers.
-        """
+        """Open the chain with the wallet, or without one if the person only `reads`."""
         wallet = None if reads else find_wallet(self.options.wallet_private_key_path)
         if wallet is not None and wallet.note:
             person.say(f"note: {wallet.note}")

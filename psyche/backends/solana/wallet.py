@@ -24,11 +24,6 @@ FORMS: Final = "a solana-keygen file (64 numbers), a key of 64 bytes in base58, 
 
 
 def read_wallet(path: Path) -> Keypair:
-    """Read a wallet from a file: solana-keygen's JSON, base58, or 32 or 64 raw bytes.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds no key; the text says why, and nothing of its content.
-    """
     try:
         raw = read_file(path, MAX_FILE_BYTES)
         warn_of_others(path)
@@ -43,11 +38,7 @@ def read_wallet(path: Path) -> Keypair:
 
 
 def parse_wallet(raw: bytes, where: str) -> Keypair:
-    """Read a wallet from the content of a file or a variable; `where` names it in errors.
-
-    Raises:
-        ConfigError: it is no key.
-    """
+    """Read a wallet from the content of a file or a variable; `where` names it in errors."""
     if len(raw) in (SEED_BYTES, SECRET_BYTES) and not raw.isascii():
         return _build(raw, where)
     try:
@@ -87,11 +78,7 @@ class FoundWallet(NamedTuple):
 
 
 def find_wallet(path: Path | None, environment: Mapping[str, str] = os.environ) -> FoundWallet:
-    """Find the wallet: RAW_WALLET_PRIVATE_KEY, else the file `path`, ANCHOR_WALLET, or that of the Solana CLI.
-
-    Raises:
-        ConfigError: none is named, or it is no key.
-    """
+    """Find the wallet: RAW_WALLET_PRIVATE_KEY, else the file `path`, ANCHOR_WALLET, or that of the Solana CLI."""
     if raw := environment.get(RAW_VARIABLE):
         is_passed_over = path is not None and not environment.get("WALLET_PRIVATE_KEY_PATH")
         note = f"{RAW_VARIABLE} is set, so {path} is not used" if is_passed_over else ""
@@ -106,11 +93,6 @@ def find_wallet(path: Path | None, environment: Mapping[str, str] = os.environ) 
 
 
 def write_wallet(path: Path, wallet: Keypair) -> None:
-    """Write a wallet as solana-keygen does, readable by the owner only; never overwrites a file.
-
-    Raises:
-        OSError: the file exists already or cannot be created.
-    """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

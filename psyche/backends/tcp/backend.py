@@ -48,8 +48,6 @@ _FATAL: Final = (HandshakeError, wire.RequestRefused, wire.Replaced)
 
 @dataclass(eq=False, slots=True)
 class _Pending:
-    """A request whose answer a caller waits for."""
-
     id: int
     frame: bytes
     answered: trio.Event = field(default_factory=trio.Event)
@@ -74,17 +72,11 @@ class Platform:
 
 
 class _Started(Protocol):
-    """The part of trio's `TaskStatus` that is used here."""
-
-    def started(self) -> None:
-        """Report that the backend may be used."""
-        ...
+    def started(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BackendStatistics:
-    """The current queue sizes of a backend."""
-
     unanswered: int  # requests
 
 
@@ -138,7 +130,6 @@ class TcpBackend:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server is connected now."""
         return self._is_connected
 
     def now(self) -> float:
@@ -146,11 +137,7 @@ class TcpBackend:
         return self._platform.unix_time() + self._clock_offset_s
 
     async def run(self, *, task_status: _Started = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep connected until cancelled; `task_status.started` is called at once.
-
-        Raises:
-            BackendError: it gives up for good; every waiting call raises the same error.
-        """
+        """Keep connected until cancelled; `task_status.started` is called at once."""
         task_status.started()
         try:
             await self._keep_connected()
@@ -185,11 +172,6 @@ class TcpBackend:
             await trio.sleep(HASTE_S * spread(0.5, 1.0))
 
     async def reach(self) -> None:
-        """Wait for the first connection to the server.
-
-        Raises:
-            BackendError: the backend gave up for good.
-        """
         while not self.connects:
             self._check_alive()
             await self._changed.wait()
@@ -205,11 +187,6 @@ class TcpBackend:
         self._subscription = self._next_id
 
     async def states(self) -> AsyncGenerator[Coordinator, None]:
-        """Receive states as they change: only the newest, with increasing nonces; each is the caller's own copy.
-
-        Raises:
-            BackendError: the backend gave up for good.
-        """
         seen = -1
         self._follow()
         while True:
@@ -226,12 +203,10 @@ class TcpBackend:
         await self._request(wire.build_submit(message, proof))
 
     async def announce(self, record: AddressRecord) -> None:
-        """Announce this node's new address record."""
         self._record = record
         await self._request(wire.AnnounceRequest(record))
 
     def statistics(self) -> BackendStatistics:
-        """Return the current queue sizes."""
         return BackendStatistics(unanswered=len(self._pending))
 
     def reconnect_soon(self) -> None:
@@ -247,16 +222,9 @@ class TcpBackend:
             self._send(self._encode(wire.ReportRequest(report)))
 
     def get_addresses(self) -> Sequence[AddressRecord]:
-        """Return the address records of the run's nodes; their signatures are checked."""
         return self._listed
 
     async def _request(self, body: wire.RequestBody) -> wire.Reply:
-        """Send a request and wait for its answer, resending it on every new connection.
-
-        Raises:
-            CoordinatorError: the coordinator refuses, and the request has not taken effect (K3).
-            BackendError: the server refuses, or the backend gave up for good.
-        """
         async with AtOnce(self._room):
             self._check_alive()
             self._follow()
@@ -297,11 +265,6 @@ class TcpBackend:
         self._changed = trio.Event()
 
     async def _connect_once(self) -> None:
-        """Open and use one connection until it ends, always with an error.
-
-        Raises:
-            BackendError, WireError: the reason why it ended.
-        """
         frames, server, greeting = await dial(self.address, self._identity, self._platform.connect)
         try:
             self.address = replace(self.address, key=server)  # trust on first use if no key was expected (K6)
@@ -343,12 +306,10 @@ class TcpBackend:
         self._wake.set()
 
     def _encode(self, body: wire.RequestBody) -> bytes:
-        """Encode a request whose answer no caller waits for."""
         self._next_id += 1
         return wire.encode_message(wire.Request(self._next_id, body))
 
     async def _talk(self, frames: FrameStream) -> None:
-        """Exchange messages until an error occurs, which is raised."""
         async with open_plain_nursery() as nursery:
             for task in (self._receive_all, self._send_all, self._ping, self._ask_again):
                 nursery.start_soon(task, frames)
@@ -423,7 +384,6 @@ class TcpBackend:
         self._waits.start(types.Wait.BACKEND, what, "connect again" if self.connects else "connect")
 
     def _describe_checks(self) -> str:
-        """What the user can check where no server was ever found."""
         host, port = self.address.host, self.address.port
         return (
             f": check that {host} and {port} are host and port of the run's server, that no firewall keeps you from "

@@ -41,11 +41,6 @@ class ServerAddress:
 
 
 def parse_server(text: str, run_id: str = "", key: bytes | None = None) -> ServerAddress:
-    """Parse an address of the form HOST:PORT.
-
-    Raises:
-        BackendError: the text has another form; the message says which form it must have.
-    """
     host, _, port = text.rpartition(":")
     if not _HOST.fullmatch(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 1 << 16:
         hint = "; leave out what is before // and after the port" if "/" in text else ""
@@ -68,11 +63,6 @@ async def dial(address: ServerAddress, identity: Identity, connect: Connect = op
     """Connect and complete hello; the caller closes the connection.
 
     `connect` connects to a host and a port, or raises OSError or WireError.
-
-    Raises:
-        HandshakeError, RequestRefused: it is not the expected server, or has another run or protocol version: a retry
-            does not help.
-        BackendError, WireError: the server cannot be reached, or does not answer in time.
     """
     connection = await _connect(address, connect)
     frames = FrameStream(connection.stream, wire.MAX_SERVER_FRAME_BYTES, max_send_bytes=wire.MAX_REQUEST_BYTES)
@@ -127,11 +117,7 @@ def get_reason(error: OSError) -> str:
 
 
 async def ask(frames: FrameStream, request: wire.Request) -> wire.Reply:
-    """Send one request on a connection that has no other in flight, and wait for its reply.
-
-    Raises:
-        PsycheError: the error in the reply, or that of the connection.
-    """
+    """Send one request on a connection that has no other in flight, and wait for its reply."""
     await frames.send(wire.encode_message(request), REPLY_TIMEOUT_S)
     with trio.move_on_after(REPLY_TIMEOUT_S):
         while True:

@@ -122,11 +122,6 @@ class _Attempts:
         self._command_id = secrets.randbits(62)  # the same on every resend (K4)
 
     async def run(self) -> object:
-        """Try until the server answers; meanwhile `problem` says why it has not.
-
-        Raises:
-            CoordinatorError, HandshakeError, RequestRefused: the server refused.
-        """
         while True:
             try:
                 return await self._try_once()

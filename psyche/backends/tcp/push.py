@@ -9,11 +9,6 @@ from psyche.wire.crypto import blake3_hash
 
 
 def read_full(push: FullState) -> bytes:
-    """Decompress the state of a full push.
-
-    Raises:
-        WireError: it does not decompress to the size of a state, or the hash does not match.
-    """
     try:
         if zstandard.frame_content_size(push.compressed) != STATE_BYTES:  # before anything is allocated
             raise WireError(f"full state: does not announce {STATE_BYTES} bytes")
@@ -24,12 +19,7 @@ def read_full(push: FullState) -> bytes:
 
 
 def apply_delta(raw: bytes, nonce: int, push: StateDelta) -> bytes:
-    """Apply a delta to the bytes of the state with `nonce`; return the new bytes.
-
-    Raises:
-        WireError: the delta starts at another nonce, a run exceeds the state, or the hash does not match; the caller
-            should ask for the full state.
-    """
+    """Apply a delta to the bytes of the state with `nonce`; return the new bytes."""
     if push.from_nonce != nonce:
         raise WireError(f"state delta: starts from nonce {push.from_nonce}, this client is at {nonce}")
     after = bytearray(raw)

@@ -66,11 +66,7 @@ class ServerTarget:
         return parse_server(self.options.server_addr or "", self.options.run_id, key)
 
     async def check(self) -> Checked:
-        """Ask the server whether it has this run. A server that does not answer now is waited for later.
-
-        Raises:
-            HandshakeError, RequestRefused: it is not the expected server, or has another run or protocol version.
-        """
+        """Ask the server whether it has this run. A server that does not answer now is waited for later."""
         address = self._find_address()
         try:
             with trio.move_on_after(GREETING_S):
@@ -93,11 +89,7 @@ class ServerTarget:
     async def open_administration(
         self, person: Person, *, as_anybody: bool = False
     ) -> AsyncGenerator[TcpAdministration]:
-        """Ask with the owner's key; `as_anybody` takes a fresh one where none is named.
-
-        Raises:
-            ConfigError: no key is named, its file is missing, or two options name different servers.
-        """
+        """Ask with the owner's key; `as_anybody` takes a fresh one where none is named."""
         options, address = self.options, self._find_address()
         if as_anybody and not self.shows_members:
             yield TcpAdministration(address, make_identity(), options.timeout, person.say)
@@ -112,11 +104,7 @@ class ServerTarget:
 
 
 def find_server_key(server_key: str | None, state_dir: Path | None) -> bytes | None:
-    """Return the server's public key from --server-key or the state folder; None if neither has it.
-
-    Raises:
-        ConfigError: the two name different servers, or one cannot be read.
-    """
+    """Return the server's public key from --server-key or the state folder; None if neither has it."""
     named = parse_hex("--server-key", server_key) if server_key else None
     file = state_dir / SERVER_KEY_NAME if state_dir else None
     if file is None or not file.exists():
@@ -128,11 +116,7 @@ def find_server_key(server_key: str | None, state_dir: Path | None) -> bytes | N
 
 
 def load_server_identity(folder: Path | None, path: Path | None, *, create: bool) -> Identity:
-    """Load the named key, or that of a server's state folder, which `create` makes if it is missing.
-
-    Raises:
-        ConfigError: neither is named, or the key file is missing.
-    """
+    """Load the named key, or that of a server's state folder, which `create` makes if it is missing."""
     if path is None and folder is None:
         raise ConfigError(
             "name the owner's key: --state-dir FOLDER (the server's state folder), or --identity-secret-key-path FILE"

@@ -19,12 +19,10 @@ class AccountKind(NamedTuple):
 
     @property
     def owner(self) -> Pubkey:
-        """The program's address."""
         return get_program_id(self.program)
 
     @property
     def discriminator(self) -> bytes:
-        """The first bytes of all its accounts."""
         return self._data.discriminator
 
     @property
@@ -32,11 +30,7 @@ class AccountKind(NamedTuple):
         return load_program(self.program).accounts[self.name]
 
     def check(self, key: Pubkey, owner: Pubkey, data: bytes) -> None:
-        """Check that an account is of this kind: anybody can make one with the same bytes under another owner.
-
-        Raises:
-            WireError: it is not; the text names account, owner and rule.
-        """
+        """Check that an account is of this kind: anybody can make one with the same bytes under another owner."""
         if owner != self.owner:
             raise WireError(f"account {key}: belongs to {owner}, and a {self.name} must belong to {self.owner}")
         if not data.startswith(self.discriminator):
@@ -46,11 +40,7 @@ class AccountKind(NamedTuple):
             )
 
     def decode(self, raw: bytes, *, with_rest: bool = False) -> dict[str, Any]:
-        """Read the fields of an account; `with_rest`: it has room for longer ones.
-
-        Raises:
-            WireError: it is none of this kind; the text names field and rule.
-        """
+        """Read the fields of an account; `with_rest`: it has room for longer ones."""
         if not raw.startswith(self.discriminator):
             raise WireError(f"{self.name}: {len(raw)} bytes that are no account of this kind")
         return decode_value(self._data.form, raw[len(self.discriminator) :], self.name, with_rest=with_rest)
@@ -65,8 +55,6 @@ PARTICIPANT: Final = AccountKind("treasurer", "Participant")
 
 
 class InstanceData(NamedTuple):
-    """A run's authorities and account."""
-
     bump: int
     main_authority: Pubkey  # the run's owner
     join_authority: Pubkey  # whose authorizations allow a join
@@ -76,11 +64,6 @@ class InstanceData(NamedTuple):
 
     @classmethod
     def read(cls, raw: bytes) -> Self:
-        """Read the account of an instance.
-
-        Raises:
-            WireError: it is no instance; the text names the rule.
-        """
         found = cls(**INSTANCE.decode(raw, with_rest=True))
         if len(found.run_id.encode()) > RUN_ID_BYTES:
             raise WireError(f"CoordinatorInstance.run_id: {found.run_id[:80]!r} must have at most {RUN_ID_BYTES} bytes")
@@ -88,8 +71,6 @@ class InstanceData(NamedTuple):
 
 
 class EarnedPointsData(NamedTuple):
-    """What one signer has earned in one run."""
-
     bump: int
     coordinator_account: Pubkey
     run_uid: bytes
@@ -99,17 +80,10 @@ class EarnedPointsData(NamedTuple):
 
     @classmethod
     def read(cls, raw: bytes) -> Self:
-        """Read an account of earned points.
-
-        Raises:
-            WireError: it is none.
-        """
         return cls(**EARNED_POINTS.decode(raw))
 
 
 class AuthorizationData(NamedTuple):
-    """By whom, to whom and for what something is allowed."""
-
     bump: int
     grantor: Pubkey
     grantee: Pubkey  # EVERYBODY stands for every key
@@ -120,9 +94,4 @@ class AuthorizationData(NamedTuple):
 
     @classmethod
     def read(cls, raw: bytes) -> Self:
-        """Read the account of an authorization.
-
-        Raises:
-            WireError: it is none; the text names the rule.
-        """
         return cls(**AUTHORIZATION.decode(raw))

@@ -19,8 +19,6 @@ JOIN_SCOPE: Final = b"CoordinatorJoinRun"  # of authorizations to join runs
 
 
 class ProgramIds(NamedTuple):
-    """The programs of one chain."""
-
     coordinator: Pubkey
     authorizer: Pubkey
     treasurer: Pubkey
@@ -36,21 +34,15 @@ def use_program_ids(ids: ProgramIds) -> None:
 
 
 def get_program_ids() -> ProgramIds:
-    """The programs that this process speaks to."""
     return _CHOSEN[0]
 
 
 def get_program_id(name: str) -> Pubkey:
-    """The coordinator, authorizer or treasurer that this process speaks to."""
     return getattr(_CHOSEN[0], name)
 
 
 def parse_key(text: str, option: str) -> Pubkey:
-    """Read a public key or an account's address, as `option` gives it.
-
-    Raises:
-        ConfigError: it is no base58 of 32 bytes.
-    """
+    """Read a public key or an account's address, as `option` gives it."""
     try:
         return Pubkey.from_string(text.strip())
     except ValueError:
@@ -60,18 +52,13 @@ def parse_key(text: str, option: str) -> Pubkey:
 
 
 def get_instance_address(run_id: str) -> Pubkey:
-    """The account that names the authorities of the run with this id.
-
-    Raises:
-        ConfigError: no run can have this id.
-    """
+    """The account that names the authorities of the run with this id."""
     if not run_id or not fits_text(run_id, RUN_ID_BYTES):
         raise ConfigError(f"run id {run_id!r}: must have 1 to {RUN_ID_BYTES} bytes of UTF-8, without zero bytes")
     return _derive("coordinator", b"coordinator", run_id.encode())
 
 
 def get_earned_points_address(run_uid: bytes, signer: Pubkey) -> Pubkey:
-    """The account of what a signer has earned in a run."""
     return _derive("coordinator", b"Earned", run_uid, bytes(signer))
 
 

@@ -22,7 +22,6 @@ def build_authorization_create(
 
 
 def build_authorization_grantor_update(grantor: Pubkey, authorization: Pubkey, *, active: bool) -> Instruction:
-    """Turn an authorization on or off; the grantor signs."""
     accounts = {"grantor": grantor, "authorization": authorization}
     return build_call("authorizer", "authorization_grantor_update", accounts, {"active": active})
 

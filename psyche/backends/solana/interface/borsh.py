@@ -37,33 +37,26 @@ class Encoded(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """A value of an enum."""
-
     name: str
     fields: Mapping[str, Any]
 
 
 class BorshReader:
-    """Bytes that are read from their front."""
-
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
         self._at = 0
 
     @property
     def left(self) -> int:
-        """How many bytes are left."""
         return len(self._raw) - self._at
 
     def take(self, size_bytes: int, where: str) -> bytes:
-        """The next bytes."""
         if size_bytes > self.left:
             raise WireError(f"{where}: {self.left} bytes are left, {size_bytes} are needed")
         start, self._at = self._at, self._at + size_bytes
         return self._raw[start : self._at]
 
     def take_number(self, size_bytes: int, where: str, *, signed: bool = False) -> int:
-        """The next number."""
         return int.from_bytes(self.take(size_bytes, where), "little", signed=signed)
 
     def take_count(self, least_bytes: int, where: str) -> int:
@@ -75,28 +68,15 @@ class BorshReader:
 
 
 class BorshForm(Protocol):
-    """How values of one type are written and read."""
-
     @property
-    def least_bytes(self) -> int:
-        """No value has fewer bytes."""
-        ...
+    def least_bytes(self) -> int: ...
 
-    def write(self, value: Any, where: str) -> bytes:
-        """Write a value; `where` names its place in errors."""
-        ...
+    def write(self, value: Any, where: str) -> bytes: ...
 
-    def read(self, reader: BorshReader, where: str) -> Any:
-        """Read a value."""
-        ...
+    def read(self, reader: BorshReader, where: str) -> Any: ...
 
 
 def encode_value(form: BorshForm, value: Any, where: str) -> bytes:
-    """Write a value.
-
-    Raises:
-        WireError: it breaks a rule of its form.
-    """
     if not isinstance(value, Encoded):
         return form.write(value, where)
     decode_value(form, value.raw, where)
@@ -104,11 +84,7 @@ def encode_value(form: BorshForm, value: Any, where: str) -> bytes:
 
 
 def decode_value(form: BorshForm, raw: bytes, where: str, *, with_rest: bool = False) -> Any:
-    """Read a value; `with_rest`: more may follow, as in accounts that are made for the longest value.
-
-    Raises:
-        WireError: the bytes are none.
-    """
+    """Read a value; `with_rest`: more may follow, as in accounts that are made for the longest value."""
     reader = BorshReader(raw)
     value = form.read(reader, where)
     if reader.left and not with_rest:
@@ -123,13 +99,10 @@ def _check(value: Any, kind: type | UnionType, what: str, where: str) -> None:
 
 @dataclass(frozen=True)
 class NumberForm:
-    """A number of 1 to 8 bytes."""
-
     least_bytes: int
     signed: bool = False
 
     def write(self, value: Any, where: str) -> bytes:
-        """Write a number."""
         bits = 8 * self.least_bytes
         low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if self.signed else (0, (1 << bits) - 1)
         _check(value, int, "an integer", where)
@@ -138,7 +111,6 @@ class NumberForm:
         return int(value).to_bytes(self.least_bytes, "little", signed=self.signed)
 
     def read(self, reader: BorshReader, where: str) -> int:
-        """Read a number."""
         return reader.take_number(self.least_bytes, where, signed=self.signed)
 
 
@@ -151,33 +123,25 @@ def _read_flag(reader: BorshReader, where: str) -> bool:
 
 @dataclass(frozen=True)
 class BoolForm:
-    """True or false."""
-
     least_bytes: int = 1
 
     def write(self, value: Any, where: str) -> bytes:
-        """Write a boolean."""
         _check(value, bool, "true or false", where)
         return bytes([value])
 
     def read(self, reader: BorshReader, where: str) -> bool:
-        """Read a boolean."""
         return _read_flag(reader, where)
 
 
 @dataclass(frozen=True)
 class KeyForm:
-    """A public key."""
-
     least_bytes: int = KEY_BYTES
 
     def write(self, value: Any, where: str) -> bytes:
-        """Write a key."""
         _check(value, Pubkey, "a public key", where)
         return bytes(value)
 
     def read(self, reader: BorshReader, where: str) -> Pubkey:
-        """Read a key."""
         return Pubkey(reader.take(KEY_BYTES, where))
 
 
@@ -188,14 +152,12 @@ class RawForm:
     least_bytes: int
 
     def write(self, value: Any, where: str) -> bytes:
-        """Write the bytes."""
         _check(value, bytes, "bytes", where)
         if len(value) != self.least_bytes:
             raise WireError(f"{where}: {len(value)} bytes, must be {self.least_bytes}")
         return value
 
     def read(self, reader: BorshReader, where: str) -> bytes:
-        """Read the bytes."""
         return reader.take(self.least_bytes, where)
 
 
@@ -207,28 +169,21 @@ def _write_count(count: int, where: str) -> bytes:
 
 @dataclass(frozen=True)
 class BytesForm:
-    """Bytes of any number."""
-
     least_bytes: int = _LENGTH_BYTES
 
     def write(self, value: Any, where: str) -> bytes:
-        """Write the bytes."""
         _check(value, bytes, "bytes", where)
         return _write_count(len(value), where) + value
 
     def read(self, reader: BorshReader, where: str) -> bytes:
-        """Read the bytes."""
         return reader.take(reader.take_count(1, where), where)
 
 
 @dataclass(frozen=True)
 class TextForm:
-    """A text."""
-
     least_bytes: int = _LENGTH_BYTES
 
     def write(self, value: Any, where: str) -> bytes:
-        """Write a text."""
         _check(value, str, "a text", where)
         try:
             raw = value.encode()
@@ -237,7 +192,6 @@ class TextForm:
         return _write_count(len(raw), where) + raw
 
     def read(self, reader: BorshReader, where: str) -> str:
-        """Read a text."""
         raw = reader.take(reader.take_count(1, where), where)
         try:
             return raw.decode()
@@ -247,17 +201,13 @@ class TextForm:
 
 @dataclass(frozen=True)
 class OptionForm:
-    """A value, or none."""
-
     inner: BorshForm
     least_bytes: int = 1
 
     def write(self, value: Any, where: str) -> bytes:
-        """Write a value or None."""
         return b"\0" if value is None else b"\1" + encode_value(self.inner, value, where)
 
     def read(self, reader: BorshReader, where: str) -> Any:
-        """Read a value or None."""
         return self.inner.read(reader, where) if _read_flag(reader, where) else None
 
 
@@ -277,43 +227,34 @@ class ListForm:
     least_bytes: int = _LENGTH_BYTES
 
     def write(self, value: Any, where: str) -> bytes:
-        """Write a list or tuple."""
         _check(value, list | tuple, "a list", where)
         return _write_count(len(value), where) + _write_entries(self.inner, value, where)
 
     def read(self, reader: BorshReader, where: str) -> tuple[Any, ...]:
-        """Read the values."""
         return _read_entries(self.inner, reader.take_count(self.inner.least_bytes, where), reader, where)
 
 
 @dataclass(frozen=True)
 class ArrayForm:
-    """A fixed number of values of one type."""
-
     inner: BorshForm
     count: int
 
     @property
     def least_bytes(self) -> int:
-        """No value has fewer bytes."""
         return self.count * self.inner.least_bytes
 
     def write(self, value: Any, where: str) -> bytes:
-        """Write a list or tuple."""
         _check(value, list | tuple, "a list", where)
         if len(value) != self.count:
             raise WireError(f"{where}: {len(value)} entries, must be {self.count}")
         return _write_entries(self.inner, value, where)
 
     def read(self, reader: BorshReader, where: str) -> tuple[Any, ...]:
-        """Read the values."""
         return _read_entries(self.inner, self.count, reader, where)
 
 
 @dataclass(frozen=True)
 class StructForm:
-    """Named values, in their order."""
-
     fields: Mapping[str, BorshForm]
     least_bytes: int = field(init=False)
 
@@ -321,7 +262,6 @@ class StructForm:
         object.__setattr__(self, "least_bytes", sum(form.least_bytes for form in self.fields.values()))
 
     def write(self, value: Any, where: str) -> bytes:
-        """Write the fields of a mapping, which has these and no others."""
         _check(value, Mapping, "a mapping of fields", where)
         if missing := [name for name in self.fields if name not in value]:
             raise WireError(f"{where}: {', '.join(missing)} is missing")
@@ -330,23 +270,18 @@ class StructForm:
         return b"".join(encode_value(form, value[name], f"{where}.{name}") for name, form in self.fields.items())
 
     def read(self, reader: BorshReader, where: str) -> dict[str, Any]:
-        """Read the fields."""
         return {name: form.read(reader, f"{where}.{name}") for name, form in self.fields.items()}
 
 
 @dataclass(frozen=True)
 class EnumForm:
-    """One of several variants, which are numbered in their order."""
-
     variants: Mapping[str, StructForm]
 
     @property
     def least_bytes(self) -> int:
-        """No value has fewer bytes."""
         return 1 + min(form.least_bytes for form in self.variants.values())
 
     def write(self, value: Any, where: str) -> bytes:
-        """Write a `Variant`."""
         _check(value, Variant, "a variant", where)
         if value.name not in self.variants:
             raise WireError(f"{where}: {value.name!r} is none of {', '.join(self.variants)}")
@@ -354,7 +289,6 @@ class EnumForm:
         return bytes([number]) + self.variants[value.name].write(value.fields, f"{where}.{value.name}")
 
     def read(self, reader: BorshReader, where: str) -> Variant:
-        """Read a `Variant`."""
         number = reader.take_number(1, where)
         if number >= len(self.variants):
             raise WireError(f"{where}: there is no variant {number}, only 0 to {len(self.variants) - 1}")

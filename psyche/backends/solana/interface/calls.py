@@ -36,9 +36,6 @@ def build_call(
         accounts: by name; those of the chain's own programs may be left out.
         arguments: by name.
         others: accounts that follow those of the IDL.
-
-    Raises:
-        WireError: an argument breaks the rule of its form; the text names instruction, argument and rule.
     """
     interface = load_program(program)
     kind = interface.instructions[name]

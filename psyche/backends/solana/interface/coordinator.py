@@ -54,13 +54,10 @@ class ChainRun(NamedTuple):
 
     @classmethod
     def find(cls, run_id: str, account: Pubkey) -> "ChainRun":
-        """The accounts of a run with this id."""
         return cls(get_instance_address(run_id), account)
 
 
 class Authorities(NamedTuple):
-    """Who may do what in a run."""
-
     main: Pubkey  # owns the run
     join: Pubkey  # grants authorizations to join
 
@@ -103,7 +100,6 @@ def build_free(run: ChainRun, authority: Pubkey, spill: Pubkey) -> Instruction:
 
 
 def build_join_run(run: ChainRun, user: Pubkey, p2p: Pubkey, authorization: Pubkey, expires_unix: int) -> Instruction:
-    """Join with a wallet and a session key; both sign."""
     accounts = {"user": user, "p2p": p2p, "authorization": authorization, **_name(run)}
     return _build("join_run", accounts, expires_unix=expires_unix)
 

@@ -25,8 +25,6 @@ _DATA: Final = "Program data: "
 
 
 class CollectedEvent(NamedTuple):
-    """Earnings moved from a slot to the signer's earned points."""
-
     coordinator_account: Pubkey
     signer: Pubkey
     amount: int
@@ -37,8 +35,6 @@ class CollectedEvent(NamedTuple):
 
 
 class EjectedEvent(NamedTuple):
-    """A member was ejected: it signed two results for one round."""
-
     coordinator_account: Pubkey
     signer: Pubkey
     height: int
@@ -53,8 +49,6 @@ class EjectedEvent(NamedTuple):
 
 
 class JoinedEvent(NamedTuple):
-    """A wallet has a place in the next formation."""
-
     coordinator_account: Pubkey
     signer: Pubkey
     p2p: Pubkey
@@ -64,8 +58,6 @@ class JoinedEvent(NamedTuple):
 
 
 class LeftRunEvent(NamedTuple):
-    """A wallet gave up its slot."""
-
     coordinator_account: Pubkey
     signer: Pubkey
 
@@ -74,8 +66,6 @@ class LeftRunEvent(NamedTuple):
 
 
 class StateChangedEvent(NamedTuple):
-    """The run entered another state, round or epoch."""
-
     coordinator_account: Pubkey
     nonce: int
     step: int
@@ -94,8 +84,6 @@ class StateChangedEvent(NamedTuple):
 
 
 class WithdrewEvent(NamedTuple):
-    """A member left the epoch, or a join was taken back."""
-
     coordinator_account: Pubkey
     sender: Pubkey
 
@@ -115,7 +103,6 @@ EVENTS: Final[Mapping[str, Callable[..., ChainEvent]]] = {  # by the IDL's name
 
 
 def get_event_name(event: ChainEvent) -> str:
-    """The IDL's name of an event."""
     return type(event).__name__.removesuffix("Event")
 
 

@@ -35,8 +35,7 @@ class TransactionFailed(BackendError):
         self.reason = reason
 
 
-class WalletEmpty(TransactionFailed):
-    """The wallet cannot pay for the transaction."""
+class WalletEmpty(TransactionFailed): ...
 
 
 class ProgramRefused(TransactionFailed):
@@ -49,8 +48,6 @@ class ProgramRefused(TransactionFailed):
 
 
 class _Failure(NamedTuple):
-    """An error of an instruction."""
-
     program: Pubkey | None
     number: int
     account: str  # that the program's log names

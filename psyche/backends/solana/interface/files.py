@@ -16,11 +16,7 @@ _FOLDERS: Final = (_PACKAGE / "programs", _PACKAGE.parent / "programs" / "built"
 
 
 def find_file(name: str, folder: Path | None = None) -> Path:
-    """A file of the builds: `psyche_NAME.so` is a program, `psyche_NAME.json` its IDL.
-
-    Raises:
-        ConfigError: it is missing.
-    """
+    """A file of the builds: `psyche_NAME.so` is a program, `psyche_NAME.json` its IDL."""
     for place in (folder,) if folder is not None else _FOLDERS:
         if (place / name).is_file():
             return place / name

@@ -100,8 +100,6 @@ class _Idl(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class AccountUse:
-    """What an instruction does with one of its accounts."""
-
     name: str
     signs: bool
     is_written: bool
@@ -109,8 +107,6 @@ class AccountUse:
 
 @dataclass(frozen=True, slots=True)
 class InstructionKind:
-    """An instruction of a program."""
-
     name: str
     discriminator: bytes
     accounts: tuple[AccountUse, ...]
@@ -119,8 +115,6 @@ class InstructionKind:
 
 @dataclass(frozen=True, slots=True)
 class DataKind:
-    """An account or event of a program."""
-
     name: str
     discriminator: bytes
     form: BorshForm
@@ -128,8 +122,6 @@ class DataKind:
 
 @dataclass(frozen=True, slots=True)
 class ProgramInterface:
-    """What can be said to a program, and what it says."""
-
     name: str
     address: Pubkey
     instructions: Mapping[str, InstructionKind]
@@ -139,21 +131,12 @@ class ProgramInterface:
 
 
 def load_idl(program: str, folder: Path | None = None) -> dict[str, Any]:
-    """The IDL of the coordinator, authorizer or treasurer as it is, for the tools of others.
-
-    Raises:
-        ConfigError: it is missing.
-    """
+    """The IDL of the coordinator, authorizer or treasurer as it is, for the tools of others."""
     return msgspec.json.decode(find_file(f"psyche_{program}.json", folder).read_bytes())
 
 
 @cache
 def load_program(program: str) -> ProgramInterface:
-    """The interface of the coordinator, authorizer or treasurer.
-
-    Raises:
-        ConfigError: its IDL is missing or cannot be used; the text names the file and the rule.
-    """
     path = find_file(f"psyche_{program}.json")
     try:
         found = read_idl(program, path.read_bytes())
@@ -165,12 +148,6 @@ def load_program(program: str) -> ProgramInterface:
 
 
 def read_idl(program: str, raw: bytes) -> ProgramInterface:
-    """Read an IDL.
-
-    Raises:
-        ConfigError: it breaks a rule.
-        msgspec.MsgspecError: it is no IDL.
-    """
     idl = msgspec.json.decode(raw, type=_Idl)
     if idl.metadata.spec != SPEC:
         raise ConfigError(f"metadata.spec: {idl.metadata.spec!r} must be {SPEC}")
@@ -205,7 +182,6 @@ def _read_instruction(types: "_Types", one: _Instruction) -> InstructionKind:
 
 
 def _check_alone(what: str, entries: Iterable[_Named]) -> None:
-    """Check that names and discriminators tell the entries apart."""
     entries = list(entries)
     for one in entries:
         if len(one.discriminator) != DISCRIMINATOR_BYTES or not all(0 <= byte < 256 for byte in one.discriminator):
@@ -229,7 +205,6 @@ class _Types:
         self._under_way: list[str] = []
 
     def find(self, name: str) -> BorshForm:
-        """The form of a defined type."""
         if name not in self._forms:
             if name not in self._bodies:
                 raise ConfigError(f"type {name}: is not defined")
@@ -249,7 +224,6 @@ class _Types:
         return EnumForm({one.name: self.read_fields(f"{name}.{one.name}", one.fields) for one in body.variants})
 
     def read_fields(self, where: str, fields: list[_Field]) -> StructForm:
-        """The form of named values."""
         _check_names(where, (one.name for one in fields))
         return StructForm({one.name: self._read_type(f"{where}.{one.name}", one.type) for one in fields})
 

@@ -23,30 +23,19 @@ _INITIALIZE_MINT: Final = 20
 
 
 class TokenHolding(NamedTuple):
-    """What a token account holds."""
-
     mint: Pubkey
     owner: Pubkey
     amount: int  # in base units
 
 
 def read_mint(owner: Pubkey, data: bytes, mint: Pubkey) -> Mint:
-    """Read the account of a mint.
-
-    Raises:
-        ConfigError: it is no mint of the SPL Token program, the only one that can pay members.
-    """
+    """Read the account of a mint."""
     if owner != TOKEN or len(data) != MINT_BYTES:
         raise ConfigError(f"token {mint}: is no mint of the SPL Token program (Token-2022 cannot pay members)")
     return Mint.from_bytes(data)
 
 
 def read_token_account(owner: Pubkey, data: bytes) -> TokenHolding:
-    """Read a token account.
-
-    Raises:
-        WireError: it is none.
-    """
     if owner != TOKEN or len(data) != TOKEN_BYTES:
         raise WireError(f"{len(data)} bytes of {owner} are no token account")
     try:

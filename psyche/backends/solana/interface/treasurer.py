@@ -32,8 +32,6 @@ _TOKEN_TRANSFER: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """What a new run is made of."""
-
     index: int  # tells the runs of one owner apart
     run_id: str
     client_version: str
@@ -150,7 +148,6 @@ def build_top_up(run: TreasurerRun, owner: Pubkey, source: Pubkey, amount: int) 
 
 
 def get_chain_run(run: TreasurerRun) -> ChainRun:
-    """The run's accounts at the coordinator."""
     return ChainRun(run.coordinator_instance, run.coordinator_account)
 
 

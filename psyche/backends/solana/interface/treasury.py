@@ -12,8 +12,6 @@ from psyche.core.state.state import Coordinator
 
 @dataclass(frozen=True, slots=True)
 class TreasurerRun:
-    """A run that the treasurer owns."""
-
     address: Pubkey
     index: int
     main_authority: Pubkey  # its owner
@@ -27,19 +25,12 @@ class TreasurerRun:
 
     @classmethod
     def read(cls, address: Pubkey, raw: bytes) -> Self:
-        """Read the account of a run.
-
-        Raises:
-            WireError: it is none.
-        """
         values = TREASURER_RUN.decode(raw)
         del values["bump"]
         return cls(address, **values)
 
 
 class ParticipantData(NamedTuple):
-    """What a member was paid."""
-
     run: Pubkey
     run_uid: bytes
     user: Pubkey
@@ -48,11 +39,6 @@ class ParticipantData(NamedTuple):
 
     @classmethod
     def read(cls, raw: bytes) -> Self:
-        """Read the account of a member.
-
-        Raises:
-            WireError: it is none.
-        """
         values = PARTICIPANT.decode(raw)
         del values["bump"]
         return cls(**values)

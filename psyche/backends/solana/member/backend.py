@@ -24,8 +24,6 @@ from psyche.wire.ports import Proof
 
 @dataclass(frozen=True, slots=True)
 class ChainStatistics:
-    """The current queue sizes of a backend."""
-
     unanswered: int  # messages that are being sent
 
 
@@ -59,11 +57,7 @@ class SolanaBackend:
         self._unanswered = 0
 
     async def run(self) -> None:
-        """Follow the chain until cancelled.
-
-        Raises:
-            BackendError: it gives up for good; every waiting call raises the same error.
-        """
+        """Follow the chain until cancelled."""
         try:
             await self._follower.begin()
             async with open_plain_nursery() as nursery:
@@ -78,24 +72,11 @@ class SolanaBackend:
             self._follower.fail(BackendError("the client's connection to the chain was stopped"))
 
     def states(self) -> AsyncGenerator[Coordinator, None]:
-        """Receive states as they change: only the newest, and an older one only if the chain went back.
-
-        Each is the caller's own copy.
-
-        Raises:
-            BackendError: the backend gave up for good.
-            VersionMismatch: the run's owner wants another version of this program.
-        """
         self._joins.is_wanted = True
         return self._follower.states()
 
     async def submit(self, message: Message, proof: Proof = None) -> None:
-        """Submit a message, one of a kind at a time; what is on record already is a success (K3).
-
-        Raises:
-            CoordinatorError: the rules refuse it; if its round is over, nothing is sent (T7).
-            BackendError: the backend gave up for good.
-        """
+        """Submit a message, one of a kind at a time; what is on record already is a success (K3)."""
         if isinstance(message, Join | Withdraw):
             self._follower.has_withdrawn = isinstance(message, Withdraw)
         self._unanswered += 1
@@ -109,7 +90,6 @@ class SolanaBackend:
             self._unanswered -= 1
 
     def statistics(self) -> ChainStatistics:
-        """Return the current queue sizes."""
         return ChainStatistics(unanswered=self._unanswered)
 
 

@@ -85,15 +85,7 @@ class ChainMember:
     fees: FeePolicy = FeePolicy()
 
     async def check(self) -> Entry:
-        """Check that the wallet can take part, before the seconds that a trainer takes to start.
-
-        Raises:
-            NoRun: there is no such run on this chain.
-            VersionMismatch: the run's owner wants another version of this program.
-            ConfigError: the wallet may not join, or the run cannot be trained on a chain.
-            WalletEmpty: the wallet has nothing to pay with.
-            BackendError: no endpoint answers, or the chain has other programs than those that are vouched for.
-        """
+        """Check that the wallet can take part, before the seconds that a trainer takes to start."""
         async with open_rpc(self.endpoints) as rpc:
             return await self._find_entry(rpc)
 
@@ -188,11 +180,9 @@ class Funds:
 
     @property
     def is_enough(self) -> bool:
-        """Whether it can pay for an epoch."""
         return self.lamports - self.reserve >= self.epoch
 
     def describe_shortage(self) -> str:
-        """Say that it cannot."""
         return (
             f"wallet {self.wallet} has {format_sol(self.lamports)}; an epoch costs about {format_sol(self.epoch)}, and "
             f"{format_sol(self.reserve)} must stay in it: send it more, or it cannot take part to the end"
@@ -205,7 +195,6 @@ async def _look_at_wallet(rpc: Rpc, state: Coordinator, wallet: Pubkey) -> Funds
 
 
 async def _watch_wallet(rpc: Rpc, backend: SolanaBackend, wallet: Pubkey, sink: EventSink) -> None:
-    """Look at the balance once per epoch."""
     epoch = -1
     async with aclosing(backend.states()) as states:
         async for state in states:

@@ -78,12 +78,7 @@ class RecordFollower:
         self.waits.start(types.Wait.BACKEND, f"an RPC endpoint at slot {self.view.min_slot} or later", "connect")
 
     async def run(self) -> None:
-        """Follow the record until cancelled.
-
-        Raises:
-            RunClosed: the run's owner has closed it.
-            BackendError: the account is another run's, another machine has this wallet's place, or nothing watches.
-        """
+        """Follow the record until cancelled."""
         async with open_plain_nursery() as nursery:
             for task in (self._watch, self._watch_silence, self._settle_doubts):
                 nursery.start_soon(task)
@@ -175,14 +170,6 @@ class RecordFollower:
             )
 
     async def states(self) -> AsyncGenerator[Coordinator, None]:
-        """Receive states as they change: only the newest, and an older one only if the chain went back.
-
-        Each is the caller's own copy.
-
-        Raises:
-            BackendError: the backend gave up for good.
-            VersionMismatch: the run's owner wants another version of this program.
-        """
         seen = 0
         while True:
             await self.wait_until(lambda: self.view.is_usable and self.view.version != seen)  # noqa: B023
@@ -206,18 +193,12 @@ class RecordFollower:
                 self._kept, self._kept_slot = phase, slot
 
     async def wait_until(self, is_met: Callable[[], bool]) -> None:
-        """Wait for a record that meets a condition.
-
-        Raises:
-            BackendError: the backend gave up for good.
-        """
         self.check_alive()
         while not is_met():
             await self._changed.wait()
             self.check_alive()
 
     def check_alive(self) -> None:
-        """Raise why the backend gave up, if it did."""
         if self._failure is not None:
             is_own = isinstance(self._failure, RunClosed | ChainReplaced)
             raise (type(self._failure) if is_own else BackendError)(str(self._failure)) from self._failure

@@ -20,8 +20,6 @@ ALLOWED_AGAIN_S: Final = (1.0, 2.0, 5.0, 10.0)  # a wallet that may not join ask
 
 
 class JoinKeeper:
-    """Joins with a wallet and a session key, for a limited time each."""
-
     def __init__(self, wallet: bytes, p2p: bytes, follower: RecordFollower, submitter: MessageSubmitter) -> None:
         self._wallet, self._p2p = wallet, p2p
         self._follower = follower
@@ -44,12 +42,7 @@ class JoinKeeper:
                 return
 
     async def _join_once(self, message: Join, proof: Proof) -> None:
-        """Join for a limited time, so that an epoch is not formed with a client that has died meanwhile (M2).
-
-        Raises:
-            CoordinatorError: the rules refuse it.
-            NotAllowed: the wallet needs the owner's authorization.
-        """
+        """Join for a limited time, so that an epoch is not formed with a client that has died meanwhile (M2)."""
         while not self._follower.has_withdrawn and (messages := await self._consider_join(message)):
             until_unix = self._submitter.carry_time_on().unix + JOIN_VALID_S
             join = replace(message, expires_unix=until_unix)
@@ -71,7 +64,6 @@ class JoinKeeper:
         return is_stale or self._follower.has_withdrawn or self._submitter.judge.is_done(message)
 
     async def keep_joined(self, submit: Callable[[Message], Awaitable[None]]) -> None:
-        """Renew the join while it waits for a formation."""
         while True:
             await trio.sleep(RENEW_EVERY_S)
             is_here = self.is_wanted and not self._follower.has_withdrawn

@@ -119,11 +119,7 @@ class Judge:
     time: ChainTime = field(default_factory=lambda: ChainTime(0, 0))
 
     def judge(self, message: Message) -> Advice:
-        """Decide what to do with a message now.
-
-        Raises:
-            CoordinatorError: the rules refuse it, for example because its round is over: it is not worth a fee.
-        """
+        """Decide what to do with a message now."""
         if self.is_done(message):
             return Advice.DONE
         state = self.view.copy_state()
@@ -153,7 +149,6 @@ class Judge:
 
 
 def find_own_slot(state: Coordinator, wallet: bytes) -> Slot | None:
-    """The slot of a wallet."""
     live = (SlotState.JOINED, SlotState.LEAVING, SlotState.BANNED)
     return next((slot for slot in state.registry.slots if slot.signer == wallet and slot.state in live), None)
 

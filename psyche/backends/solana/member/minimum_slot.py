@@ -15,26 +15,18 @@ MAX_FLOOR_BYTES: Final = 64
 
 
 class SlotFloor(Protocol):
-    """Keeps a slot."""
+    def read(self) -> int: ...
 
-    def read(self) -> int:
-        """Return the slot that was written last; 0 if none was."""
-        ...
-
-    def write(self, slot: int) -> None:
-        """Keep a slot."""
-        ...
+    def write(self, slot: int) -> None: ...
 
 
 class NoFloor:
     """Keeps nothing: for clients that never start again."""
 
     def read(self) -> int:
-        """Return 0."""
         return 0
 
-    def write(self, slot: int) -> None:
-        """Do nothing."""
+    def write(self, slot: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +36,6 @@ class FileFloor:
     path: Path
 
     def read(self) -> int:
-        """Return the slot that was written last; 0 if there is no file.
-
-        Raises:
-            BackendError: the file cannot be read, or holds no slot.
-        """
         try:
             return int(read_file(self.path, MAX_FLOOR_BYTES))
         except FileNotFoundError:
@@ -60,11 +47,6 @@ class FileFloor:
             ) from error
 
     def write(self, slot: int) -> None:
-        """Write the slot so that it survives a power cut.
-
-        Raises:
-            BackendError: the disk refuses.
-        """
         try:
             make_folder(self.path.parent)
             replace_file(self.path, b"%d" % slot, self.path.with_name(f".{self.path.name}-new"))

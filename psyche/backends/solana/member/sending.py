@@ -42,11 +42,9 @@ class MessageSubmitter:
 
     @property
     def has_time(self) -> bool:
-        """Whether the chain's time was ever asked for."""
         return math.isfinite(self._time_at_s)
 
     async def ask_time(self) -> None:
-        """Ask for the chain's time; the judge goes by it."""
         self.judge.time = await self._link.get_time()
         self._time_at_s = trio.current_time()
 
@@ -77,7 +75,6 @@ class MessageSubmitter:
                     return
 
     async def consider(self, message: Message) -> Advice:
-        """Judge a message by the newest record and the chain's time."""
         await self._follower.wait_until(lambda: self._follower.view.is_usable)
         if trio.current_time() - self._time_at_s > TICK_EVERY_S:
             await self.ask_time()

@@ -22,12 +22,7 @@ from psyche.telemetry.status import PHASES
 async def tick_run(
     session: ChainSession, run_id: str, every_s: float, count: int | None, say: Callable[[str], None]
 ) -> None:
-    """Look at a run again and again, and send a tick whenever it changes the record.
-
-    Raises:
-        ConfigError: the run is halted, so that no tick can change it.
-        NoRun: there is no such run.
-    """
+    """Look at a run again and again, and send a tick whenever it changes the record."""
     is_asked, looks = True, 0
     min_slot: int | None = None
     while count is None or looks < count:
@@ -72,13 +67,7 @@ def _describe_way_on(session: ChainSession, run_id: str, state: RunState) -> str
 
 
 async def plan_checkpoint(session: ChainSession, run_id: str, source: Checkpoint) -> ChainPlan:
-    """Plan to name a place of the certified weights (S10); no steps: it is on record already.
-
-    Raises:
-        ConfigError: the run has no certified weights yet, or has not begun.
-        CoordinatorError: the rules of the record refuse it; nothing was sent.
-        NoRun: there is no such run.
-    """
+    """Plan to name a place of the certified weights (S10); no steps: it is on record already."""
     found = await find_run(session, run_id)
     state, certified = found.state, found.state.certified
     if state.run_state is RunState.UNINITIALIZED:

@@ -32,7 +32,6 @@ class TickKeeper:
                     await self._follower.wait_until(lambda: view.version > version)
 
     async def keep_ticking(self) -> None:
-        """Tick whenever a transition is due and the draw falls on this client, until cancelled."""
         view = self._follower.view
         while True:
             await trio.sleep(TICK_EVERY_S)

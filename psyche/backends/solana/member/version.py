@@ -6,11 +6,7 @@ from psyche.errors import VersionMismatch
 
 
 def check_version(state: Coordinator) -> None:
-    """Check that this program has the version that the run's owner wants; an empty one, or `latest`, is any.
-
-    Raises:
-        VersionMismatch: it has another; the message says how to get it.
-    """
+    """Check that this program has the version that the run's owner wants; an empty one, or `latest`, is any."""
     if state.client_version not in ("", "latest", __version__) and state.run_state is not RunState.FINISHED:
         raise VersionMismatch(
             f"run {state.run_id!r} wants clients of version {state.client_version}, and this is {__version__}: install "

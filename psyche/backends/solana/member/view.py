@@ -24,16 +24,11 @@ def read_record(raw: bytes) -> Coordinator:
     """Decode a record; of the same bytes it is the same object, which nobody may change.
 
     Endpoints show one record several times, and the clients of one process (a simulation's) follow one run.
-
-    Raises:
-        WireError: as `decode_state`.
     """
     return decode_state(raw)
 
 
 class Taken(Enum):
-    """What became of a reading."""
-
     NEW = auto()
     KNOWN = auto()
     OLD = auto()  # of a lower nonce, or older than the client's start (M9)
@@ -101,7 +96,6 @@ class RecordView:
         )
 
     def take(self, reading: Reading) -> Taken:
-        """Take a reading; `problem` then says what is wrong with it."""
         if reading.slot < self.min_slot:
             return Taken.OLD
         if reading.raw == self.raw:
@@ -159,11 +153,9 @@ class RecordView:
 
     @property
     def state(self) -> Coordinator:
-        """The record, to look at: nobody may change it."""
         return read_record(self.raw)
 
     def copy_state(self) -> Coordinator:
-        """A copy of the record, to try messages on."""
         return decode_state(self.raw)
 
 

@@ -125,12 +125,7 @@ class SolanaAdministration:
 
 
 async def find_administration(session: ChainSession, run_id: str, index: int | None) -> SolanaAdministration:
-    """Find a run; `index` is what a person says of its index at the treasurer, which is checked.
-
-    Raises:
-        ConfigError: no run is named, or it has another index.
-        NoRun: there is no such run.
-    """
+    """Find a run; `index` is what a person says of its index at the treasurer, which is checked."""
     if not run_id:
         raise ConfigError("a chain has many runs: name this one with --run-id (or RUN_ID in the environment)")
     administration = SolanaAdministration(session, run_id)

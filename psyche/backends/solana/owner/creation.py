@@ -78,11 +78,7 @@ def _find_settings_of_file(state: Coordinator, file: LoadedRun, digest: bytes) -
 
 
 async def plan_create(session: ChainSession, new: Founding) -> ChainPlan:
-    """Plan the creation of a run, or the rest of one that stopped half-way; no steps: it is complete.
-
-    Raises:
-        ConfigError: the run exists already, belongs to somebody else, or its settings break a rule.
-    """
+    """Plan the creation of a run, or the rest of one that stopped half-way; no steps: it is complete."""
     run_id = new.run_id
     instance = await find_instance(session.rpc, run_id)
     if instance is None:
@@ -146,11 +142,7 @@ def _aim(owner: Pubkey, account: Pubkey, made: NewRun) -> RunTarget:
 
 
 async def plan_close(session: ChainSession, found: FoundRun) -> ChainPlan:
-    """Plan the closing of a run: its members' earnings are collected, and paid where it has a treasurer.
-
-    Raises:
-        ConfigError: it goes on, belongs to somebody else, or owes more than it holds.
-    """
+    """Plan the closing of a run: its members' earnings are collected, and paid where it has a treasurer."""
     found.check_owner(session.key)
     run_id, state = found.state.run_id, found.state
     if not state.halted:

@@ -31,8 +31,6 @@ PAYER_AT: Final = 105
 
 
 class _Left(Protocol):
-    """What accounts of both kinds say."""
-
     @property
     def run_uid(self) -> bytes: ...
     @property
@@ -65,7 +63,6 @@ class Deposits:
     others: int
 
     def describe_next(self, session: ChainSession) -> Iterator[str]:
-        """Say how the rest comes back, once a run is closed."""
         if self.closable:
             lamports = sum(one.lamports for one in self.closable)
             yield (
@@ -76,7 +73,6 @@ class Deposits:
             yield self._describe_others(session)
 
     def describe_rest(self, session: ChainSession) -> Iterator[str]:
-        """Say what stays, and until when."""
         if self.kept:
             stay = format_number(self.kept, "account stays", "accounts stay")
             yield f"{stay} until the run is closed: run this command again then"
@@ -130,11 +126,7 @@ async def _find(rpc: Rpc, kind: AccountKind, read: Callable[[bytes], _Kind], wal
 async def _find_live(
     rpc: Rpc, kind: AccountKind, read: Callable[[Pubkey, bytes], bytes], keys: set[Pubkey]
 ) -> dict[Pubkey, bytes]:
-    """The ids of the runs that these accounts hold now, if they are of this kind; who owns another program holds none.
-
-    Raises:
-        WireError: an account of the program is of another kind, or cannot be read.
-    """
+    """The ids of the runs that these accounts hold now; one of another program holds none."""
     ordered = sorted(keys, key=bytes)
     live: dict[Pubkey, bytes] = {}
     for key, account in zip(ordered, await rpc.get_accounts(ordered), strict=True):
@@ -157,7 +149,6 @@ def _read_treasurer_uid(key: Pubkey, data: bytes) -> bytes:
 
 
 def plan_return(found: Deposits) -> ChainPlan:
-    """Plan to close what may be closed; no steps: there is nothing."""
     payers: dict[Pubkey, int] = {}
     for one in found.closable:
         payers[one.payer] = payers.get(one.payer, 0) + one.lamports

@@ -15,11 +15,7 @@ FUND_S: Final = 60.0
 
 
 async def request_lamports(rpc: Rpc, key: Pubkey, lamports: int) -> int:
-    """Ask the faucet for lamports; return what the wallet has once they are there.
-
-    Raises:
-        BackendError: the chain has no faucet, or it gives nothing.
-    """
+    """Ask the faucet for lamports; return what the wallet has once they are there."""
     where = name_cluster(await rpc.get_genesis_hash())
     if where == "mainnet-beta":
         raise BackendError("mainnet-beta has no faucet: somebody who has SOL must send it")

@@ -28,11 +28,7 @@ async def find_token_deposit(session: ChainSession, owner: Pubkey, mint: Pubkey)
 
 
 async def find_target(session: ChainSession, to: Pubkey, mint: Pubkey) -> TokenTarget:
-    """Find where tokens of a mint go: `to` is a wallet, or a token account.
-
-    Raises:
-        ConfigError: it is an account of the token program that cannot hold them.
-    """
+    """Find where tokens of a mint go: `to` is a wallet, or a token account."""
     account = await session.rpc.get_account(to)
     if account is None or account.owner != TOKEN:
         deposit = await find_token_deposit(session, to, mint)

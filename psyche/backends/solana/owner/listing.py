@@ -14,8 +14,6 @@ from psyche.core.state.state import RunState, SlotState
 
 
 class JoinVerdict(NamedTuple):
-    """Whether a wallet may join a run."""
-
     problem: bool
     reason: str
 
@@ -49,11 +47,7 @@ async def list_rows(session: ChainSession, join_authority: Pubkey | None = None)
 
 
 async def judge_join(session: ChainSession, run_id: str, wallet: Pubkey, authorizer: Pubkey | None) -> JoinVerdict:
-    """Judge whether a wallet may join a run: by the record, and by the authorizations that could allow it.
-
-    Raises:
-        NoRun: there is no such run.
-    """
+    """Judge whether a wallet may join a run: by the record, and by the authorizations that could allow it."""
     found = await find_run(session, run_id)
     state, grantor = found.state, found.instance.join_authority
     if state.run_state is RunState.FINISHED:

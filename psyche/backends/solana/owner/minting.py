@@ -14,11 +14,7 @@ from psyche.errors import ConfigError
 
 
 async def plan_token(session: ChainSession, decimals: int, amount: str | None, to: Pubkey) -> tuple[Pubkey, ChainPlan]:
-    """Plan a new token that the wallet alone can mint and nobody can freeze, and a first amount; return its mint too.
-
-    Raises:
-        ConfigError: the amount is none, or cannot be held there.
-    """
+    """Plan a new token that the wallet alone can mint and nobody can freeze, and a first amount."""
     key = Keypair()
     mint = key.pubkey()
     deposit = await session.rpc.get_deposit(MINT_BYTES)
@@ -31,11 +27,7 @@ async def plan_token(session: ChainSession, decimals: int, amount: str | None, t
 
 
 async def plan_mint(session: ChainSession, mint: Pubkey, amount: str, to: Pubkey) -> ChainPlan:
-    """Plan to mint more of a token to a wallet or a token account.
-
-    Raises:
-        ConfigError: there is no such token, the wallet cannot mint it, or it cannot be held there.
-    """
+    """Plan to mint more of a token to a wallet or a token account."""
     account = await session.rpc.get_account(mint)
     if account is None:
         raise ConfigError(f"--mint {mint}: there is no such token on this chain")

@@ -44,7 +44,6 @@ class Earner:
 
     @property
     def unpaid(self) -> int:
-        """What it has earned and was not paid."""
         return self.in_slot + (self.collected or 0) - (self.claimed or 0)
 
 
@@ -59,16 +58,13 @@ class Treasury:
 
     @property
     def missing(self) -> int:
-        """What must be paid in before every member can be paid."""
         return max(0, self.owed - self.held)
 
     @property
     def surplus(self) -> int:
-        """What it holds and does not owe."""
         return max(0, self.held - self.owed)
 
     def describe(self, amount: int) -> str:
-        """An amount of its token, in words."""
         return f"{format_amount(amount, self.decimals)} tokens of {self.run.collateral_mint}"
 
 
@@ -81,7 +77,6 @@ class _Payment(NamedTuple):
 
 
 async def find_earners(session: ChainSession, found: FoundRun) -> list[Earner]:
-    """Find all that ever earned in a run, by key."""
     accounts = await session.rpc.find_accounts(EARNED_POINTS, {RUN_UID_AT: found.state.run_uid})
     collected = {read.signer: read.points for read in (EarnedPointsData.read(a.data) for _, a in accounts)}
     slots = {Pubkey(slot.signer): slot.earned for slot in found.state.registry.slots if slot.earned}
@@ -91,7 +86,6 @@ async def find_earners(session: ChainSession, found: FoundRun) -> list[Earner]:
 
 
 async def find_earner(session: ChainSession, found: FoundRun, key: Pubkey) -> Earner:
-    """Find what one wallet has earned in a run."""
     address = get_earned_points_address(found.state.run_uid, key)
     data = get_data(EARNED_POINTS, address, await session.rpc.get_account(address))
     points = None if data is None else EarnedPointsData.read(data).points
@@ -112,11 +106,6 @@ async def _find_claimed(session: ChainSession, found: FoundRun, keys: Sequence[P
 
 
 async def find_treasury(session: ChainSession, found: FoundRun) -> Treasury:
-    """Find what a run holds and owes.
-
-    Raises:
-        ConfigError: it has no treasurer.
-    """
     run = found.treasurer
     if run is None:
         raise ConfigError(
@@ -132,11 +121,7 @@ async def find_treasury(session: ChainSession, found: FoundRun) -> Treasury:
 
 
 async def plan_settlement(session: ChainSession, found: FoundRun, members: Sequence[Earner]) -> ChainPlan:
-    """Plan what must happen before a run can be closed: earnings are collected, and paid from what the run holds.
-
-    Raises:
-        ConfigError: it holds some of what it owes, but not all.
-    """
+    """Plan what must happen before a run can be closed: earnings are collected, and paid from what the run holds."""
     treasury = None if found.treasurer is None else await find_treasury(session, found)
     unpaid = sum(member.unpaid for member in members)
     count = format_number(sum(member.unpaid > 0 for member in members), "member has", "members have")
@@ -168,11 +153,7 @@ async def plan_settlement(session: ChainSession, found: FoundRun, members: Seque
 
 
 async def plan_claim(session: ChainSession, found: FoundRun, member: Earner) -> ChainPlan:
-    """Plan the payment of what a member has earned, as far as the run holds it.
-
-    Raises:
-        ConfigError: the run has no treasurer, or there is nothing to pay.
-    """
+    """Plan the payment of what a member has earned, as far as the run holds it."""
     treasury = await find_treasury(session, found)
     points = min(member.unpaid, treasury.held)
     if not member.unpaid:
@@ -203,7 +184,6 @@ def describe_return(session: ChainSession, *, is_own: bool) -> str:
 
 
 async def _build_payment(session: ChainSession, found: FoundRun, member: Earner, points: int) -> _Payment:
-    """Build the collection of a member's earnings and the payment of `points`."""
     instructions: list[Instruction] = []
     deposit = kept = 0
     payer, rpc = session.key, session.rpc
@@ -222,11 +202,6 @@ async def _build_payment(session: ChainSession, found: FoundRun, member: Earner,
 
 
 async def plan_top_up(session: ChainSession, found: FoundRun, treasury: Treasury, amount: int) -> ChainPlan:
-    """Plan a payment into a run's token account.
-
-    Raises:
-        ConfigError: the wallet has less than that.
-    """
     run = treasury.run
     source = get_associated_token_address(session.key, run.collateral_mint)
     account = await session.rpc.get_account(source)
@@ -243,11 +218,7 @@ async def plan_top_up(session: ChainSession, found: FoundRun, treasury: Treasury
 async def plan_withdraw(
     session: ChainSession, found: FoundRun, treasury: Treasury, amount: int | None, to: Pubkey
 ) -> ChainPlan:
-    """Plan the return of tokens that a run does not owe to a wallet or a token account; `amount` None: all.
-
-    Raises:
-        ConfigError: the wallet does not own the run, or it has not that many.
-    """
+    """Plan the return of tokens that a run does not owe to a wallet or a token account; `amount` None: all."""
     found.check_owner(session.key)
     taken = treasury.surplus if amount is None else amount
     if not 0 < taken <= treasury.surplus:

@@ -13,11 +13,7 @@ from psyche.errors import BackendError, WireError
 
 
 async def read_programs(rpc: Rpc, programs: Sequence[Pubkey]) -> list[LoadedCode | None]:
-    """Read programs' bytes, and who may change them; None for each that is not there.
-
-    Raises:
-        BackendError: something else is at an address.
-    """
+    """Read programs' bytes, and who may change them; None for each that is not there."""
     accounts = await rpc.get_accounts([*programs, *map(find_data_address, programs)])
     heads, data = accounts[: len(programs)], accounts[len(programs) :]
     return [_read(key, head, code) for key, head, code in zip(programs, heads, data, strict=True)]
@@ -39,11 +35,7 @@ def _read(key: Pubkey, head: ChainAccount | None, code: ChainAccount | None) -> 
 
 
 async def check_programs(rpc: Rpc, vouching: Vouching) -> str:
-    """Check that a chain has the programs that are vouched for; return who may change them, a sentence.
-
-    Raises:
-        BackendError: one is not there, has other bytes, or may be changed by somebody else.
-    """
+    """Check that a chain has the programs that are vouched for; return who may change them, a sentence."""
     where = f"the chain at {rpc.endpoints[0].name}"
     authorities: dict[str, str] = {}
     for name, key, found in zip(ProgramIds._fields, vouching.ids, await read_programs(rpc, vouching.ids), strict=True):
@@ -58,7 +50,6 @@ async def check_programs(rpc: Rpc, vouching: Vouching) -> str:
 
 
 def describe_authorities(authorities: Mapping[str, str]) -> str:
-    """Say who may change the programs."""
     names = {key: [name for name, one in authorities.items() if one == key] for key in authorities.values()}
     return "upgrade authority: " + "; ".join(f"{key} can change {', '.join(of)}" for key, of in names.items())
 

@@ -66,7 +66,6 @@ class _Found:
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody may change it."""
         return self.deployed is None or self.deployed.authority is not None
 
     @property
@@ -75,12 +74,10 @@ class _Found:
 
     @property
     def lacking_bytes(self) -> int:
-        """What the account of a program lacks for a longer one."""
         lacking = len(self.program.code) - len(self.deployed.code) if self.deployed else 0
         return max(lacking, MIN_EXTENSION_BYTES) if lacking > 0 else 0
 
     def list_missing(self) -> list[int]:
-        """Where parts begin that are not in the buffer."""
         code, held = self.program.code, self.buffer.code if self.buffer and self.is_begun else b""
         starts = range(0, len(code), PART_BYTES)
         return [at for at in starts if code[at : at + PART_BYTES] != held[at : at + PART_BYTES]]
@@ -96,11 +93,7 @@ class _Found:
 
 
 def load_new_programs(folder: Path, sbpf: str) -> list[NewProgram]:
-    """The programs with the keys in `folder`, which are made if they are missing, readable by their owner alone.
-
-    Raises:
-        ConfigError: a key cannot be read, or a file is not the one that SHA256SUMS names.
-    """
+    """The programs with the keys in `folder`, which are made if they are missing, readable by their owner alone."""
     keys = {name: _get_key(folder / f"{name}.json") for name in ProgramIds._fields}
     ids = ProgramIds(*(key.pubkey() for key in keys.values()))
     found: list[NewProgram] = []
@@ -124,13 +117,7 @@ def _get_key(path: Path) -> Keypair:
 async def deploy(
     session: ChainSession, programs: Sequence[NewProgram], cluster: str, genesis_hash: str, *, is_final: bool
 ) -> ClusterPrograms:
-    """Deploy or upgrade programs, and check what the chain has then; with `is_final` nobody may change them any more.
-
-    Raises:
-        ConfigError: the wallet may not change what is there.
-        WalletEmpty: the wallet has not enough; nothing was sent.
-        BackendError: the chain refuses, or has other bytes in the end.
-    """
+    """Deploy or upgrade programs, and check what the chain has then; `is_final`: nobody may change them any more."""
     found = await _survey(session, programs)
     for one in found:
         one.check_right(session.key, changes=not one.is_done or (is_final and one.is_open))
@@ -270,11 +257,7 @@ def _read_back(found: _Found) -> VouchedProgram:
 
 
 async def close_programs(session: ChainSession, programs: Sequence[NewProgram]) -> bool:
-    """Close programs for ever, and buffers of a deployment that was cut off; return whether there were any.
-
-    Raises:
-        ConfigError: the wallet may not close one.
-    """
+    """Close programs for ever, and buffers of a deployment that was cut off; return whether there were any."""
     found = await _survey(session, programs)
     steps: list[Step] = []
     for one in found:

@@ -30,16 +30,10 @@ class LoadedCode(NamedTuple):
 
 
 def find_data_address(program: Pubkey) -> Pubkey:
-    """The account that has a program's bytes."""
     return Pubkey.find_program_address([bytes(program)], UPGRADEABLE)[0]
 
 
 def read_code(data: bytes) -> LoadedCode:
-    """Read an account of the loader that has bytes of a program.
-
-    Raises:
-        WireError: it has none.
-    """
     kind = int.from_bytes(data[:4], "little")
     start = {_IS_BUFFER: 4, _IS_DATA: 12}.get(kind)
     size = BUFFER_HEADER_BYTES if kind == _IS_BUFFER else DATA_HEADER_BYTES
@@ -56,7 +50,6 @@ def build_buffer(payer: Pubkey, buffer: Pubkey, size_bytes: int, deposit: int) -
 
 
 def build_write(payer: Pubkey, buffer: Pubkey, at: int, part: bytes) -> Instruction:
-    """Write a part of a program into a buffer."""
     return _build(_WRITE, struct.pack("<IQ", at, len(part)) + part, writes(buffer), signs(payer))
 
 
@@ -84,13 +77,11 @@ def build_upgrade(payer: Pubkey, program: Pubkey, buffer: Pubkey) -> Instruction
 
 
 def build_room(payer: Pubkey, program: Pubkey, size_bytes: int) -> Instruction:
-    """Make a program's account longer."""
     accounts = (writes(find_data_address(program)), writes(program), reads(SYSTEM), signs(payer, writable=True))
     return _build(_EXTEND, size_bytes.to_bytes(4, "little"), *accounts)
 
 
 def build_end(payer: Pubkey, program: Pubkey) -> Instruction:
-    """Let nobody upgrade a program any more."""
     return _build(_SET_AUTHORITY, b"", writes(find_data_address(program)), signs(payer))
 
 

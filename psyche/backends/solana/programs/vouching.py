@@ -34,8 +34,6 @@ class VouchedProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClusterPrograms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The programs on one cluster: all, or none."""
-
     name: _Text
     genesis_hash: _Text
     programs: dict[str, VouchedProgram] = {}
@@ -69,11 +67,7 @@ class Vouching(NamedTuple):
 
 
 def choose_programs(genesis_hash: str, file: Path | None) -> Vouching:
-    """Choose the programs of the chain with this genesis hash: what `file` says, what is known, else those shipped.
-
-    Raises:
-        ConfigError: the file cannot be used, or has no programs for this chain.
-    """
+    """Choose the programs of the chain with this genesis hash: what `file` says, what is known, else those shipped."""
     clusters = read_program_ids(file or KNOWN)
     source = "this version of Psyche" if file is None else str(file)
     for one in clusters:
@@ -103,12 +97,6 @@ def _list_builds(program: str) -> list[tuple[int, str]]:
 
 
 def read_program_ids(path: Path) -> list[ClusterPrograms]:
-    """Read a file of program ids.
-
-    Raises:
-        ConfigError: it breaks a rule; the text names the file, the field and the rule.
-        OSError: it cannot be read, or is too large.
-    """
     raw = read_file(path, MAX_FILE_BYTES)
     try:
         found = msgspec.convert(tomllib.loads(raw.decode()), _File).cluster
@@ -131,11 +119,7 @@ def _check(cluster: ClusterPrograms) -> None:
 
 
 def write_program_ids(path: Path, cluster: ClusterPrograms) -> None:
-    """Write a cluster into a file of program ids, in the place of its former entry; the others stay.
-
-    Raises:
-        ConfigError: the file that is there cannot be used.
-    """
+    """Write a cluster into a file of program ids, in the place of its former entry; the others stay."""
     former = read_program_ids(path) if path.exists() else []
     lines = ["# Psyche's programs on a chain. Members of a run there name this file with --program-ids."]
     for one in (*(one for one in former if one.genesis_hash != cluster.genesis_hash), cluster):

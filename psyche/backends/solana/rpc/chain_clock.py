@@ -20,7 +20,6 @@ class ChainClock:
     _slot_at_s: float = 0.0
 
     def set(self, time: ChainTime, now_s: float) -> None:
-        """Note an endpoint's answer."""
         if self._time is not None and now_s - self._at_s >= LEAST_S:
             self._rate = max(0.0, (time.slot - self._time.slot) / (now_s - self._at_s))
         if self._time is None or now_s - self._at_s >= LEAST_S:
@@ -28,7 +27,6 @@ class ChainClock:
         self._slot, self._slot_at_s = time.slot, now_s
 
     def note_slot(self, slot: int, now_s: float) -> None:
-        """Note the slot of a reading."""
         if slot > self._slot:
             self._slot, self._slot_at_s = slot, now_s
 
@@ -37,7 +35,6 @@ class ChainClock:
         return self._slot + int((now_s - self._slot_at_s) * self._rate)
 
     def estimate(self, now_s: float) -> ChainTime | None:
-        """The time now; None if it has to be asked for."""
         if self._time is None or not self._rate or now_s - self._at_s > TIME_S:
             return None
         return ChainTime(self.estimate_slot(now_s), self._time.unix + int(now_s - self._at_s))

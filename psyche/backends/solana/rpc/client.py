@@ -74,7 +74,6 @@ class Rpc:
         self._lost: set[Endpoint] = set()
 
     async def call(self, method: str, *params: Any) -> Any:
-        """Ask for anything; return the result as JSON, unchecked."""
         return await self.read(lambda result: result, method, *params)
 
     async def read(self, convert: Callable[[Any], T], method: str, *params: Any) -> T:
@@ -112,12 +111,7 @@ class Rpc:
                 wait_s = min(wait_s * WAIT_FACTOR, MAX_WAIT_S)
 
     async def read_one(self, endpoint: Endpoint, convert: Callable[[Any], T], method: str, *params: Any) -> T:
-        """Ask one endpoint, once.
-
-        Raises:
-            RequestFailed: it gave no answer that can be used.
-            RpcRefused: the request is wrong.
-        """
+        """Ask one endpoint, once."""
         try:
             found = convert(await ask_endpoint(self.transport, endpoint, method, params))
         except WireError as error:
@@ -131,11 +125,7 @@ class Rpc:
     async def read_all(
         self, convert: Callable[[Any], T], method: str, *params: Any, grace_s: float = GRACE_S
     ) -> list[T]:
-        """Ask all endpoints at once, once; return what arrived, after the first answer and a time for the others.
-
-        Raises:
-            NoEndpoint: none has answered.
-        """
+        """Ask all endpoints at once, once; return what arrived, after the first answer and a time for the others."""
         found: list[T] = []
         reasons: dict[Endpoint, RequestFailed] = {}
         async with open_plain_nursery() as nursery:
@@ -159,12 +149,10 @@ class Rpc:
         return found
 
     def order(self) -> list[Endpoint]:
-        """The endpoints in the order in which they are asked now: those that failed lately come last."""
         now = trio.current_time()
         return sorted(self.endpoints, key=lambda one: self._resting.get(one, 0.0) > now)
 
     def is_resting(self, endpoint: Endpoint) -> bool:
-        """Whether an endpoint failed lately."""
         return self._resting.get(endpoint, 0.0) > trio.current_time()
 
     def _rest(self, endpoint: Endpoint, reason: str) -> None:
@@ -176,7 +164,6 @@ class Rpc:
     # --- the chain ------------------------------------------------------------------------------------------
 
     async def get_account(self, key: Pubkey, min_slot: int | None = None) -> ChainAccount | None:
-        """An account, as of `min_slot` or later; None if there is none."""
         config = {"encoding": "base64+zstd", "commitment": CONFIRMED, **_from_slot(min_slot)}
         return await self.read(_read_one_account, "getAccountInfo", str(key), config)
 
@@ -192,22 +179,18 @@ class Rpc:
     async def find_accounts(
         self, kind: AccountKind, contents: Mapping[int, bytes] | None = None
     ) -> list[tuple[Pubkey, ChainAccount]]:
-        """The accounts of a kind that hold these bytes at these offsets."""
         wanted = {0: kind.discriminator, **(contents or {})}
         filters = [{"memcmp": {"offset": at, "bytes": base58.b58encode(raw).decode()}} for at, raw in wanted.items()]
         config = {"encoding": "base64+zstd", "commitment": CONFIRMED, "filters": filters, "withContext": True}
         return await self.read(_read_owned(kind), "getProgramAccounts", str(kind.owner), config)
 
     async def get_balance(self, key: Pubkey) -> int:
-        """The lamports of an account; 0 if there is none."""
         return await self.read(_read_balance, "getBalance", str(key), {"commitment": CONFIRMED})
 
     async def get_slot(self) -> int:
-        """The slot of the first endpoint that answers."""
         return await self.read(_read_slot, "getSlot", {"commitment": CONFIRMED})
 
     async def get_newest_slot(self) -> int:
-        """The slot of the most advanced endpoint."""
         return max(await self.read_all(_read_slot, "getSlot", {"commitment": CONFIRMED}))
 
     async def get_clock(self) -> tuple[int, int]:
@@ -216,22 +199,18 @@ class Rpc:
         return max(await self.read_all(_read_clock_account, "getAccountInfo", str(CLOCK_ADDRESS), config))
 
     async def get_deposit(self, size_bytes: int) -> int:
-        """The lamports that an account of this size must hold."""
         return await self.read(_read_deposit, "getMinimumBalanceForRentExemption", size_bytes)
 
     async def get_genesis_hash(self) -> str:
-        """What tells clusters apart."""
         return await self.read(read_genesis, "getGenesisHash")
 
     async def get_blockhash(self, min_slot: int | None = None) -> Blockhash:
-        """A block hash for a transaction."""
         config = {"commitment": CONFIRMED, **_from_slot(min_slot)}
         return await self.read(replies.read_blockhash, "getLatestBlockhash", config)
 
 
 @asynccontextmanager
 async def open_rpc(endpoints: Sequence[Endpoint], *, sink: EventSink | None = None) -> AsyncGenerator[Rpc]:
-    """Open the endpoints of a cluster, in the order in which they are to be asked."""
     # A WebSocket cannot begin on a connection that has agreed on HTTP/2.
     async with (
         httpx2.AsyncClient(verify=_trust(endpoints), http2=True, timeout=None, follow_redirects=False) as http,
@@ -303,11 +282,6 @@ def _read_deposit(reply: Any) -> int:
 
 
 def read_genesis(reply: Any) -> str:
-    """The answer to getGenesisHash.
-
-    Raises:
-        WireError: it is no text.
-    """
     if not isinstance(reply, str):
         raise WireError("getGenesisHash: no text")
     return reply

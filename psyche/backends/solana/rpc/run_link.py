@@ -70,11 +70,9 @@ class RpcLink:
         self._newest: Reading | None = None  # of those that were handed out
 
     async def run(self) -> None:
-        """Follow the run's account until cancelled."""
         await self._watch.run()
 
     async def readings(self) -> AsyncGenerator[Reading, None]:
-        """Receive readings of all endpoints as they arrive: not merged, repeated and out of order."""
         async with aclosing(self._watch.readings()) as readings:
             async for reading in readings:
                 if self._newest is None or reading.slot >= self._newest.slot:
@@ -83,7 +81,6 @@ class RpcLink:
                 yield reading
 
     async def get_newest_slot(self) -> int:
-        """Ask all endpoints for their slot; return the highest."""
         while True:
             try:
                 return await self._rpc.get_newest_slot()
@@ -105,14 +102,6 @@ class RpcLink:
     async def send(
         self, messages: Sequence[Message], proof: Proof = None, *, is_wanted: Callable[[], bool] = lambda: True
     ) -> int:
-        """Carry out messages in one transaction; return its slot once it is confirmed.
-
-        Raises:
-            CoordinatorError: the program refuses one of the messages.
-            NotAllowed: the authorization does not, or no longer, let the wallet join (M12).
-            TransactionExpired: `is_wanted` said no.
-            BackendError: it cannot be sent at all.
-        """
         instructions = [one for message in messages for one in self._build(message, proof)]
         signers = [self._session] if any(isinstance(message, Join) for message in messages) else []
         while True:
@@ -171,7 +160,6 @@ async def open_link(
     rpc: Rpc, run: ChainRun, wallet: Keypair, identity: Identity, authorization: Pubkey, *,
     fees: FeePolicy | None = None,
 ) -> AsyncGenerator[RpcLink]:  # fmt: skip
-    """Follow a run's account while the block runs."""
     link = RpcLink(rpc, run, wallet, identity, authorization, fees=fees)
     async with open_plain_nursery() as nursery:
         nursery.start_soon(link.run)

@@ -54,8 +54,6 @@ class Unconfirmed(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A transaction that is on record."""
-
     signature: str
     slot: int
     fee_lamports: int

@@ -40,24 +40,17 @@ class Budget:
 
     @property
     def priority_lamports(self) -> int:
-        """What it pays beside the signatures."""
         return -(-self.units * self.price // MICRO)
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionDraft:
-    """What a transaction is made of, apart from budget and block hash."""
-
     payer: Keypair
     instructions: tuple[Instruction, ...]
     signers: tuple[Keypair, ...]
 
     def sign(self, budget: Budget, recent: Hash) -> Transaction:
-        """Build and sign it.
-
-        Raises:
-            TransactionFailed: it is too large.
-        """
+        """Build and sign it."""
         instructions = [*_build_budget(budget), *self.instructions]
         message = Message(instructions, self.payer.pubkey())
         others = {bytes(one.pubkey()): one for one in self.signers if one.pubkey() != self.payer.pubkey()}

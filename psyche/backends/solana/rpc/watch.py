@@ -28,8 +28,6 @@ _CONFIG: Final = {"encoding": "base64+zstd", "commitment": CONFIRMED}  # else su
 
 @dataclass(slots=True, eq=False)
 class _Feed:
-    """What comes from one endpoint."""
-
     endpoint: Endpoint
     is_live: bool = False
     turned: trio.Event = field(default_factory=trio.Event)  # when it goes live, or is not any more
@@ -40,7 +38,6 @@ class _Feed:
     foreign: str = ""  # the genesis hash of another chain that it leads to
 
     def turn(self, *, live: bool) -> None:
-        """Note that the socket works now, or does not."""
         self.is_live = live
         self.is_known &= live
         self.turned.set()
@@ -67,18 +64,13 @@ class AccountWatch:
         self._genesis = ""
 
     async def run(self) -> None:
-        """Follow the account until cancelled."""
         async with open_plain_nursery() as nursery:
             for feed in self._feeds:
                 nursery.start_soon(self._listen, feed)
                 nursery.start_soon(self._poll, feed)
 
     async def readings(self) -> AsyncGenerator[Reading, None]:
-        """Receive what the endpoints show: of each of them the newest that was not received yet.
-
-        Raises:
-            ChainReplaced: all of them lead to another chain now.
-        """
+        """Receive what the endpoints show: of each of them the newest that was not received yet."""
         while True:
             arrived = self._arrived
             if all(feed.foreign for feed in self._feeds):

@@ -1,0 +1,177 @@
+"""Our optimizer step against the published algorithm written down as its formulas stand.
+
+The formulas' way: per tensor, momentum in weight space, a dense DCT, the k largest, a second dense
+transform to take out what was sent, a mean over all peers' values, a third one, the sign. Ours does
+all that and the wire coding both ways. One process, one thread, in turns, processor time.
+"""
+
+from collections.abc import Callable
+from statistics import median
+from time import process_time
+
+import torch
+from _table import build_parser, finish, print_table
+
+from psyche.core.encoding.plan import TransformPlan, compute_chunk_edge, compute_plan
+from psyche.modeling.distro.basis import get_float_basis
+from psyche.modeling.distro.codec import decode_payload
+from psyche.modeling.distro.optimizer import Distro
+
+Tensors = dict[str, torch.Tensor]
+Sent = dict[str, tuple[torch.Tensor, torch.Tensor]]
+DECAY, LR = 0.95, 1e-3
+
+
+class Formulas:
+    """The published algorithm: one trainer."""
+
+    def __init__(self, weights: Tensors, chunk: int, topk: int) -> None:
+        self.weights = weights
+        self.chunk = chunk
+        self.topk = topk
+        self.momentum = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+
+    def basis(self, n: int) -> torch.Tensor:
+        return torch.from_numpy(get_float_basis(compute_chunk_edge(n, self.chunk)).copy())
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() == 1:
+            d = self.basis(x.shape[0])
+            return torch.einsum("xw,jw->xj", x.view(-1, d.shape[0]), d)
+        dh, dw = self.basis(x.shape[0]), self.basis(x.shape[1])
+        cut = x.view(x.shape[0] // len(dh), len(dh), x.shape[1] // len(dw), len(dw))
+        return torch.einsum("yhxw,ih,jw->yxij", cut, dh, dw)
+
+    def decode(self, c: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        if len(shape) == 1:
+            return torch.einsum("xj,jw->xw", c, self.basis(shape[0])).reshape(shape)
+        return torch.einsum("yxij,ih,jw->yhxw", c, self.basis(shape[0]), self.basis(shape[1])).reshape(shape)
+
+    def compress(self, gradients: Tensors) -> Sent:
+        sent: Sent = {}
+        for name, m in self.momentum.items():
+            m.mul_(DECAY).add_(gradients[name], alpha=LR)
+            encoded = self.encode(m)
+            flat = encoded.flatten(-2) if m.dim() > 1 else encoded
+            k = min(self.topk, flat.shape[-1])
+            index = flat.abs().topk(k, dim=-1, sorted=False).indices
+            value = flat.gather(-1, index)
+            own = torch.zeros_like(flat).scatter_(-1, index, value)
+            m.sub_(self.decode(own.view(encoded.shape), m.shape))
+            sent[name] = (index, value)
+        return sent
+
+    def apply(self, peers: list[Sent]) -> None:
+        for name, weight in self.weights.items():
+            index = torch.cat([peer[name][0] for peer in peers], dim=-1)
+            value = torch.cat([peer[name][1] for peer in peers], dim=-1)
+            shape = self.encode_shape(weight.shape)
+            dense = torch.zeros(*shape[:2], shape[2] * shape[3]) if weight.dim() > 1 else torch.zeros(shape)
+            dense.scatter_reduce_(-1, index, value, reduce="mean", include_self=False)
+            weight.sub_(LR * self.decode(dense.view(shape), weight.shape).sign())
+
+    def encode_shape(self, shape: torch.Size) -> tuple[int, ...]:
+        edges = [compute_chunk_edge(n, self.chunk) for n in shape]
+        return (*(n // edge for n, edge in zip(shape, edges, strict=True)), *edges)
+
+
+def make_shapes(vocabulary: int, hidden: int, layers: int, inner: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of a Llama, untied."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed": (vocabulary, hidden),
+        "head": (vocabulary, hidden),
+        "norm": (hidden,),
+    }
+    for layer in range(layers):
+        shapes |= {f"{layer}.{name}": (hidden, hidden) for name in "qkvo"}
+        shapes |= {f"{layer}.gate": (inner, hidden), f"{layer}.up": (inner, hidden), f"{layer}.down": (hidden, inner)}
+        shapes |= {f"{layer}.norm1": (hidden,), f"{layer}.norm2": (hidden,)}
+    return shapes
+
+
+def make_tensors(plan: TransformPlan, scale: float) -> Tensors:
+    return {tensor.name: torch.randn(tensor.dims) * scale for tensor in plan.tensors}
+
+
+def check_same_choice(plan: TransformPlan, chunk: int, gradients: Tensors) -> None:
+    """Both ways must choose the same coefficients, or the comparison means nothing."""
+    weights = make_tensors(plan, 0.02)
+    body = Distro(weights, plan, DECAY, plan.k, one_bit=True).compress(gradients, LR, (), True, 0)
+    sent = Formulas(weights, chunk, plan.k).compress(gradients)
+    for group, sets in zip(plan.groups, decode_payload(plan, body), strict=True):
+        names = [plan.tensors[place].name for place in group.tensors]
+        theirs = torch.cat([sent[name][0].reshape(-1, group.k) for name in names]).sort(dim=1).values
+        different = int((theirs != torch.from_numpy(sets.indices)).any(dim=1).sum())
+        assert different <= group.chunks // 1000, f"{different} chunks of {group.edges} differ"
+
+
+def measure_in_turns(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median processor seconds of each call, all of them called in every turn."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = process_time()
+            call()
+            times[name].append(process_time() - start)
+    return {name: median(values[1:]) for name, values in times.items()}
+
+
+def measure_model(
+    shapes: dict[str, tuple[int, ...]], chunk: int, topk: int, peers: int, repeats: int
+) -> dict[str, float]:
+    plan = compute_plan(shapes, chunk, topk, one_bit=True)
+    gradients = make_tensors(plan, 1.0)
+    check_same_choice(plan, chunk, gradients)
+    ours = Distro(make_tensors(plan, 0.02), plan, DECAY, topk, one_bit=True)
+    theirs = Formulas(make_tensors(plan, 0.02), chunk, topk)
+    bodies = [ours.compress(gradients, LR, (), False, height) for height in range(peers)]
+    sent = [theirs.compress(make_tensors(plan, 1.0)) for _ in range(peers)]
+    return measure_in_turns(
+        {
+            "their compress": lambda: theirs.compress(gradients),
+            "our compress": lambda: ours.compress(gradients, LR, (), True, 0),
+            "their apply": lambda: theirs.apply(sent),
+            "our apply": lambda: ours.apply(bodies, LR, 0.0),
+            "our decoding": lambda: [decode_payload(plan, body) for body in bodies],
+        },
+        repeats,
+    )
+
+
+def main() -> None:
+    args = build_parser(__doc__).parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    small, middle = make_shapes(256, 128, 4, 384), make_shapes(32_000, 256, 6, 688)
+    cases = [("0.9M", small, 16, 16, 3), ("0.9M", small, 64, 8, 3), ("21M", middle, 64, 8, 3)]
+    if not args.quick:
+        cases += [("21M", middle, 64, 8, 1), ("21M", middle, 64, 8, 8), ("21M", middle, 16, 16, 3)]
+    rows: list[tuple[object, ...]] = []
+    result: dict[str, object] = {}
+    for name, shapes, chunk, topk, peers in cases:
+        took = measure_model(shapes, chunk, topk, peers, 4 if args.quick else 9)
+        ratios = [took[f"their {what}"] / took[f"our {what}"] for what in ("compress", "apply")]
+        theirs, ours = (sum(took[f"{who} {what}"] for what in ("compress", "apply")) for who in ("their", "our"))
+        rows.append(
+            (name, chunk, topk, peers, theirs * 1e3, ours * 1e3, took["our decoding"] * 1e3, *ratios, theirs / ours)
+        )
+        result[f"ratio_{name}_{chunk}_{topk}_{peers}"] = theirs / ours
+        result[f"ours_ms_{name}_{chunk}_{topk}_{peers}"] = ours * 1e3
+    columns = [
+        "model",
+        "chunk",
+        "k",
+        "peers",
+        "formulas ms",
+        "ours ms",
+        "of it decoding",
+        "compress x",
+        "apply x",
+        "step x",
+    ]
+    print_table("One optimizer step; x = how many times faster than the formulas", columns, rows)
+    finish(args, result)
+
+
+if __name__ == "__main__":
+    main()

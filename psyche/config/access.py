@@ -62,7 +62,6 @@ def get_access(table: AccessTable) -> Access:
 
 
 def find_access_warnings(access: Access) -> list[str]:
-    """Warn about the risks of an open run."""
     if not access.is_open:
         return []
     warning = (

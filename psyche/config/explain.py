@@ -75,7 +75,6 @@ def suggest(name: str, known: Sequence[str]) -> str:
 
 
 def get_known_keys(root: type[Table], path: KeyPath) -> list[str]:
-    """All keys that the schema knows in the table at `path`."""
     tables = [root]
     for part in path:
         tables = [t for table in tables for t in _get_tables_below(table, part)]
@@ -113,7 +112,6 @@ def _get_description(root: type[Table], path: KeyPath) -> str:
 
 
 def _describe(error: ErrorDetails, path: KeyPath, root: type[Table]) -> tuple[str, str]:
-    """Say what is wrong, and what would be right."""
     kind, value, context = error["type"], _show(error["input"]), error.get("ctx", {})
     description = _get_description(root, path)
     known = get_known_keys(root, path)
@@ -140,7 +138,6 @@ def _describe(error: ErrorDetails, path: KeyPath, root: type[Table]) -> tuple[st
 
 
 def _describe_bare_variant(variant: str, path: KeyPath, root: type[Table]) -> tuple[str, str]:
-    """Describe the error of writing a variant with content as a plain string."""
     inside = (*path, variant)
     known = ", ".join(get_known_keys(root, inside))
     table = f"a table [{format_key(inside)}] with {known}" if known else f"{{ {variant} = ... }}"

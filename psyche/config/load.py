@@ -60,7 +60,6 @@ class LoadedRun:
 
     @property
     def folder(self) -> Path:
-        """The folder of the file."""
         return self.path.parent
 
     @property
@@ -74,7 +73,6 @@ class LoadedRun:
         return resolve_path(self.folder, relative)
 
     def make_problem(self, path: KeyPath, what: str, right: str = "") -> Problem:
-        """Make a problem of a key of this file."""
         return Problem(self.path, get_line(path, self.lines), format_key(path), what, right)
 
 

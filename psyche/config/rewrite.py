@@ -51,7 +51,6 @@ def add_table(text: str, name: str) -> str:
 
 
 def format_value(value: Value) -> str:
-    """Format a value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

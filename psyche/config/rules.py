@@ -93,7 +93,6 @@ def find_address_warnings(config: Config, bootstrap: tuple[str, ...]) -> list[st
 
 
 def find_warnings(config: Config, model: Model) -> list[str]:
-    """Find settings that are allowed but rarely intended."""
     found = [*_find_witness_warnings(config), *_find_time_warnings(config)]
     if model.checkpoint.kind == CheckpointKind.DUMMY:
         found.append("model.LLM.checkpoint 'Dummy' names no weights: a server can run, but no client can train")

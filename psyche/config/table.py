@@ -69,7 +69,6 @@ def keys_of(record: type, names: Collection[str] = (), **others: tuple[Any, Any]
 
 
 def _declare(one: Key, kind: Any, default: object, *, is_needed: bool) -> tuple[Any, Any]:
-    """The type of a key, and its declaration."""
     if one.width == "text":
         annotation: Any = Annotated[str, AfterValidator(ByteLimit(one.limit))]
     else:
@@ -108,7 +107,6 @@ def get_range(field: FieldInfo) -> str:
 
 
 def describe_key(field: FieldInfo) -> str:
-    """One line: the meaning, then unit and range in parentheses."""
     facts = ", ".join(filter(None, (get_unit(field), get_range(field))))
     return f"{field.description} ({facts})" if facts else field.description or ""
 

@@ -103,7 +103,6 @@ def compute_restart(state: Coordinator, step: int, config: Config, model: Model)
 
 
 def _count_samples(steps: int, config: Config, model: Model) -> int:
-    """The samples of the first steps of a run."""
     samples = 0
     for done in range(steps):
         tokens = samples * model.max_seq_len
@@ -199,7 +198,6 @@ def describe_schedule(state: Coordinator, update: Update) -> str | None:
 
 
 def find_changes(state: Coordinator, update: Update) -> Iterator[KeyChange]:
-    """Find the keys of a run.toml whose values on record an update changes."""
     parts = (
         ("config", state.config, update.config),
         ("model.LLM", state.model, update.model),
@@ -260,7 +258,6 @@ def check_update(state: Coordinator, update: Update, spell: WriteCommand = write
 
 
 def _explain_moment(state: Coordinator, spell: WriteCommand) -> str:
-    """Explain why the settings cannot change now (P9), and what to do."""
     if state.run_state is RunState.FINISHED:
         progress = state.progress
         return (

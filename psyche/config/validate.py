@@ -30,7 +30,6 @@ class ConfigReport:
 
     @property
     def exit_code(self) -> int:
-        """1 if there are problems, otherwise 0: nothing else counts as wrong."""
         return 1 if self.problems else 0
 
 
@@ -96,7 +95,6 @@ def _find_disagreements(run: LoadedRun | None, data: LoadedData | None) -> list[
 
 
 def _find_missing(run: LoadedRun, data: LoadedData | None) -> Iterator[str]:
-    """Find what the server is to serve and is not there."""
     if run.model.data_location.kind is not DataLocationKind.SERVER:
         return
     if data is None:
@@ -112,7 +110,6 @@ def _find_missing(run: LoadedRun, data: LoadedData | None) -> Iterator[str]:
 
 
 def _find_file_warnings(run: LoadedRun, data: LoadedData | None) -> list[str]:
-    """Find files that are missing or unused."""
     found: list[str] = []
     location, checkpoint = run.model.data_location, run.model.checkpoint
     if location.kind is not DataLocationKind.SERVER and data is not None:
@@ -133,5 +130,4 @@ def _find_model_file(run: LoadedRun) -> str:
 
 
 def has_token_files(folder: Path) -> bool:
-    """Whether a folder has a token file."""
     return folder.is_dir() and any(path.suffix in _TOKEN_SUFFIXES for path in folder.iterdir())

@@ -24,7 +24,6 @@ class ByteLimit:
     size_bytes: int
 
     def __call__(self, text: str) -> str:
-        """Return the text if it passes; raise a validation error otherwise."""
         if (length := len(text.encode())) > self.size_bytes:
             raise PydanticCustomError(
                 "too_many_bytes", "has {length} bytes, at most {limit}", {"length": length, "limit": self.size_bytes}

@@ -5,23 +5,8 @@ The faulty member either behaves like the others, or says nothing at all from no
 
 from typing import Final
 
-from model_checker.forms import (
-    DIGESTS,
-    build_copy,
-    compute_form,
-    compute_key,
-    process_normalization,
-)
-from model_checker.inputs import (
-    RESUME,
-    TICK,
-    Input,
-    Menu,
-    build_join,
-    build_ready,
-    build_wait,
-    build_witness,
-)
+from model_checker.forms import DIGESTS, build_copy, compute_form, compute_key, process_normalization
+from model_checker.inputs import RESUME, TICK, Input, Menu, build_join, build_ready, build_wait, build_witness
 from model_checker.invariants import Broken
 from model_checker.worlds import Report, World
 from psyche.core.state.enums import ClientState, RunState, SlotState

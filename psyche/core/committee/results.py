@@ -15,7 +15,6 @@ _NODE: Final = b"\x01"
 
 
 def compute_leaf(item: bytes) -> bytes:
-    """The hash of one leaf of the tree."""
     return hashlib.sha256(_LEAF + item).digest()
 
 

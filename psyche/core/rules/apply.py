@@ -36,15 +36,7 @@ from psyche.core.rules.phases import (
     process_warmup,
 )
 from psyche.core.rules.readiness import process_ready
-from psyche.core.rules.repeats import (
-    is_accused,
-    is_ejected,
-    is_joined,
-    is_named,
-    is_warm,
-    is_withdrawn,
-    is_witnessed,
-)
+from psyche.core.rules.repeats import is_accused, is_ejected, is_joined, is_named, is_warm, is_withdrawn, is_witnessed
 from psyche.core.rules.timing import clamp_time, process_recovery
 from psyche.core.rules.witnessing import process_witness
 from psyche.core.state import messages as msg
@@ -130,7 +122,7 @@ def apply(state: Coordinator, now: int, slot: int, sender: bytes, message: Messa
     sender may send this kind of message (`Kind.sender`).
 
     Raises:
-        CoordinatorError: the message breaks a rule; the handler of its kind lists them. No byte has changed.
+        CoordinatorError: the message breaks a rule. No byte has changed.
     """
     changed = BY_TYPE[type(message)].process(state, Context(clamp_time(now), slot, sender), message)
     state.nonce += changed

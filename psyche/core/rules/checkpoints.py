@@ -26,16 +26,7 @@ _BEFORE_COOLDOWN: Final = frozenset({RunState.WARMUP, RunState.ROUND_TRAIN, RunS
 
 
 def process_checkpoint(state: Coordinator, context: Context, message: NameCheckpoint) -> bool:
-    """Record a source of the certified weights: the first replaces the old source, up to three more are kept (S10).
-
-    Raises:
-        Halted: the run has not begun.
-        WrongRound: `epoch` is not the epoch that certified the weights (T7).
-        InvalidRunState: that epoch is not in Cooldown yet.
-        UnknownMember: the sender is not a member of the epoch, or is ejected.
-        DigestMismatch: the digest is not the certified one, or nothing is certified yet.
-        InvalidCheckpoint: the source is not allowed, is recorded already, or there is no room for it.
-    """
+    """Record a source of the certified weights: the first replaces the old source, up to three more are kept (S10)."""
     client = _check_checkpoint(state, context.sender, message)
     digest, source = message.digest, message.source
     check_source(source)
@@ -77,11 +68,7 @@ def _check_checkpoint(state: Coordinator, sender: bytes, message: NameCheckpoint
 
 
 def check_source(source: Checkpoint) -> None:
-    """Refuse a source that depends on a peer or whose texts do not fit the record (S10).
-
-    Raises:
-        InvalidCheckpoint: the source breaks a rule; the message names it.
-    """
+    """Refuse a source that depends on a peer or whose texts do not fit the record (S10)."""
     limit = _NAME_BYTES.get(source.kind)
     if limit is None:
         raise InvalidCheckpoint(f"a {source.kind.name} source cannot be recorded: only Hub, Gcs and Local can", "S10")

@@ -120,9 +120,6 @@ def process_health_check(state: Coordinator, context: Context, message: HealthCh
     """Count a silent witness of the previous round; at the second count with no record between, drop it (H4).
 
     `message.height` is the height of the running round, as in every message (T7).
-
-    Raises:
-        As `check_accusation`.
     """
     previous = check_accusation(state, context.sender, message)
     client = state.clients[message.member]
@@ -134,16 +131,7 @@ def process_health_check(state: Coordinator, context: Context, message: HealthCh
 
 
 def check_accusation(state: Coordinator, sender: bytes, message: HealthCheck) -> Round:
-    """Check an accusation against the record; return the round in which the witness was silent (H4).
-
-    Raises:
-        Halted: the run is halted.
-        InvalidRunState: no round is running.
-        WrongRound: (epoch, height) is not the running round (T7).
-        UnknownMember: the sender holds no slot, or the accused member does not exist.
-        NoActiveRound: there is no previous round.
-        InvalidHealthCheck: the record does not support the accusation, or it is counted already.
-    """
+    """Check an accusation against the record; return the round in which the witness was silent (H4)."""
     epoch, height, member = message.epoch, message.height, message.member
     if state.halted:
         raise Halted("no round is running: the run is halted")

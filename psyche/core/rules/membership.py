@@ -19,15 +19,7 @@ from psyche.core.state.errors import (
 from psyche.core.state.limits import HASH_BYTES, MAX_CLIENTS, U64_MAX
 from psyche.core.state.messages import Collect, Context, Join, LeaveRun, ReclaimSlot, ReportEquivocation, Withdraw
 from psyche.core.state.roster import compute_exit_height, find_member, find_slot, get_member, get_slot
-from psyche.core.state.state import (
-    ZERO32,
-    Client,
-    ClientState,
-    Coordinator,
-    RunState,
-    Slot,
-    SlotState,
-)
+from psyche.core.state.state import ZERO32, Client, ClientState, Coordinator, RunState, Slot, SlotState
 
 _IDLE_EPOCHS: Final = 2  # `last_epoch` and one whole epoch after it
 _EMPTY: Final = frozenset({SlotState.FREE, SlotState.LEFT})
@@ -37,13 +29,6 @@ def process_join(state: Coordinator, context: Context, message: Join) -> bool:
     """Give the sender a place in the next formation; return whether anything changed (M1 to M3, M5).
 
     The stake that counts is the one in the sender's slot; the message does not state it.
-
-    Raises:
-        Halted: the run has not begun or is over.
-        InvalidJoin: a key or time is malformed, or another slot holds the p2p key (M1, M2).
-        Banned: the signer was ejected (M6).
-        StakeTooLow: the slot's stake is below `min_stake` (M5).
-        ClientsFull: all slots are taken.
     """
     number = check_join(state, context.sender, message)
     slots, registry = state.registry.slots, state.registry
@@ -64,11 +49,7 @@ def _get_changeable(slot: Slot) -> tuple[bytes, int, int, SlotState, int]:
 
 
 def check_join(state: Coordinator, signer: bytes, join: Join) -> int:
-    """The number of the slot for a join: the signer's own, a free or new one, or one that its signer left (H5).
-
-    Raises:
-        As `process_join`.
-    """
+    """The number of the slot for a join: the signer's own, a free or new one, or one that its signer left (H5)."""
     if state.run_state in (RunState.UNINITIALIZED, RunState.FINISHED):
         raise Halted(f"nobody can join a run that is {state.run_state.name}")
     for name, key in (("signer", signer), ("p2p", join.p2p)):
@@ -106,12 +87,6 @@ def process_withdrawal(state: Coordinator, context: Context, message: Withdraw) 
     """Leave the running epoch, or take a join back (M4).
 
     In WaitingForMembers the sender's key identifies the slot and `member` is ignored.
-
-    Raises:
-        Halted: the run is paused or finished, or has not begun.
-        WrongRound: the message names another epoch (T7).
-        UnknownMember: the key is not a valid one of that member, or holds no slot.
-        InvalidWithdraw: the member is not Healthy, or there is no join to take back.
     """
     epoch, member = message.epoch, message.member
     if state.halted:
@@ -157,11 +132,6 @@ def process_leave(state: Coordinator, context: Context, message: LeaveRun) -> bo
     """Give up the sender's slot; it is freed at once if it holds no earnings and can earn none (M4).
 
     Strikes stay on record (H5).
-
-    Raises:
-        UnknownMember: the signer holds no slot.
-        Banned: the signer was ejected; it cannot free its slot (M6).
-        InvalidWithdraw: the slot is leaving already.
     """
     slots = state.registry.slots
     number = _find_held(slots, context.sender)
@@ -212,10 +182,6 @@ def process_collection(state: Coordinator, context: Context, message: Collect) -
     """Take the earnings of all claims out of the record, or none; return whether any were taken (M11).
 
     This works in every state of the run and for banned slots too. A leaving slot without earnings is freed.
-
-    Raises:
-        UnknownMember: a signer holds no slot.
-        InvalidCollection: an amount is below 1 or above the slot's earnings, or a signer is named twice.
     """
     if len({signer for signer, _ in message.claims}) < len(message.claims):
         # all claims are checked before the first one takes effect
@@ -284,13 +250,6 @@ def process_ejection(state: Coordinator, context: Context, message: ReportEquivo
     """Eject a member for equivocation: its slot is banned, its stake slashed, its credits are lost (R7, M6).
 
     Sets that are decided already do not change.
-
-    Raises:
-        Halted: the run is halted.
-        WrongRound: the evidence names another epoch, or a round that has not begun (T7).
-        NoActiveRound: no round of this epoch has begun.
-        UnknownMember: the member does not exist.
-        InvalidEvidence: the member is ejected already.
     """
     client = _check_evidence(state, message.epoch, message.height, message.member)
     slot = get_slot(state, client)

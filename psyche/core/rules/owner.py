@@ -37,13 +37,7 @@ _CHANGEABLE: Final = frozenset({RunState.UNINITIALIZED, RunState.PAUSED})
 
 
 def process_update(state: Coordinator, context: Context, message: Update) -> bool:  # noqa: ARG001
-    """Change the owner's settings; return whether anything changed (P9).
-
-    Raises:
-        CannotUpdate: config, model, progress or first weights would change, but the run is neither paused nor new; or
-            the record has changed since the update was made.
-        ConfigRefused: the result would break a rule; the message names key and rule.
-    """
+    """Change the owner's settings; return whether anything changed (P9)."""
     if message.nonce not in (None, state.nonce):
         raise CannotUpdate(f"the record is at nonce {state.nonce}, and the update was made from {message.nonce}", "P9")
     config, model = message.config or state.config, message.model or state.model
@@ -110,12 +104,7 @@ def _get_start(model: Model, progress: Progress) -> tuple[Checkpoint, list[Check
 
 
 def process_client_version(state: Coordinator, context: Context, message: UpdateClientVersion) -> bool:  # noqa: ARG001
-    """Set the client version that the run requires; return whether it changed (P9).
-
-    Raises:
-        CannotUpdate: the run is neither paused nor new.
-        ConfigRefused: the text is too long or contains a zero byte.
-    """
+    """Set the client version that the run requires; return whether it changed (P9)."""
     _check_changeable(state, "its client version")
     refuse_problems(find_version_problems(message.version))
     was, state.client_version = state.client_version, message.version
@@ -123,11 +112,7 @@ def process_client_version(state: Coordinator, context: Context, message: Update
 
 
 def process_rates(state: Coordinator, context: Context, message: SetRates) -> bool:  # noqa: ARG001
-    """Set the earning and slashing rates of coming epochs; return whether they changed (M7).
-
-    Raises:
-        ConfigRefused: a rate does not fit 64 bits.
-    """
+    """Set the earning and slashing rates of coming epochs; return whether they changed (M7)."""
     registry = state.registry
     before = (registry.future_earning_rate, registry.future_slashing_rate)
     rates = (
@@ -144,9 +129,6 @@ def process_pause(state: Coordinator, context: Context, message: Pause) -> bool:
     """Pause the run: at once before an epoch's first round, otherwise after its drain and Cooldown (P4).
 
     A repeated pause changes nothing.
-
-    Raises:
-        Halted: the run is halted already.
     """
     if state.halted:
         raise Halted(f"the run is {state.run_state.name} already")
@@ -163,12 +145,7 @@ def process_pause(state: Coordinator, context: Context, message: Pause) -> bool:
 
 
 def process_resume(state: Coordinator, context: Context, message: Resume) -> bool:  # noqa: ARG001
-    """Resume a paused run, or start a new one; everybody must join again (P4).
-
-    Raises:
-        CannotResume: the run is neither paused nor new.
-        ConfigRefused: its configuration breaks a rule.
-    """
+    """Resume a paused run, or start a new one; everybody must join again (P4)."""
     if state.run_state not in (RunState.PAUSED, RunState.UNINITIALIZED):
         raise CannotResume(f"the run is {state.run_state.name}; only a paused one can be resumed")
     check_config(state.config, state.model)

@@ -18,16 +18,7 @@ from psyche.core.state.errors import (
 from psyche.core.state.limits import HASH_BYTES, MAX_START_CANDIDATES
 from psyche.core.state.messages import Context, WarmupWitness
 from psyche.core.state.roster import get_electors, get_healthy, get_member, is_in_epoch
-from psyche.core.state.state import (
-    ZERO32,
-    Client,
-    ClientFlag,
-    ClientState,
-    Coordinator,
-    Mark,
-    RunState,
-    StartCandidate,
-)
+from psyche.core.state.state import ZERO32, Client, ClientFlag, ClientState, Coordinator, Mark, RunState, StartCandidate
 
 _CANDIDATE: Final = ClientFlag.CANDIDATE_LOW | ClientFlag.CANDIDATE_HIGH
 _CANDIDATE_SHIFT: Final = ClientFlag.CANDIDATE_LOW.bit_length() - 1
@@ -47,14 +38,6 @@ def process_ready(state: Coordinator, context: Context, message: WarmupWitness) 
     """Record that a member has loaded the weights with this full digest (S8).
 
     The certified weights are there, so a rollback would lose them: the count of failed Warmups begins anew (P5).
-
-    Raises:
-        Halted, InvalidRunState, WrongRound: the message comes at the wrong time.
-        UnknownMember: the message is not signed by a valid key of the member.
-        InvalidWitness: the member is not Healthy, or the digest does not have 32 bytes or is zero.
-        DuplicateWitness: the member is ready already (K3).
-        DigestMismatch: the digest is not that of the certified weights.
-        TooManyCandidates: nothing is certified yet and four other digests compete.
     """
     client, digest = _check_ready(state, context, message), message.digest
     if len(digest) != HASH_BYTES or digest == ZERO32:

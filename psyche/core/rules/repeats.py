@@ -13,15 +13,7 @@ from psyche.core.state.messages import (
     Withdraw,
     WitnessMessage,
 )
-from psyche.core.state.state import (
-    Client,
-    ClientFlag,
-    ClientState,
-    Coordinator,
-    RunState,
-    Slot,
-    SlotState,
-)
+from psyche.core.state.state import Client, ClientFlag, ClientState, Coordinator, RunState, Slot, SlotState
 from psyche.core.state.timeline import get_round
 
 # What a record keeps of a witness's message; metadata is never stored.
@@ -29,7 +21,6 @@ RECORDED = ("member", "flags", "at_s", "held", "heard", "missing", "broadcast_bl
 
 
 def is_joined(state: Coordinator, sender: bytes, message: Join) -> bool:
-    """Whether this signer has joined with this p2p key for the next epoch."""
     slots = state.registry.slots
     return any(s.signer == sender and s.p2p == message.p2p and _is_waiting(state, s) for s in slots)
 
@@ -58,7 +49,6 @@ def is_warm(state: Coordinator, sender: bytes, message: WarmupWitness) -> bool:
 
 
 def is_witnessed(state: Coordinator, sender: bytes, message: WitnessMessage) -> bool:
-    """Whether the round holds exactly this witness record of the member."""
     found = get_round(state, message.height)
     if _get_member(state, message.epoch, message.member, sender) is None or found is None:
         return False
@@ -72,13 +62,11 @@ def is_accused(state: Coordinator, sender: bytes, message: HealthCheck) -> bool:
 
 
 def is_named(state: Coordinator, sender: bytes, message: NameCheckpoint) -> bool:  # noqa: ARG001 - whoever names it
-    """Whether the record lists this source for the checkpoint with this digest (S10)."""
     sources = [state.model.checkpoint, *state.model.extra_checkpoints]
     return state.checkpoint.digest == message.digest and message.source in sources
 
 
 def is_ejected(state: Coordinator, sender: bytes, message: ReportEquivocation) -> bool:  # noqa: ARG001 - whoever reports
-    """Whether the member is ejected already (R7)."""
     found = _is_member(state, message.epoch, message.member)
     return found and state.clients[message.member].state is ClientState.EJECTED
 

@@ -65,7 +65,6 @@ def process_first_round(state: Coordinator, now: int, entropy: bytes, starters: 
 
 
 def process_next_round(state: Coordinator, now: int, entropy: bytes, draw: Draw) -> None:
-    """Start the round after the running one, with the next samples."""
     last = state.current
     height = last.height + 1
     seed = compute_seed(state.run_uid, state.progress.epoch, height, last.seed, last.mix, entropy)

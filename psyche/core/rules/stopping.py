@@ -12,8 +12,6 @@ from psyche.core.state.timeline import is_drain, is_last_drain
 
 
 class Turn(Enum):
-    """The step after the close of a round."""
-
     GO_ON = "another round like this one"  # in a drain: the next drain round, or the last one again (P2)
     DRAIN = "the first drain round"
     COOLDOWN = "cooldown"
@@ -73,7 +71,6 @@ def _find_stop(state: Coordinator, now: int) -> StopReason:
 
 
 def is_run_done(state: Coordinator) -> bool:
-    """Whether the record has reached `total_steps`."""
     return state.progress.step >= state.config.total_steps
 
 

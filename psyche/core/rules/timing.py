@@ -23,7 +23,6 @@ def is_timed_out(now: int, start: int, duration_s: int) -> bool:
 
 
 def process_state_change(state: Coordinator, now: int, run_state: RunState) -> None:
-    """Enter another run state and restart its clock."""
     assert run_state is not state.run_state, "a state is never entered from itself"
     state.run_state = run_state
     state.state_start_unix = now
@@ -52,7 +51,6 @@ def process_recovery(state: Coordinator, context: Context, message: Recover) -> 
 
 
 def get_duration_s(config: Config, run_state: RunState) -> int | None:
-    """The time-out of a phase in seconds; None for a phase without one."""
     return {
         RunState.WAITING_FOR_MEMBERS: config.waiting_for_members_extra_time,
         RunState.WARMUP: config.warmup_time,

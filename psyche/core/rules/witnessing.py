@@ -25,12 +25,7 @@ _ALL_FLAGS: Final = int(WitnessFlag.COMPLETE | WitnessFlag.FULL_DIGEST | Witness
 
 
 def process_witness(state: Coordinator, context: Context, message: WitnessMessage) -> bool:
-    """Record a witness's report (W4, W5).
-
-    Raises:
-        Halted, InvalidRunState, WrongRound, UnknownMember, InvalidWitness, DuplicateWitness,
-        WitnessesFull, InvalidBloom: the message breaks a rule of W4; the first one in its order counts.
-    """
+    """Record a witness's report (W4, W5)."""
     check_witness(state, context, message)
     round_ = state.current
     record = WitnessRecord(
@@ -53,11 +48,7 @@ def process_witness(state: Coordinator, context: Context, message: WitnessMessag
 
 
 def check_witness(state: Coordinator, context: Context, message: WitnessMessage) -> None:
-    """Check a witness message by the rules of W4, in their order.
-
-    Raises:
-        As `process_witness`.
-    """
+    """Check a witness message by the rules of W4, in their order."""
     if state.halted:
         raise Halted("no round is running: the run is halted", "W4")
     if not state.in_round:

@@ -11,7 +11,6 @@ _DIGITS: Final = bytes.maketrans(b"01", b"\0\1")
 
 
 def get_members(bits: int) -> list[int]:
-    """The indexes of the members whose bits are set, ascending."""
     digits = bin(bits)[:1:-1].encode().translate(_DIGITS)
     return list(compress(range(len(digits)), digits))
 
@@ -41,7 +40,6 @@ class BitCounter:
         self._planes: list[int] = []
 
     def add(self, bits: int) -> None:
-        """Count one more bitmap."""
         carry = bits
         for k, plane in enumerate(self._planes):
             self._planes[k], carry = plane ^ carry, plane & carry

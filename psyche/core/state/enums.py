@@ -4,8 +4,6 @@ from enum import IntEnum, IntFlag
 
 
 class RunState(IntEnum):
-    """Phases of a run."""
-
     UNINITIALIZED = 0
     WAITING_FOR_MEMBERS = 1
     WARMUP = 2
@@ -17,8 +15,6 @@ class RunState(IntEnum):
 
 
 class ClientState(IntEnum):
-    """The state of a member of the epoch."""
-
     HEALTHY = 0
     DROPPED = 1
     WITHDRAWN = 2
@@ -26,8 +22,6 @@ class ClientState(IntEnum):
 
 
 class SlotState(IntEnum):
-    """The state of a slot of the registry."""
-
     FREE = 0
     JOINED = 1
     LEAVING = 2
@@ -36,8 +30,6 @@ class SlotState(IntEnum):
 
 
 class Role(IntEnum):
-    """The task that a round's seed gives to a member."""
-
     TIE_BREAKER = 0
     VERIFIER = 1
     TRAINER = 2
@@ -57,8 +49,6 @@ class StopReason(IntEnum):
 
 
 class ClientFlag(IntFlag):
-    """Flags of a member."""
-
     READY = 1
     DIVERGED = 2
     NEWCOMER = 4
@@ -68,16 +58,12 @@ class ClientFlag(IntFlag):
 
 
 class WitnessFlag(IntFlag):
-    """Flags of a witness record."""
-
     COMPLETE = 1
     FULL_DIGEST = 2
     NO_DIGEST = 4
 
 
 class RoundFlag(IntFlag):
-    """Flags of a round."""
-
     DRAIN = 1
     ROOT = 2
     DIGEST = 4
@@ -88,8 +74,6 @@ class RoundFlag(IntFlag):
 
 
 class Architecture(IntEnum):
-    """Model families."""
-
     HF_LLAMA = 0
     HF_DEEPSEEK = 1
     HF_AUTO = 2
@@ -97,8 +81,6 @@ class Architecture(IntEnum):
 
 
 class DataType(IntEnum):
-    """The purpose of the training data."""
-
     PRETRAINING = 0
     FINETUNING = 1
 
@@ -111,8 +93,6 @@ class TokenSize(IntEnum):
 
 
 class CheckpointKind(IntEnum):
-    """Where a model's weights come from."""
-
     EPHEMERAL = 0
     DUMMY = 1
     HUB = 2
@@ -123,8 +103,6 @@ class CheckpointKind(IntEnum):
 
 
 class DataLocationKind(IntEnum):
-    """Where the training data comes from."""
-
     DUMMY = 0
     SERVER = 1
     LOCAL = 2
@@ -134,16 +112,12 @@ class DataLocationKind(IntEnum):
 
 
 class HttpLocationKind(IntEnum):
-    """Forms of an HTTP data location."""
-
     SINGLE_URL = 0
     NUMBERED_FILES = 1
     GCP = 2
 
 
 class ScheduleKind(IntEnum):
-    """Forms of a learning-rate schedule."""
-
     CONSTANT = 0
     LINEAR = 1
     COSINE = 2
@@ -151,8 +125,6 @@ class ScheduleKind(IntEnum):
 
 
 class OptimizerKind(IntEnum):
-    """Optimizers."""
-
     DUMMY = 0
     ADAMW = 1
     DISTRO = 2

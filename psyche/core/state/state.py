@@ -241,7 +241,6 @@ class Coordinator:
 
     @property
     def current(self) -> Round:
-        """The newest round, at the head of the ring."""
         return self.rounds[self.epoch.rounds_head % STORED_ROUNDS]
 
     @property
@@ -251,7 +250,6 @@ class Coordinator:
 
     @property
     def in_round(self) -> bool:
-        """Whether a round is open for witness messages."""
         return self.run_state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 
 

@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche.core.encoding.header import (
-    NumericClass,
-    ResultHeader,
-    decode_header,
-    encode_header,
-)
+from psyche.core.encoding.header import NumericClass, ResultHeader, decode_header, encode_header
 from psyche.core.state.state import ZERO32
 from psyche.errors import WireError
 from psyche.testing.builders import build_hash

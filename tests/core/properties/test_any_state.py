@@ -14,15 +14,7 @@ from psyche.core.rules.apply import apply
 from psyche.core.state import messages as msg
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import WitnessMessage
-from psyche.core.state.state import (
-    ZERO32,
-    Checkpoint,
-    CheckpointKind,
-    Coordinator,
-    Progress,
-    Slot,
-    WitnessFlag,
-)
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, Progress, Slot, WitnessFlag
 from psyche.testing.builders import build_hash, build_model
 
 SEEDS = range(16)

@@ -4,14 +4,7 @@ import pytest
 from kits.runs import Run, build_run, build_training, expect_refusal
 
 from psyche.core.rules.membership import find_reclaimable
-from psyche.core.state.errors import (
-    Banned,
-    ClientsFull,
-    Halted,
-    InvalidWithdraw,
-    UnknownMember,
-    WrongRound,
-)
+from psyche.core.state.errors import Banned, ClientsFull, Halted, InvalidWithdraw, UnknownMember, WrongRound
 from psyche.core.state.messages import Join, LeaveRun, Pause, ReclaimSlot, SetRates
 from psyche.core.state.roster import find_slot
 from psyche.core.state.state import ZERO32, ClientState, RunState, SlotState

@@ -4,14 +4,7 @@ import pytest
 from kits.runs import build_run, build_training, expect_refusal
 
 from psyche.core.encoding.account import encode_state
-from psyche.core.state.errors import (
-    ClientsFull,
-    DuplicateWitness,
-    Halted,
-    InvalidJoin,
-    StakeTooLow,
-    UnknownMember,
-)
+from psyche.core.state.errors import ClientsFull, DuplicateWitness, Halted, InvalidJoin, StakeTooLow, UnknownMember
 from psyche.core.state.messages import Join, Pause, Resume
 from psyche.core.state.roster import find_slot
 from psyche.core.state.state import ZERO32, ClientState, RunState, SlotState

@@ -9,14 +9,7 @@ from psyche.core.state.config_checks import find_bootstrap_problems, find_config
 from psyche.core.state.errors import ClientsFull, ConfigRefused, InvalidCollection, UnknownMember
 from psyche.core.state.genesis import create_run
 from psyche.core.state.limits import MAX_CLIENTS
-from psyche.core.state.messages import (
-    Collect,
-    Join,
-    NameCheckpoint,
-    ReclaimSlot,
-    ReportEquivocation,
-    SetRates,
-)
+from psyche.core.state.messages import Collect, Join, NameCheckpoint, ReclaimSlot, ReportEquivocation, SetRates
 from psyche.core.state.state import Checkpoint, CheckpointKind, Metadata, RunState, Slot, SlotState
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_keys, build_model
 

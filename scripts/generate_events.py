@@ -15,10 +15,10 @@ from typing import Final
 import page_blocks
 
 from psyche.telemetry import types
-from psyche.telemetry.types import chain, network, rounds, run, server, simulator, testnet, waits, wallet, weights
+from psyche.telemetry.types import chain, network, rounds, run, server, simulator, testnet, waits, weights
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "events.md"
-SUBJECTS: Final = (run, rounds, weights, waits, network, server, chain, wallet, testnet, simulator)
+SUBJECTS: Final = (run, rounds, weights, waits, network, server, chain, testnet, simulator)
 
 
 def get_defined(module: ModuleType, base: type) -> list[type]:
@@ -36,7 +36,7 @@ def draw_subject(module: ModuleType) -> Iterator[str]:
     for cls in get_defined(module, types.Event):
         fields = [one.name if one.default is types.REQUIRED else f"[{one.name}]" for one in types.get_fields(cls)]
         meaning = " ".join(inspect.cleandoc(cls.__doc__ or "").split())
-        yield f"| `{types.get_kind_name(cls)}` | {', '.join(fields)} | {meaning} |"
+        yield f"| `{types.get_type_name(cls)}` | {', '.join(fields)} | {meaning} |"
     yield ""
     for code in get_defined(module, StrEnum):
         values = ", ".join(f"`{one.value}`" for one in code)

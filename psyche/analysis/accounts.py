@@ -311,11 +311,11 @@ class Accounts:
         node.count_bytes(event.bytes_sent, event.bytes_received)
 
     def _on_dropped(self, node: NodeAccount, t: float, event: types.Dropped) -> None:
-        node.notices.append(Notice(t, types.get_kind_name(event), event.reason or event.state.name.lower()))
+        node.notices.append(Notice(t, types.get_type_name(event), event.reason or event.state.name.lower()))
         node.leave()
 
     def _on_trouble(self, node: NodeAccount, t: float, event: Trouble) -> None:
-        node.notices.append(Notice(t, types.get_kind_name(event), event.reason))
+        node.notices.append(Notice(t, types.get_type_name(event), event.reason))
 
     def _on_not_sent(self, node: NodeAccount, t: float, event: types.NotSent) -> None:
         self._on_trouble(node, t, event)

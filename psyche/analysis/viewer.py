@@ -17,7 +17,7 @@ from psyche.telemetry.events import Line, find_logs, read_lines
 
 MAX_FIELD: Final = 60  # characters of one field in `describe_line`
 QUIET_KINDS: Final = (types.Network, types.WaitStarted, types.WaitEnded, types.PayloadReceived, types.ModelFetch)
-QUIET: Final = frozenset(map(types.get_kind_name, QUIET_KINDS))
+QUIET: Final = frozenset(map(types.get_type_name, QUIET_KINDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""Rates and summaries over a sliding window, in constant memory."""
+"""Rates over a sliding window, in constant memory."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 BUCKETS = 20
 
@@ -39,11 +39,3 @@ class Rate:
 
     def _get_bucket(self, now: float) -> int:
         return int((now - self._start) * BUCKETS / self._window_s)
-
-
-def compute_median(values: Sequence[float]) -> float:
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

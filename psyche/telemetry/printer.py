@@ -66,7 +66,7 @@ class EventPrinter:
                 fields["event_"] = fields.pop("event")
             if times > 1:
                 fields["times"] = times
-            text = types.get_kind_name(event)
+            text = types.get_type_name(event)
             if self._shorten and "message" in fields:  # a sentence for people, not a value
                 text = f"{text}: {fields.pop('message')}"
             self._log.log(self._get_level(event), text, **fields)

@@ -3,7 +3,7 @@
 import textwrap
 import time
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -26,34 +26,20 @@ SPARE: Final = (
 )  # left out of the table where the terminal is too narrow, in this order
 
 
-def describe_notable(event: types.Event) -> str:
-    text = ""
-    match event:
-        case types.EpochFailed():
-            text = f"epoch given up: {event.reason}, steps lost: {event.steps_lost}"
-        case types.Diverged():
-            text = "holds different weights than the others, heals"
-        case types.Behind():
-            text = "is behind, catches up"
-        case types.Healed():
-            text = "holds the agreed weights again"
-        case types.TrainerLost():
-            text = f"lost its trainer: {event.reason}"
-        case types.Dropped():
-            text = f"was {format_drop(event)}"
-        case types.SourceRefused():
-            text = f"refuses peer {event.peer.hex()}, which {event.reason}"
-        case types.ModelFilesDiffer():
-            text = f"{event.path} is not the run's model: {event.files}; {event.hint}"
-        case types.Rollback():
-            text = f"the run went back to step {event.step}"
-        case types.ServerRecovered():
-            text = f"continues from its journal after {format_seconds(event.gap_s)}"
-        case types.Error():
-            text = f"error: {event.message}"
-        case _:
-            pass
-    return text
+# What deserves a line of its own when it happens, and what to say of it.
+NOTABLE: Final[dict[type[types.Event], Callable[[Any], str]]] = {
+    types.EpochFailed: lambda event: f"epoch given up: {event.reason}, steps lost: {event.steps_lost}",
+    types.Diverged: lambda _: "holds different weights than the others, heals",
+    types.Behind: lambda _: "is behind, catches up",
+    types.Healed: lambda _: "holds the agreed weights again",
+    types.TrainerLost: lambda event: f"lost its trainer: {event.reason}",
+    types.Dropped: lambda event: f"was {format_drop(event)}",
+    types.SourceRefused: lambda event: f"refuses peer {event.peer.hex()}, which {event.reason}",
+    types.ModelFilesDiffer: lambda event: f"{event.path} is not the run's model: {event.files}; {event.hint}",
+    types.Rollback: lambda event: f"the run went back to step {event.step}",
+    types.ServerRecovered: lambda event: f"continues from its journal after {format_seconds(event.gap_s)}",
+    types.Error: lambda event: f"error: {event.message}",
+}
 
 
 class LiveView:
@@ -111,9 +97,9 @@ class LiveView:
         view = self._views.get(name)
         if view is not None:
             view.update(t, event)
-        text = describe_notable(event)
-        if text and not self.is_stopping:
-            self._tell(f"{name} {text}")
+        describe = NOTABLE.get(type(event))
+        if describe is not None and not self.is_stopping:
+            self._tell(f"{name} {describe(event)}")
 
     def _tell(self, text: str) -> None:
         now = self._now()

@@ -34,7 +34,7 @@ def get_made() -> Iterator[str]:
 
 
 def test_every_kind_of_event_happens_somewhere() -> None:
-    declared = {cls.__name__ for cls in types.get_kinds().values()}
+    declared = {cls.__name__ for cls in types.get_types().values()}
     assert len(declared) > 80
     assert declared - set(get_made()) == set()
 
@@ -45,11 +45,11 @@ def test_every_kind_of_event_is_explained_as_its_class_explains_it() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("kind", types.get_kinds().values(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", types.get_types().values(), ids=lambda kind: kind.__name__)
 def test_what_is_emitted_reads_back_as_it_was(kind: type[types.Event]) -> None:
     event = make(kind)
     line = json.loads(json.dumps(types.get_plain_fields(event)))
-    assert types.read_plain(types.get_kind_name(kind), line) == event
+    assert types.read_plain(types.get_type_name(kind), line) == event
 
 
 def test_the_pictures_are_those_of_the_code() -> None:

@@ -10,7 +10,7 @@ from psyche.core.state.enums import RunState
 from psyche.telemetry import types
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog, read_event
-from psyche.telemetry.metrics import Rate, compute_median
+from psyche.telemetry.metrics import Rate
 from psyche.telemetry.status import (
     IDLE_INTERVAL_S,
     NOTE_S,
@@ -250,12 +250,6 @@ def test_a_clock_going_back_breaks_no_rate() -> None:
     clock[0] = 101.0
     rate.add(10)
     assert rate.total == 20
-
-
-def test_medians() -> None:
-    assert compute_median([]) == 0.0
-    assert compute_median([3, 1, 2]) == 2
-    assert compute_median([4, 1, 2, 3]) == 2.5
 
 
 @pytest.mark.parametrize(

@@ -14,5 +14,4 @@ from psyche.telemetry.types.server import *
 from psyche.telemetry.types.simulator import *
 from psyche.telemetry.types.testnet import *
 from psyche.telemetry.types.waits import *
-from psyche.telemetry.types.wallet import *
 from psyche.telemetry.types.weights import *

@@ -1,6 +1,6 @@
-"""What every kind of event is: a frozen record, named by its class; and how it is written and read as plain data.
+"""What every event is: a frozen record, named by its class; and how it is written and read as plain data.
 
-class RoundStarted(Event):      # kind round_started
+class RoundStarted(Event):      # type round_started
     epoch: int
     drain: bool = False         # left out of the line while it is False
 
@@ -8,6 +8,7 @@ Plain data is what JSON holds: bytes as hex, enumerations of numbers by their na
 their text, numbers that are not finite as text.
 """
 
+import functools
 import logging
 import math
 import re
@@ -21,14 +22,9 @@ import msgspec
 MAX_TEXT: Final = 4_000  # characters of one text field
 MAX_START: Final = 1_000  # of a longer text its start, and the rest from its end: a traceback ends with the error
 REQUIRED: Final = object()  # stands for the default of a field that has none
-Hex = bytes  # as the log shows them; kinds have fields named `bytes`
+Hex = bytes  # as the log shows them; types have fields named `bytes`
 Convert = Callable[[Any], Any]
 INFO, WARNING, ERROR = logging.INFO, logging.WARNING, logging.ERROR
-
-
-def name_kind(class_name: str) -> str:
-    """`round_started` of `RoundStarted`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", class_name).lower()
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -39,7 +35,8 @@ class _EventMeta(msgspec.StructMeta):
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], *, level: int = logging.DEBUG
     ) -> type:
         namespace["level"] = level
-        return super().__new__(cls, name, bases, namespace, frozen=True, kw_only=True, gc=False, tag=name_kind(name))
+        tag = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()  # round_started of RoundStarted
+        return super().__new__(cls, name, bases, namespace, frozen=True, kw_only=True, gc=False, tag=tag)
 
 
 class Event(msgspec.Struct, metaclass=_EventMeta):
@@ -52,14 +49,14 @@ class Event(msgspec.Struct, metaclass=_EventMeta):
 
 
 class Unknown(Event):
-    """An event of a kind that this version does not know, or that lacks what the kind has here."""
+    """An event of a type that this version does not know, or that lacks what the type has here."""
 
     name: str
     fields: dict[str, Any]
 
 
 class Field(NamedTuple):
-    """One field of a kind. `to_plain` None: the value stands in the line as it is."""
+    """One field of a type. `to_plain` None: the value stands in the line as it is."""
 
     name: str
     default: Any
@@ -67,43 +64,41 @@ class Field(NamedTuple):
     from_plain: Convert
 
 
-class Kind(NamedTuple):
-    """How events of one class are written and read."""
-
-    name: str
-    fields: tuple[Field, ...]
-
-
-_described: dict[type[Event], Kind] = {}
 _known: dict[str, type[Event]] = {}
 
 
-def get_kind_name(event: Event | type[Event]) -> str:
-    """The kind's name, as it stands on the line."""
+def get_type_name(event: Event | type[Event]) -> str:
+    """The type's name, as it stands on the line."""
     name = event.__struct_config__.tag
     assert isinstance(name, str), "Event gives every class one"
     return name
 
 
-def get_kinds() -> dict[str, type[Event]]:
-    """The class of every kind that is imported, by its name; `psyche.telemetry.types` imports all."""
+def get_types() -> dict[str, type[Event]]:
+    """The class of every type that is imported, by its name; `psyche.telemetry.types` imports all."""
     found = Event.__subclasses__()
     if len(_known) != len(found) - 1:
-        _known.update({get_kind_name(cls): cls for cls in found if cls is not Unknown})
+        _known.update({get_type_name(cls): cls for cls in found if cls is not Unknown})
     return _known
 
 
+@functools.cache
 def get_fields(cls: type[Event]) -> tuple[Field, ...]:
-    """The fields of a kind, in the order of the line."""
-    return _describe(cls).fields
+    """The fields of a type, in the order of the line."""
+    hints = get_type_hints(cls)
+    return tuple(
+        Field(
+            one.name, REQUIRED if one.default is msgspec.NODEFAULT else one.default, _get_writer(hints[one.name]),
+            _get_reader(hints[one.name]),
+        )
+        for one in msgspec.structs.fields(cls)
+    )  # fmt: skip
 
 
 def fill_line(line: dict[str, Any], event: Event) -> None:
-    """Add the kind of an event to its line, and the fields, in order."""
-    cls = type(event)
-    kind = _described.get(cls) or _describe(cls)
-    line["kind"] = kind.name
-    for name, default, to_plain, _ in kind.fields:
+    """Add the type of an event to its line, and the fields, in order."""
+    line["kind"] = get_type_name(event)
+    for name, default, to_plain, _ in get_fields(type(event)):
         value = getattr(event, name)
         if default is REQUIRED or value != default:
             line[name] = value if to_plain is None else to_plain(value)
@@ -117,31 +112,15 @@ def get_plain_fields(event: Event) -> dict[str, Any]:
     return line
 
 
-def read_plain(kind: str, plain: Mapping[str, Any]) -> Event:
+def read_plain(name: str, plain: Mapping[str, Any]) -> Event:
     """The event that such a line tells of; fields of later versions are passed over."""
-    cls = get_kinds().get(kind)
+    cls = get_types().get(name)
     if cls is None:
-        return Unknown(name=kind, fields=dict(plain))
-    given: dict[str, Any] = {}
+        return Unknown(name=name, fields=dict(plain))
     try:
-        for field in _describe(cls).fields:
-            if field.name in plain:
-                given[field.name] = field.from_plain(plain[field.name])
-        return cls(**given)
+        return cls(**{one.name: one.from_plain(plain[one.name]) for one in get_fields(cls) if one.name in plain})
     except (TypeError, ValueError, LookupError, OverflowError):  # a float of 400 digits overflows
-        return Unknown(name=kind, fields=dict(plain))
-
-
-def _describe(cls: type[Event]) -> Kind:
-    kind = _described.get(cls)
-    if kind is None:
-        hints = get_type_hints(cls)
-        fields: list[Field] = []
-        for one in msgspec.structs.fields(cls):
-            default = REQUIRED if one.default is msgspec.NODEFAULT else one.default
-            fields.append(Field(one.name, default, _get_writer(hints[one.name]), _get_reader(hints[one.name])))
-        kind = _described[cls] = Kind(get_kind_name(cls), tuple(fields))
-    return kind
+        return Unknown(name=name, fields=dict(plain))
 
 
 # --- values ---------------------------------------------------------------------------------------------

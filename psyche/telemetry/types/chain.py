@@ -1,4 +1,4 @@
-"""The chain: endpoints that lead to it, and transactions."""
+"""The chain: endpoints that lead to it, transactions, and the wallet that pays for them."""
 
 from psyche.telemetry.types.base import WARNING, Event
 
@@ -62,3 +62,17 @@ class TransactionLapsed(Event):
     signature: str
     attempt: int
     seconds: float
+
+
+class WalletBalance(Event):
+    """What the wallet holds as an epoch begins, and about what an epoch costs."""
+
+    epoch: int
+    lamports: int
+    epoch_lamports: int
+
+
+class WalletLow(Event, level=WARNING):
+    """The wallet cannot pay for an epoch; once it is empty, the client falls silent."""
+
+    reason: str

@@ -139,7 +139,6 @@ class Accounts:
         self._worked.end = end
 
     def _count_pending(self, running: RoundAccount) -> list[Pending]:
-        """Count the transfer time of payloads that are due in a closing round and have not arrived; return them."""
         receivers = [node.name for node in self.nodes.values() if running.place in node.present]
         pending = self._transfers.find_pending((running.epoch, running.height - self._delay), receivers)
         for name, since in {one.receiver: one.since for one in reversed(pending)}.items():
@@ -163,7 +162,6 @@ class Accounts:
         return Bound(kind, missing) if is_idle and (missing or kind == "limit") else bound
 
     def _find_missing(self, running: RoundAccount) -> str:
-        """Name the members that had not trained when the round closed, three at most."""
         late = [n.name for n in self.nodes.values() if running.place in n.present and n.name not in running.trained]
         return ", ".join(late[:3]) + (f" and {len(late) - 3} more" if len(late) > 3 else "")
 

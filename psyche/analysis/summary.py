@@ -45,7 +45,6 @@ def format_times(accounts: Accounts) -> list[str]:
 
 
 def format_between(accounts: Accounts) -> list[str]:
-    """A line that says how long the run was in no round, by phases; none if it always was in one."""
     phases = {PHASES[state]: accounts.phases.get(state.name.lower(), 0.0) for state in BETWEEN}
     shown = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in phases.items() if seconds)
     return [f"outside of rounds      {format_seconds(sum(phases.values()))}: {shown}"] if shown else []

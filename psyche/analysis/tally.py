@@ -15,8 +15,6 @@ KEPT_ROUNDS: Final = 8  # of payloads that are on their way
 
 @dataclass(slots=True)
 class Span:
-    """A span of time, in seconds on the log's clock."""
-
     start: float
     end: float
 
@@ -110,7 +108,6 @@ class NodeAccount:
         self._before = (self.bytes_sent, self.bytes_received)
 
     def count_bytes(self, sent: int, received: int) -> None:
-        """Add the counters of the running process to those of earlier ones."""
         self.bytes_sent, self.bytes_received = self._before[0] + sent, self._before[1] + received
 
 
@@ -198,8 +195,6 @@ class Pending:
 
 
 class Transfers:
-    """Tracks which payloads of each round were announced, and where they have arrived."""
-
     def __init__(self) -> None:
         self._sent: defaultdict[Place, dict[str, float]] = defaultdict(dict)
         self._arrived: defaultdict[Place, set[tuple[str, str]]] = defaultdict(set)  # (sender, receiver)

@@ -98,7 +98,6 @@ def _draw(
 
 
 def get_bars(accounts: Accounts, node: NodeAccount, what: What) -> list[Span]:
-    """The spans to draw of one kind; later kinds of `COLORS` are drawn over earlier ones."""
     present = [one for one in accounts.rounds if one.place in node.present]
     if not accounts.rounds:
         return []

@@ -22,8 +22,6 @@ QUIET: Final = frozenset(map(types.get_type_name, QUIET_KINDS))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Selects the events to show."""
-
     nodes: tuple[str, ...] = ()  # patterns such as client-* or state_*; empty: all, except the frequent kinds
     kinds: tuple[str, ...] = ()
     from_s: float = 0.0  # seconds since the first event
@@ -59,7 +57,6 @@ def read_trace(paths: Iterable[Path]) -> list[Line]:
 
 
 def format_trace(lines: Sequence[Line], wanted: Filter) -> Iterator[str]:
-    """One line per shown event: seconds since the first event, node, kind, fields."""
     first = float(lines[0]["t"]) if lines else 0.0
     for line in lines:
         since_s = float(line["t"]) - first

@@ -19,8 +19,6 @@ from psyche.telemetry.text import format_number, format_seconds, format_table
 
 @dataclass(frozen=True, slots=True)
 class Fees:
-    """What a member pays, on average."""
-
     transactions: float
     signatures: float
     lamports: float
@@ -35,8 +33,6 @@ class Fees:
 
 @dataclass(frozen=True, slots=True)
 class ChainCosts:
-    """What a chain costs."""
-
     round_s: float  # median times of a round, here and in the same run with a server; 0: not known
     server_round_s: float
     landed: int  # the number of transactions that landed, whether they took effect or were refused

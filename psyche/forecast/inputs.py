@@ -50,7 +50,6 @@ def _read(path: Path) -> str:
 
 
 def find_scenario(text: str) -> Scenario:
-    """The scenario that a seed draws, or that a TOML file describes."""
     if text.isascii() and text.isdigit():
         return draw_scenario(int(text))
     path = Path(text)
@@ -60,7 +59,6 @@ def find_scenario(text: str) -> Scenario:
 
 
 def load_scenario(path: Path) -> Scenario:
-    """The scenario of a TOML file."""
     text = _read(path)
     try:
         found = read_scenario(text)

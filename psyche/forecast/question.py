@@ -34,8 +34,6 @@ PATIENCES: Final = 3  # times as long as a sound run may need for a step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A run to be forecast."""
-
     run: LoadedRun  # the run as its owner wrote it
     workload: Workload  # sizes of the real model
     classes: tuple[ClassTable, ...]  # classes of machines, and the number of clients of each
@@ -70,7 +68,6 @@ class Question:
 
 
 def check_question(question: Question) -> None:
-    """Check that a question can be played."""
     config, clients = question.config, question.clients
     if clients < config.init_min_clients:
         raise ConfigError(
@@ -187,6 +184,5 @@ def estimate_slowest_s(question: Question) -> float:
 
 
 def estimate_sending_s(question: Question) -> float:
-    """Seconds that the slowest line needs to send a payload to all others."""
     slowest = min(one.up_mbit_s for one, count in zip(question.classes, question.counts, strict=True) if count)
     return question.workload.payload_bytes * (question.clients - 1) * 8e-6 / slowest

@@ -63,8 +63,6 @@ class ExitCause(StrEnum):
 
 @dataclass(slots=True)
 class EarlyExit:
-    """A member that left the epoch before its end; `why` says it in words."""
-
     at_s: float
     name: str
     cause: ExitCause
@@ -177,7 +175,6 @@ def describe_drop(client: Client, config: Config) -> tuple[ExitCause, str]:
 
 
 def build_sizes(workload: Workload) -> dict[int, int]:
-    """Real sizes of the small model's blobs, by the length of the replies that carry them."""
     return {
         PAYLOAD_REPLY: max(PAYLOAD_REPLY, workload.payload_bytes),
         PART_REPLY: max(PART_REPLY, workload.weights_bytes // PARTS),

@@ -56,7 +56,6 @@ def format_question(question: Question) -> str:
 
 
 def describe_obstacle(forecast: Forecast) -> str:
-    """Describe why a run makes no progress: what was observed, in which phase it ended, and what it lacked."""
     state = forecast.outcome.state
     where = f"{state.run_state.name.lower().replace('_', ' ')}, epoch {state.progress.epoch}"
     seen = f"{forecast.obstacle}; " if forecast.obstacle else ""
@@ -228,7 +227,6 @@ def _format_whole(forecast: Forecast) -> list[str]:
 
 
 def format_defects(forecast: Forecast) -> str:
-    """Describe defects of the program itself, with everything needed to debug them; empty if there are none."""
     outcome = forecast.outcome
     if not forecast.defects:
         return ""

@@ -30,7 +30,6 @@ def compute_late_speed(forecast: Forecast) -> float:
 
 
 def describe_transient(forecast: Forecast) -> str:
-    """Why more rounds would change the figures; empty if nothing suggests that."""
     rounds = forecast.accounts.data_rounds
     if not rounds or forecast.stood_still:
         return ""

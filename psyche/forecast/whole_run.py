@@ -11,8 +11,6 @@ DAY_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRun:
-    """A run of full length."""
-
     steps: int  # of the run
     epochs: int
     round_s: float  # of a round with data

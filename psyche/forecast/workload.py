@@ -53,7 +53,6 @@ def count_elements(shapes: Shapes) -> int:
 
 
 def compute_payload_bytes(shapes: Shapes, optimizer: Optimizer) -> int:
-    """The length of a payload, as the codec writes it."""
     if optimizer.kind is not OptimizerKind.DISTRO:
         raise ConfigError(f"model.LLM.optimizer: {optimizer.kind.name} sends no payloads; only Distro can be simulated")
     plan = compute_plan(
@@ -81,12 +80,10 @@ def compute_workload(run: LoadedRun, *, parameters: int = 0, model_config: Path 
 
 
 def build_workload(model: Model, shapes: Shapes, source: str, parameters: int) -> Workload:
-    """The workload of these tensors with the model's optimizer and sequence length."""
     return Workload(parameters, compute_payload_bytes(shapes, model.optimizer), model.max_seq_len, source)
 
 
 def find_model_config(run: LoadedRun) -> Path | None:
-    """Find the file with the model's shape: in its Local checkpoint's folder, or beside run.toml."""
     folders = [run.folder]
     checkpoint = run.model.checkpoint
     if checkpoint.kind is CheckpointKind.LOCAL:
@@ -95,7 +92,6 @@ def find_model_config(run: LoadedRun) -> Path | None:
 
 
 def read_model_settings(path: Path) -> dict[str, Any]:
-    """Read a Llama's config, JSON or TOML, or the one in a folder."""
     path = next((path / name for name in CONFIG_NAMES if (path / name).is_file()), path) if path.is_dir() else path
     settings = read_model_fields(path)
     check_model_settings(path, settings)

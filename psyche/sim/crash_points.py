@@ -79,7 +79,6 @@ class Watch(trio.abc.Instrument):
 
 
 def find_points(scenario: Scenario) -> list[Point]:
-    """Every point of the round at which the victim waits, in the order in which it gets there."""
     watches: list[Watch] = []
     outcome = simulate(scenario, prepare=lambda world: watches.append(Watch(world)))
     assert not outcome.violations, outcome.describe()

@@ -88,7 +88,6 @@ class Fault:
     for_s: float = 0.0
 
     def get_end_s(self) -> float:
-        """When the fault is over, as far as that is known beforehand."""
         return self.at_s + self.after_s + self.for_s
 
     async def happen(self, world: Stage) -> None:

@@ -186,8 +186,6 @@ def _split(error: BaseException) -> tuple[list[BaseException], list[BaseExceptio
 
 
 class _WatchedBackend:
-    """Forwards everything to a backend, and reports the server's answers to witness messages."""
-
     def __init__(self, inner: MeasuredBackend, on_answer: Callable[[WitnessMessage], None]) -> None:
         self._inner = inner
         self._on_answer = on_answer
@@ -295,7 +293,6 @@ class ClientHost(Host):
             (self.folder / MODEL_FOLDER / "config.json").write_bytes(b"{}")
 
     def erase(self) -> None:
-        """Make it a new machine with the old key."""
         shutil.rmtree(self.folder)
         self._prepare_disk()
 

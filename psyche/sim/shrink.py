@@ -70,7 +70,6 @@ def _iter_calmer(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _iter_fewer(scenario: Scenario) -> Iterator[Scenario]:
-    """The scenario with one client less, if no liar is among the last clients."""
     last = max((liar.who for liar in scenario.byzantine), default=-1)
     needed = max(scenario.config.get("init_min_clients", 2), last + 1)
     for index, one in enumerate(scenario.classes):

@@ -61,8 +61,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineModel:
-    """The speed of a machine; all times in seconds."""
-
     sample_s: float = 0.5  # training on one sample
     step_s: float = 0.0  # the fixed time per batch: the optimizer, and making the payload
     spread: float = 0.1  # how much a batch's time varies to both sides, as a share of it; uniformly distributed
@@ -90,8 +88,6 @@ class Memo:
 
 
 class PayloadCodec:
-    """Payloads of the small model, read and checked by the real codec."""
-
     def __init__(self, optimizer: Optimizer) -> None:
         shapes = {TENSOR: SHAPE}
         self.plan: TransformPlan = compute_plan(

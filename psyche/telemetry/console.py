@@ -28,16 +28,13 @@ class Console:
 
     @property
     def columns(self) -> int:
-        """The width to lay out for; 120 without a terminal."""
         return shutil.get_terminal_size((120, 40)).columns if self.live else 120
 
     @property
     def is_broken(self) -> bool:
-        """Whether the reader is gone: nothing is written any longer."""
         return self._broken
 
     def print(self, text: str = "") -> None:
-        """Write whole lines above the status block."""
         with self._lock:
             self._write(self._erase() + text + "\n" + self._draw())
 

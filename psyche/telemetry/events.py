@@ -46,7 +46,6 @@ class Subscription:
         self._queue.append(entry)
 
     def drain(self) -> list[Entry]:
-        """Take the events since the last call, oldest first."""
         entries: list[Entry] = []
         while self._queue:
             entries.append(self._queue.popleft())
@@ -95,7 +94,6 @@ class EventLog:
                 subscription.push(entry)
 
     def subscribe(self, limit: int = MAX_PENDING) -> Subscription:
-        """Make a bounded queue that gets the events from now on."""
         subscription = Subscription(limit)
         with self._lock:
             self._subscriptions.append(subscription)

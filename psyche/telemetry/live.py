@@ -18,13 +18,8 @@ REFRESH_S: Final = 0.25
 class Line(Protocol):
     """A status line: that of a client (`StatusLine`), or of a node that draws its own."""
 
-    def refresh(self) -> None:
-        """Draw the current status; called a few times a second."""
-        ...
-
-    def close(self) -> None:
-        """Draw for the last time."""
-        ...
+    def refresh(self) -> None: ...
+    def close(self) -> None: ...
 
 
 @asynccontextmanager

@@ -20,7 +20,6 @@ class Rate:
         self._buckets: deque[tuple[int, float]] = deque(maxlen=BUCKETS)  # (bucket number, sum), rising
 
     def add(self, amount: float) -> None:
-        """Add `amount` now."""
         self.total += amount
         number = self._get_bucket(self._now())
         if self._buckets and self._buckets[-1][0] >= number:  # if the clock goes back, use the newest bucket

@@ -56,7 +56,6 @@ class EventPrinter:
         self._log = structlog.get_logger("psyche.events")
 
     def refresh(self) -> None:
-        """Log the events since the last call."""
         for t, _, event in self._subscription.drain():
             times = self._repeats.count(t, event)
             if not times:

@@ -12,6 +12,4 @@ class EventSink(Protocol):
 
 
 class NoEvents:
-    """Drops every event."""
-
     def emit(self, event: Event) -> None: ...

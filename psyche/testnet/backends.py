@@ -36,8 +36,6 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepared run, ready to start."""
-
     layout: Layout
     run: LoadedRun
     server_port: int  # of the server, or of the chain

@@ -91,7 +91,6 @@ async def add_sample(report: RunReport, prepared: Prepared, exported: Path, cons
 
 
 def clean(prepared: Prepared, settings: TestnetSettings) -> None:
-    """Remove the files that only a running run needs: journal, snapshots, replay store."""
     layout = prepared.layout
     for folder in (layout.server, layout.owner_wallet.parent):
         shutil.rmtree(folder, ignore_errors=True)
@@ -102,7 +101,6 @@ def clean(prepared: Prepared, settings: TestnetSettings) -> None:
 
 
 def describe_run_files(prepared: Prepared, *, is_drawn: bool, has_model: bool) -> str:
-    """List the run's files and what to try next, by paths that hold in any folder."""
     layout = prepared.layout
     root = layout.root
     lines = [f"model    {root}/model"] if has_model else []

@@ -98,7 +98,6 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
 
 
 def _check_files(run: LoadedRun) -> None:
-    """Refuse what no client could train, before anything is made of it."""
     is_served = run.model.data_location.kind is DataLocationKind.SERVER
     if problems := find_file_problems(run, load_data(run.folder / DATA_FILE) if is_served else None):
         raise ConfigProblems(problems)
@@ -174,7 +173,6 @@ async def _run_model_init(config: Path, target: Path, seed: int, output: Path) -
 
 
 def find_data(run: LoadedRun) -> Path | None:
-    """Find where the run's tokens are; None if it needs none."""
     location = run.model.data_location
     if location.kind is DataLocationKind.DUMMY:
         return None
@@ -200,7 +198,6 @@ def _find_description(run: LoadedRun) -> Path | None:
 async def _prepare_data(
     run: LoadedRun, copy: LoadedRun, settings: TestnetSettings, layout: Layout, say: Say
 ) -> Path | None:
-    """Link the data, or make the demo's; return the held-out file if there is one."""
     wanted = find_data(run)
     if wanted is None:
         return None

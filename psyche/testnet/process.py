@@ -47,7 +47,6 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """The exit status once `wait` has returned; negative: the signal that ended it."""
         return self._popen.returncode
 
     def is_running(self) -> bool:
@@ -131,7 +130,6 @@ class Child:
 
 
 def describe_exit_status(returncode: int | None) -> str:
-    """Describe an exit status: `exit code 1`, `killed by SIGKILL`, `still running`."""
     if returncode is None:
         return "still running"
     if returncode >= 0:

@@ -119,7 +119,6 @@ class WaitWatch:
         self._deadlines: dict[str, float] = {}
 
     def update(self, t: float, event: types.Event) -> None:
-        """Take one event; waits of a killed process have no end event."""
         match event:
             case types.ClientStarted():
                 self._deadlines.clear()
@@ -159,7 +158,6 @@ def hash_weights(folder: Path) -> str:
 def build_report(
     layout: Layout, run_id: str, exits: dict[int, int | None], kills: dict[int, int], seconds: float, stopped: str
 ) -> RunReport:
-    """Read all event logs and weights of a run, and judge it; blocks on the disk."""
     clients: list[ClientReport] = []
     for number in sorted(exits):
         name = get_node_name(number)

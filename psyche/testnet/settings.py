@@ -56,7 +56,6 @@ class TestnetSettings:
     wait_for_all: bool = False  # set the run's init_min_clients to num_clients
 
     def check(self) -> None:
-        """Refuse settings that cannot work."""
         if not 1 <= self.num_clients <= MAX_CLIENTS:
             raise ConfigError(f"--num-clients {self.num_clients}: must be 1 to {MAX_CLIENTS}")
         if self.minutes is not None and self.minutes <= 0:

@@ -54,7 +54,6 @@ class KillPlan:
 
 
 def make_kill_plan(number: int, interval_s: float, allowed: Sequence[int], num_clients: int) -> KillPlan | None:
-    """Check the three settings; return None if no clients are to be killed."""
     if number == 0:
         return None
     everyone = tuple(range(1, num_clients + 1))
@@ -153,7 +152,6 @@ class Testnet:
         return child
 
     def kill_client(self, number: int, *, restart: bool = True) -> None:
-        """Kill a client and all that it started with SIGKILL; with `restart` it is started again at once."""
         child = self.clients[number]
         if not child.is_running():
             return
@@ -177,7 +175,6 @@ class Testnet:
             self.view.say(describe_process_failure(child, f"{child.name} ended: {describe_exit_status(code)}"))
 
     async def watch_server(self) -> None:
-        """Raise if the server ends without having been asked to."""
         assert self.server is not None, "call start_server first"
         code = await self.server.wait()
         raise PsycheError(
@@ -229,7 +226,6 @@ class Testnet:
         return f"{clients} failed, {len(left)} left to wait for members, and an epoch needs {needed} (init_min_clients)"
 
     async def pause(self, reason: str) -> None:
-        """Pause the run and wait until its epoch has ended cleanly, at most `DRAIN_S`."""
         self.stopped = reason
         self.view.say(f"{reason}: pausing the run, which ends its epoch (at most {DRAIN_S:.0f} s)")
         command = Child(
@@ -249,7 +245,6 @@ class Testnet:
         return all(view.phase in ("paused", "finished", ENDED) for view in self.view.clients.values())
 
     async def stop(self) -> None:
-        """Stop all processes: clients first, so that they can withdraw, then the server."""
         self.view.refresh()
         self.view.is_stopping = True
         stubborn = await stop_all(list(self.clients.values()), STOP_CLIENTS_S)
@@ -272,7 +267,6 @@ def describe_process_failure(child: Child, what: str) -> str:
 
 @asynccontextmanager
 async def open_testnet(prepared: Prepared, settings: TestnetSettings, console: Console) -> AsyncIterator[Testnet]:
-    """Open a testnet with a running server and no clients yet; leaving the block stops all processes."""
     testnet = Testnet(prepared, settings, console)
     try:
         testnet.start_trainers()
@@ -294,7 +288,6 @@ async def open_testnet(prepared: Prepared, settings: TestnetSettings, console: C
 
 
 async def run_testnet(settings: TestnetSettings, console: Console) -> int:
-    """Run a whole testnet, from the configuration to the final table; return the exit code."""
     plan = make_kill_plan(
         settings.random_kill_num, settings.random_kill_interval_s, settings.allowed_to_kill, settings.num_clients
     )

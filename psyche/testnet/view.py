@@ -117,7 +117,6 @@ class LiveView:
             self.say(f"epoch {newest.epoch} trains from step {newest.step}, {members}")
 
     def draw(self) -> str:
-        """Draw the table with a head line above and the clients' waits below, no line wider than the console."""
         now = self._now()
         rows = [self._get_row(view) for view in self.clients.values()]
         return "\n".join(
@@ -129,7 +128,6 @@ class LiveView:
         )
 
     def _get_waits(self, now: float) -> list[str]:
-        """Return the clients' notices or waits (for what, until when, and what then), merging equal ones."""
         told: dict[str, list[int]] = {}
         for number, view in self.clients.items():
             text = view.get_note(now)

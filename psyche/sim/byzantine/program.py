@@ -83,7 +83,6 @@ class ByzantineProgram:
         return True
 
     async def run(self, host: Participant) -> None:
-        """What the program does on its own, until the client ends."""
         del host
         await trio.sleep_forever()
 

@@ -183,7 +183,6 @@ class _ResultProgram(ByzantineProgram):
     """Changes how a result is announced."""
 
     def decode(self, raw: bytes) -> Gossip | None:
-        """The result in a message, or None for other kinds."""
         return decode_gossip(raw) if raw.startswith(RESULT_TAG) else None
 
     def sign_other(self, host: Participant, message: Gossip, **changes: Any) -> bytes:

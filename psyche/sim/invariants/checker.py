@@ -114,12 +114,10 @@ class Invariants:
             self.violations.append(Violation(name, str(expected), str(found), where or self.where()))
 
     def check(self, holds: object, name: str, expected: object, found: object) -> None:
-        """Note a violation unless it holds."""
         if not holds:
             self.fail(name, expected, found)
 
     def get_facts(self) -> dict[str, Any]:
-        """The figures counted during the run."""
         lies = [(host.name, one) for host in self.world.clients for one in host.programs]
         return {
             "dropped": self.dropped, "ejected": len(self.ejected), "maxima": self.maxima, "ledger": self.ledger,
@@ -312,7 +310,6 @@ class Invariants:
             self.check(value <= limit, "I6", f"at most {limit} {what}", value)
 
     def check_end(self) -> None:
-        """Check what must hold at the end of the run."""
         self._check_shadow()
         self._authenticity.check_lies()
         for host in self.world.clients:

@@ -9,8 +9,6 @@ from psyche.network.memory.links import Links
 
 
 class End(Protocol):
-    """A machine at the end of a link."""
-
     @property
     def key(self) -> bytes: ...
     def get_uplink(self) -> LinkConditions: ...
@@ -55,7 +53,6 @@ class Lines:
         self._cut(groups, silent=silent)
 
     def heal(self, number: int) -> None:
-        """End one partition; others stay."""
         self._partitions.pop(number, None)
         self._links.heal()
         for groups, silent in self._partitions.values():

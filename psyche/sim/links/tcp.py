@@ -101,7 +101,6 @@ class Tcp:
         self._keys[host] = key
 
     def listen(self, host: str, port: int) -> TcpListener:
-        """Start to accept connections."""
         if (host, port) in self._listeners:
             raise OSError(errno.EADDRINUSE, "Address already in use")
         listener = self._listeners[host, port] = TcpListener(self, (host, port))

@@ -114,7 +114,6 @@ def _write(value: object) -> str:
 
 
 def check_fault(fault: Fault, clients: int) -> None:
-    """Check one fault of a run with that many clients."""
     check_fields(fault)
     groups: tuple[tuple[str, ...], ...] = getattr(fault, "groups", ())
     sets = [frozenset(group) for group in groups]
@@ -153,7 +152,6 @@ def _check_machines(field: str, names: Iterable[str], clients: int) -> None:
 
 
 def check_scenario(scenario: Scenario) -> None:
-    """Check a whole scenario."""
     check_fields(scenario)
     parts = scenario.weight_parts
     right = f"a divisor of {WEIGHTS}, 1 to {MOST_PARTS}"
@@ -206,7 +204,6 @@ def _check_limits(limits: NetworkLimits) -> None:
 
 
 def check_within(where: str, check: Any, *args: object) -> None:
-    """Run a check; add the place to the error that it raises."""
     try:
         check(*args)
     except ConfigError as error:

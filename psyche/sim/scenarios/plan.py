@@ -29,7 +29,6 @@ _INNER: Final[dict[str, type]] = {"machine": MachineModel, "uplink": LinkConditi
 
 
 def read_scenario(text: str) -> Scenario:
-    """Read a scenario from TOML."""
     try:
         values: dict[str, Any] = tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -34,7 +34,6 @@ def describe_crash(scenario: Scenario, error: BaseException, last: Sequence[str]
 
 
 def find_cause(error: BaseException) -> BaseException:
-    """The first exception inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -68,7 +68,6 @@ _known: dict[str, type[Event]] = {}
 
 
 def get_type_name(event: Event | type[Event]) -> str:
-    """The type's name, as it stands on the line."""
     name = event.__struct_config__.tag
     assert isinstance(name, str), "Event gives every class one"
     return name
@@ -84,7 +83,6 @@ def get_types() -> dict[str, type[Event]]:
 
 @functools.cache
 def get_fields(cls: type[Event]) -> tuple[Field, ...]:
-    """The fields of a type, in the order of the line."""
     hints = get_type_hints(cls)
     return tuple(
         Field(

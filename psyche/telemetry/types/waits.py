@@ -106,5 +106,4 @@ def describe_payloads(who: str, height: int | None, apply_height: int | None) ->
 
 
 def describe_finish(who: str, height: int | None) -> str:
-    """Who has not finished a round."""
     return f"{who} to finish round {height}"

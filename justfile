@@ -20,9 +20,9 @@ bench *arguments:
 soak *arguments:
     .venv/bin/python scripts/soak.py {{arguments}}
 
-# The named scenarios at full size: `just rows --rows F1 F6 --seeds 1 2 3`
-rows *arguments:
-    .venv/bin/python scripts/rows.py {{arguments}}
+# The named scenarios at full size: `just scenarios --names F1 F6 --seeds 1 2 3`
+scenarios *arguments:
+    .venv/bin/python scripts/named_scenarios.py {{arguments}}
 
 # Every order of inputs of small runs, to the end: `just worlds --members 3 --world liar`
 worlds *arguments:

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from scenarios.named import ROWS
+from scenarios.named import SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
@@ -32,4 +32,4 @@ def test_every_named_test_is_written_so_that_it_is_looked_up() -> None:
 
 def test_every_named_scenario_is_promised() -> None:
     promised = set(re.findall(r"\b[FB]\d+\b", TEXT))
-    assert {re.sub(r"[a-z]+$", "", row) for row in ROWS} <= promised
+    assert {re.sub(r"[a-z]+$", "", row) for row in SCENARIOS} <= promised

@@ -1,4 +1,4 @@
-"""The scenarios of the named rows: each for any number of clients and rounds."""
+"""The named scenarios: each for any number of clients and rounds."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from psyche.sim.identity import build_machine_identity
 from psyche.sim.runtime import build_rng
 from psyche.sim.scenarios.scenario import CHAIN, MachineClass, Scenario, build_run_config
 from psyche.sim.trainer import MachineModel
-from scenarios.row import Size
+from scenarios.base import Size
 
 EPOCH_ROUNDS: Final = 20
 LINE: Final = LinkConditions(latency_s=0.02)

@@ -1,4 +1,4 @@
-"""Judges of the rows about members that misbehave: what it must come to, beside the invariants."""
+"""Judges of the scenarios about members that misbehave: what it must come to, beside the invariants."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,8 +8,8 @@ from psyche.core.state.state import SlotState
 from psyche.sim.invariants.ledger import RoundFacts
 from psyche.sim.world import Outcome
 from psyche.telemetry import types
+from scenarios.base import Judge, Judgement, Size, get_byzantine, get_events, get_ledger
 from scenarios.judges import judge_nobody_dropped
-from scenarios.row import Judge, Judgement, Size, get_byzantine, get_events, get_ledger
 
 
 def judge_told(outcome: Outcome, size: Size) -> Judgement:

@@ -1,4 +1,4 @@
-"""Judges of the rows on a chain: how fast clients get around bad endpoints, and that nothing takes effect twice."""
+"""Judges of the scenarios on a chain: how fast clients get around bad endpoints, and that nothing happens twice."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from psyche.core.state.state import SlotState
 from psyche.sim.chain.facts import ChainFacts
 from psyche.sim.world import Outcome
 from psyche.telemetry import types
-from scenarios.row import Judgement, Size, get_events
+from scenarios.base import Judgement, Size, get_events
 
 FAILOVER_S: Final = 5.0
 LANDING_S: Final = 2.0  # slots until a transaction is in a block, skipped ones too

@@ -1,8 +1,96 @@
-"""F2: whether a run bears the death of one client at each point of a round at which one of its tasks waits."""
+"""F2: whether a run bears the death of one client at each point of a round at which one of its tasks waits.
 
-from psyche.sim.crash_points import VICTIM, Point, find_points, play_killed
-from psyche.sim.world import Outcome
-from scenarios.row import Judgement, Size, compute_round_limit_s, get_durations, get_ledger, is_finished
+The points are found, not listed: in a run without faults, every place in the code where a task of the victim waits
+within one round counts once, identified by the task's name and the innermost line of project code.
+The same seed then repeats the run up to exactly that step, and the process dies there.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from psyche.sim.hosts import ClientHost
+from psyche.sim.runtime import Task, find_root
+from psyche.sim.scenarios.scenario import Scenario
+from psyche.sim.world import Outcome, World, simulate
+from psyche.telemetry import types
+from scenarios.base import Judgement, Size, compute_round_limit_s, get_durations, get_ledger, is_finished
+
+VICTIM: Final = "client-1"
+HEIGHT: Final = 2  # everything that a round may involve is under way: training, applying, fetching, attesting
+PACKAGE: Final = "/psyche/"
+STAND_INS: Final = ("/psyche/sim/", "/psyche/network/memory/")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A step of the victim's tasks, counted from the beginning of the round, and where it left the task."""
+
+    step: int
+    task: str
+    place: str
+
+
+class Watch(trio.abc.Instrument):
+    """Follows the victim's tasks through the round.
+
+    Args:
+        world: the world.
+        kill_at: the step after which the process dies; None kills nothing and finds `points` instead.
+    """
+
+    def __init__(self, world: World, kill_at: int | None = None) -> None:
+        self.points: dict[tuple[str, str], Point] = {}
+        self._victim: ClientHost = next(host for host in world.clients if host.name == VICTIM)
+        self._world = world
+        self._kill_at = kill_at
+        self._step = 0
+        self._is_on = False
+        world.trace.listeners.append(self._listen)
+
+    def _listen(self, node: str, event: types.Event) -> None:
+        if node != VICTIM or not isinstance(event, types.RoundStarted):
+            return
+        begins = (event.epoch, event.height) == (0, HEIGHT)
+        if begins and not self._is_on:
+            trio.lowlevel.add_instrument(self)
+        elif self._is_on and not begins:
+            trio.lowlevel.remove_instrument(self)
+        self._is_on = begins
+
+    def after_task_step(self, task: Task) -> None:
+        life = self._victim.life
+        if not self._is_on or life is None or life.root is None or find_root(task, {life.root: None}) is None:
+            return
+        self._step += 1
+        if self._kill_at is None:
+            self._note(task)
+        elif self._step == self._kill_at:
+            self._victim.kill()
+
+    def _note(self, task: Task) -> None:
+        place = ""
+        for frame, line in task.iter_await_frames():
+            name = frame.f_code.co_filename
+            if PACKAGE in name and not any(one in name for one in STAND_INS):
+                place = f"{name[name.rindex(PACKAGE) + 1 :]}:{line}"
+        if place:  # tasks of trio or of the simulation do not exist in a real process; ended tasks wait for nothing
+            self.points.setdefault((task.name, place), Point(self._step, task.name, place))
+
+
+def find_points(scenario: Scenario) -> list[Point]:
+    watches: list[Watch] = []
+    outcome = simulate(scenario, prepare=lambda world: watches.append(Watch(world)))
+    assert not outcome.violations, outcome.describe()
+    return sorted(watches[0].points.values(), key=lambda point: point.step)
+
+
+def play_killed(scenario: Scenario, point: Point) -> Outcome:
+    def prepare(world: World) -> None:
+        Watch(world, point.step)
+
+    return simulate(scenario, prepare=prepare)
 
 
 def find_stall(outcome: Outcome) -> str:

@@ -1,4 +1,4 @@
-"""Judges of the named rows: whether a run reached the figure that it must reach, beside the invariants."""
+"""Judges of the named scenarios: whether a run reached the figure that it must reach, beside the invariants."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -14,8 +14,7 @@ from psyche.sim.trace import EVENT_DIGITS
 from psyche.sim.world import Outcome, simulate
 from psyche.telemetry import types
 from psyche.telemetry.types import Wait, WaitOutcome
-from scenarios.builders import build_without_slow, get_halves, get_slow
-from scenarios.row import (
+from scenarios.base import (
     GRAIN_S,
     Judge,
     Judgement,
@@ -29,6 +28,7 @@ from scenarios.row import (
     get_ledger,
     is_finished,
 )
+from scenarios.builders import build_without_slow, get_halves, get_slow
 from scenarios.trend import compute_trends
 
 SLACK_S: Final = 0.2  # a few crossings of a line, and the journal's disk

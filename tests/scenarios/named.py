@@ -1,8 +1,8 @@
 """Named scenarios: what a run must survive, each with the figure that it must reach.
 
-The letters F (faults) and B (members that misbehave) name the same things everywhere. Each row is a scenario for any
-number of clients and rounds (`builders`) and a judge (`judges`), so that the same row is a test of
-seconds or a table of hours (`scripts/rows.py`).
+The letters F (faults) and B (members that misbehave) name the same things everywhere. Each is a scenario for any
+number of clients and rounds (`builders`) and a judge (`judges`), so that the same scenario is a test of
+seconds or a table of hours (`scripts/named_scenarios.py`).
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from psyche.sim.world import Outcome, World, simulate
 from scenarios import builders, judges
 from scenarios import byzantine_judges as lying
 from scenarios import chain_judges as on_chain
+from scenarios.base import Judge, Judgement, Named, Size, judge_all
 from scenarios.builders import build_lying
 from scenarios.byzantine_judges import judge_lies
 from scenarios.crash_judge import judge_crash_points
 from scenarios.judges import judge_end, judge_nobody_dropped
-from scenarios.row import Judge, Judgement, Named, Size, judge_all
 
 LONG: Final = Size(rounds=100, hours=3.0)
 LARGEST: Final = Size(clients=256, rounds=50)
@@ -101,22 +101,23 @@ MISBEHAVIOURS: Final = (
           builders.build_other_files, _lies(lying.judge_refused_files, lying.judge_unharmed)),
 )  # fmt: skip
 
-ROWS: Final[dict[str, Named]] = {row.row: row for row in (*FAULTS, *MISBEHAVIOURS)}
+SCENARIOS: Final[dict[str, Named]] = {one.name: one for one in (*FAULTS, *MISBEHAVIOURS)}
 
 
-def get_command(row: str, size: Size) -> str:
-    """The command that plays a row at this size."""
-    command = f"python scripts/rows.py --rows {row} --clients {size.clients} --rounds {size.rounds} --seeds {size.seed}"
-    for name in ("hours", "points"):
-        if getattr(size, name) != getattr(ROWS[row].full, name):  # else it is played so without being told
-            command += f" --{name} {getattr(size, name):g}"
+def get_command(name: str, size: Size) -> str:
+    """The command that plays a scenario at this size."""
+    command = f"python scripts/named_scenarios.py --names {name}"
+    command += f" --clients {size.clients} --rounds {size.rounds} --seeds {size.seed}"
+    for option in ("hours", "points"):
+        if getattr(size, option) != getattr(SCENARIOS[name].full, option):  # else it is played so without being told
+            command += f" --{option} {getattr(size, option):g}"
     return command
 
 
-def play_row(row: str, size: Size, *, prepare: Callable[[World], None] | None = None) -> tuple[Outcome, Judgement]:
-    """Play a row and judge it; what is violated does not hold either. `prepare` as of `simulate`."""
-    named = ROWS[row]
-    scenario = replace(named.build(size), name=row).with_origin(get_command(row, size))
+def play_named(name: str, size: Size, *, prepare: Callable[[World], None] | None = None) -> tuple[Outcome, Judgement]:
+    """Play a scenario and judge it; what is violated does not hold either. `prepare` as of `simulate`."""
+    named = SCENARIOS[name]
+    scenario = replace(named.build(size), name=name).with_origin(get_command(name, size))
     outcome = simulate(scenario, keep_lines=named.keep_lines, prepare=prepare)
     if outcome.violations:
         return outcome, Judgement(f"violated {outcome.violations[0]}", holds=False)

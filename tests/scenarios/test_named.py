@@ -11,22 +11,21 @@ from psyche.backends.solana.member.link import Reading
 from psyche.server import handler
 from psyche.server.handler import ReplyCache
 from psyche.sim.byzantine.programs import ByzantineMember
-from psyche.sim.crash_points import Point, find_points, play_killed
 from psyche.sim.invariants.ledger import EpochFacts, Ledger, Phase
 from psyche.sim.world import Outcome, simulate
 from psyche.telemetry import types
 from psyche.telemetry.events import Entry
+from scenarios.base import Size, compute_applied_share, get_events, get_ledger
 from scenarios.builders import build_base, build_quiet
 from scenarios.byzantine_judges import judge_inclusion, judge_lies, judge_unharmed, judge_unpaid
 from scenarios.chain_judges import FAILOVER_S, get_chain_facts
-from scenarios.crash_judge import find_stall
+from scenarios.crash_judge import Point, find_points, find_stall, play_killed
 from scenarios.judges import judge_admitted, judge_clocks, judge_flat, judge_records, judge_witnesses_replaced
-from scenarios.named import ROWS, play_row
-from scenarios.row import Size, compute_applied_share, get_events, get_ledger
+from scenarios.named import SCENARIOS, play_named
 from scenarios.trend import compute_trends
 
 SMALL = Size(clients=5, rounds=6)
-SIZES = {  # the smallest at which a row means something
+SIZES = {  # the smallest at which a scenario means something
     "F1": Size(clients=6, rounds=8),  # fewer, and those who die are too many of a round's witnesses
     "F2": Size(clients=3, rounds=4),  # at each of its points
     "F6": Size(clients=6, rounds=6),
@@ -37,12 +36,12 @@ SIZES = {  # the smallest at which a row means something
 }
 
 
-@pytest.mark.parametrize("row", sorted(ROWS))
-def test_a_named_scenario_reaches_its_figure(row: str) -> None:
-    named = ROWS[row]
-    outcome, judgement = play_row(row, SIZES.get(row, SMALL))
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_a_named_scenario_reaches_its_figure(name: str) -> None:
+    named = SCENARIOS[name]
+    outcome, judgement = play_named(name, SIZES.get(name, SMALL))
     assert not outcome.violations, outcome.describe()
-    assert judgement.holds, f"{row}, {named.title}: expected {named.expected}, seen {judgement.seen}"
+    assert judgement.holds, f"{name}, {named.title}: expected {named.expected}, seen {judgement.seen}"
 
 
 # --- that the judges can say no ----------------------------------------------------------------------------------
@@ -125,7 +124,7 @@ def test_who_is_short_of_a_credit_or_has_none_shows(played: Outcome) -> None:
 
 def test_a_kill_at_the_very_moment_at_which_a_round_begins_is_in_that_round() -> None:
     """Events have whole microseconds, rounds have not."""
-    outcome, _ = play_row("F3", SMALL)
+    outcome, _ = play_named("F3", SMALL)
     at_s = get_events(outcome, types.Killed)[0].t
     rounds = get_ledger(outcome).rounds
     (place,) = [place for place, one in rounds.items() if one.start_s <= at_s + 1e-6 and at_s < one.end_s]
@@ -152,7 +151,7 @@ def test_what_is_now_none_and_now_one_does_not_grow() -> None:
 
 
 def test_those_who_are_killed_in_every_epoch_die_at_points_of_their_own_within_a_round() -> None:
-    outcome, _ = play_row("F1", Size(clients=8, rounds=6))
+    outcome, _ = play_named("F1", Size(clients=8, rounds=6))
     begins = [one.start_s for one in get_ledger(outcome).rounds.values()]
     points = [min(e.t - at for at in begins if at <= e.t) for e in get_events(outcome, types.Killed)]
     assert len(points) == 2
@@ -163,12 +162,12 @@ def test_those_who_are_killed_in_every_epoch_die_at_points_of_their_own_within_a
 def test_repeats_that_the_server_does_not_know_again_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReplyCache, "get", lambda *_: None)
     monkeypatch.setattr(handler, "is_on_record", lambda *_: False)
-    assert not play_row("F13", SMALL)[1].holds
+    assert not play_named("F13", SMALL)[1].holds
 
 
 def test_a_doubt_between_endpoints_that_never_ends_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "DOUBT_S", 1e6)
-    assert not play_row("F12w", SMALL)[1].holds
+    assert not play_named("F12w", SMALL)[1].holds
 
 
 def test_clients_that_follow_one_endpoint_alone_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,14 +177,14 @@ def test_clients_that_follow_one_endpoint_alone_show(monkeypatch: pytest.MonkeyP
 
     take = RecordFollower._take
     monkeypatch.setattr(RecordFollower, "_take", take_first)
-    outcome, judgement = play_row("F12", Size(clients=3, rounds=6))
+    outcome, judgement = play_named("F12", Size(clients=3, rounds=6))
     assert not judgement.holds
     assert max(get_chain_facts(outcome).behind_s.values()) > 2 * FAILOVER_S
 
 
 def test_an_endpoint_that_was_wrong_and_is_believed_first_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "SILENT_SLOTS", -1_000_000)
-    assert {one.name for one in play_row("F12w", SMALL)[0].violations} == {"K1"}
+    assert {one.name for one in play_named("F12w", SMALL)[0].violations} == {"K1"}
 
 
 # --- F2 ----------------------------------------------------------------------------------------------------------

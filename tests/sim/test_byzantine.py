@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from scenarios.base import Size, get_events
 from scenarios.judges import judge_prompt
-from scenarios.named import play_row
-from scenarios.row import Size, get_events
+from scenarios.named import play_named
 from sim_kit import build, play
 
 from psyche.client.engine import announcements, tables
@@ -36,7 +36,9 @@ def get_applied(outcome: Outcome) -> dict[tuple[int, int], list[int]]:
     return {(one.epoch, one.height): list(one.members) for one in applied if one.update}
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"other_files"}))  # which needs who fetches a model: row B25
+@pytest.mark.parametrize(
+    "kind", sorted(KINDS.keys() - {"other_files"})
+)  # which needs who fetches a model: scenario B25
 def test_a_run_with_one_dishonest_member_of_five_trains_every_step(kind: str) -> None:
     outcome = play_with(kind)
     assert outcome.facts["told"][f"client-{LIAR}"], "it lied"
@@ -169,14 +171,14 @@ def test_what_is_believed_without_its_check_is_reported(
     break_check(monkeypatch)
     outcome = simulate(build(2, clients=5, byzantine=(ByzantineMember(who=LIAR, kind=kind),)))
     assert outcome.violations[0].name == name, outcome.describe()
-    assert not play_row(row, Size(clients=5, rounds=6))[1].holds
+    assert not play_named(row, Size(clients=5, rounds=6))[1].holds
 
 
 def test_a_bloom_that_is_said_to_hold_everything_is_reported_where_no_root_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(decision, "is_in_bloom", lambda *_: True)
-    outcome, judgement = play_row("B10", Size(clients=7, rounds=8))
+    outcome, judgement = play_named("B10", Size(clients=7, rounds=8))
     assert outcome.violations[0].name == "I4", outcome.describe()
     assert not judgement.holds
 
@@ -191,4 +193,4 @@ def test_a_manifest_that_is_believed_unchecked_is_reported(monkeypatch: pytest.M
         __hash__ = None  # type: ignore[assignment]
 
     monkeypatch.setattr(loading, "compute_offer_digest", lambda *_: AnyDigest())
-    assert not play_row("B25", Size(clients=5, rounds=6))[1].holds
+    assert not play_named("B25", Size(clients=5, rounds=6))[1].holds

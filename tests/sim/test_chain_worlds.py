@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from scenarios.row import get_events
+from scenarios.base import get_events
 from sim_kit import build, play
 
 from psyche.backends.solana.member.backend import SolanaBackend

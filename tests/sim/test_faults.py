@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 import trio
-from scenarios.row import get_events, get_ledger
+from scenarios.base import get_events, get_ledger
 from sim_kit import build, play
 
 from psyche.core.state.state import RunState

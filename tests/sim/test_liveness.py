@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scenarios.row import get_events
+from scenarios.base import get_events
 from sim_kit import build, play
 
 from psyche.client.engine.healing import Healing

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from scenarios.row import get_events, get_ledger
+from scenarios.base import get_events, get_ledger
 from sim_kit import play
 
 from psyche.core.state.limits import STRAGGLER_PERCENT

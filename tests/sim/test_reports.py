@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from kits.scripts import load
-from scenarios.named import ROWS, get_command, play_row
-from scenarios.row import Size
+from scenarios.base import Size
+from scenarios.named import SCENARIOS, get_command, play_named
 from sim_kit import build
 
 from psyche.forecast.inputs import load_scenario
@@ -93,21 +93,21 @@ def test_a_plan_of_a_file_is_played_again_by_its_path(tmp_path: Path) -> None:
     assert describe_replay(load_scenario(path)) == [f"replay: python scripts/soak.py --plan '{path}'"]
 
 
-@pytest.mark.parametrize("row", sorted(ROWS))
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
 @pytest.mark.parametrize("size", [Size(seed=7, clients=6, rounds=8), Size(clients=5, rounds=9, hours=2.0, points=3)])
-def test_a_row_is_played_again_at_its_size(row: str, size: Size) -> None:
-    rows = load("rows")
-    given = rows.build_parser().parse_args(shlex.split(get_command(row, size))[2:])
-    assert given.rows == [row]
-    assert rows.get_size(row, given, given.seeds[0]) == size
+def test_a_scenario_is_played_again_at_its_size(name: str, size: Size) -> None:
+    script = load("named_scenarios")
+    given = script.build_parser().parse_args(shlex.split(get_command(name, size))[2:])
+    assert given.names == [name]
+    assert script.get_size(name, given, given.seeds[0]) == size
 
 
-def test_a_row_that_fails_says_how_to_play_it() -> None:
-    outcome, judgement = play_row("F8", Size(clients=4, rounds=4, seed=3), prepare=break_record)
+def test_a_scenario_that_fails_says_how_to_play_it() -> None:
+    outcome, judgement = play_named("F8", Size(clients=4, rounds=4, seed=3), prepare=break_record)
     assert not judgement.holds
     text = outcome.describe()
     assert text.startswith("F8 seed 3: ")
-    assert "replay: python scripts/rows.py --rows F8 --clients 4 --rounds 4 --seeds 3\n" in text
+    assert "replay: python scripts/named_scenarios.py --names F8 --clients 4 --rounds 4 --seeds 3\n" in text
 
 
 # --- what ends a simulation --------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import trio
 from kits.tier import few
-from scenarios.row import get_events
+from scenarios.base import get_events
 from sim_kit import build, play
 from simulate_child import build_outvoted, build_repeated, build_scenario, play_digest
 

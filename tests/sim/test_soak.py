@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from kits.scripts import SCRIPTS, load
 from kits.tier import few
-from scenarios.named import ROWS
-from scenarios.row import Judgement, Size
+from scenarios.base import Judgement, Size
+from scenarios.named import SCENARIOS
 
 from psyche.sim.invariants.checker import Invariants
 from psyche.sim.scenarios.plan import write_scenario
@@ -40,8 +40,8 @@ def test_seeds_are_played_until_there_are_rounds_enough() -> None:
 @pytest.mark.parametrize(
     ("script", "option", "value"),
     [
-        ("rows", "--clients", "1000000000000"),
-        ("rows", "--clients", "-4"),
+        ("named_scenarios", "--clients", "1000000000000"),
+        ("named_scenarios", "--clients", "-4"),
         ("soak", "--seed", "x"),
         ("soak", "--processes", "0"),
     ],
@@ -78,7 +78,14 @@ def test_a_file_that_cannot_be_used_is_one_line_and_exit_code_2(
 
 @pytest.mark.parametrize(
     "command",
-    few(["soak.py --plan p.toml", "soak.py --from 88 --rounds 9 --processes 1", "soak.py --help", "rows.py --list"]),
+    few(
+        [
+            "soak.py --plan p.toml",
+            "soak.py --from 88 --rounds 9 --processes 1",
+            "soak.py --help",
+            "named_scenarios.py --list",
+        ]
+    ),
 )
 def test_who_reads_no_further_sees_no_traceback(command: str, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(write_scenario(Scenario(config={"total_steps": 1})))
@@ -88,18 +95,18 @@ def test_who_reads_no_further_sees_no_traceback(command: str, tmp_path: Path) ->
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_a_row_that_does_not_hold_says_why_and_how_to_play_it_again(
+def test_a_scenario_that_does_not_hold_says_why_and_how_to_play_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows, size = load("rows"), Size(clients=3, rounds=3, seed=2)
-    replay = "replay: python scripts/rows.py --rows F8 --clients 3 --rounds 3 --seeds 2"
-    monkeypatch.setattr(rows, "ProcessPoolExecutor", lambda *_args, **_options: nullcontext(builtins))
+    script, size = load("named_scenarios"), Size(clients=3, rounds=3, seed=2)
+    replay = "replay: python scripts/named_scenarios.py --names F8 --clients 3 --rounds 3 --seeds 2"
+    monkeypatch.setattr(script, "ProcessPoolExecutor", lambda *_args, **_options: nullcontext(builtins))
 
     def fail(checks: Invariants) -> None:
         checks.fail("I2", "nothing", "some\nthing")
 
     monkeypatch.setattr(Invariants, "check_end", fail)
-    assert not rows.play_all([("F8", size)], 1)
+    assert not script.play_all([("F8", size)], 1)
     told = capsys.readouterr()
     (table,) = told.out.splitlines()
     assert "violated I2" in table
@@ -107,15 +114,17 @@ def test_a_row_that_does_not_hold_says_why_and_how_to_play_it_again(
     assert (first[:11], second, len(events) > 50, last) == ("F8 seed 2: ", replay, True, "thing")
 
 
-def test_a_row_that_ends_with_an_error_or_misses_its_figure_says_how_to_play_it_again(
+def test_a_scenario_that_ends_with_an_error_or_misses_its_figure_says_how_to_play_it_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows, size = load("rows"), Size(clients=3, rounds=3, seed=2)
-    replay = "replay: python scripts/rows.py --rows F8 --clients 3 --rounds 3 --seeds 2"
-    monkeypatch.setitem(ROWS, "F8", dataclasses.replace(ROWS["F8"], judge=lambda *_: Judgement("nothing", holds=False)))
-    assert rows.play("F8", size).failure.splitlines() == ["F8 does not hold", replay]
-    monkeypatch.setitem(ROWS, "F8", dataclasses.replace(ROWS["F8"], judge=lambda *_: {}["x"]))
-    played = rows.play("F8", size)
+    script, size = load("named_scenarios"), Size(clients=3, rounds=3, seed=2)
+    replay = "replay: python scripts/named_scenarios.py --names F8 --clients 3 --rounds 3 --seeds 2"
+    monkeypatch.setitem(
+        SCENARIOS, "F8", dataclasses.replace(SCENARIOS["F8"], judge=lambda *_: Judgement("nothing", holds=False))
+    )
+    assert script.play("F8", size).failure.splitlines() == ["F8 does not hold", replay]
+    monkeypatch.setitem(SCENARIOS, "F8", dataclasses.replace(SCENARIOS["F8"], judge=lambda *_: {}["x"]))
+    played = script.play("F8", size)
     assert (played.holds, played.seen) == (False, "ended with KeyError('x')")
     assert played.failure.splitlines()[1] == replay
 

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 from kits.tier import few
-from scenarios.row import get_events
+from scenarios.base import get_events
 
 from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.scenarios.scenario import MachineClass, Scenario

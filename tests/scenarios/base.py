@@ -17,13 +17,13 @@ GRAIN_S: Final = 1.0  # the record's times are whole seconds (T1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How large a row is played."""
+    """How large a scenario is played."""
 
     seed: int = 1  # of all chance
     clients: int = 16  # how many
     rounds: int = 100
-    hours: float = 0.0  # of simulated time, for rows that are about time
-    points: int = 0  # of what a row enumerates, so many spread evenly; 0: all
+    hours: float = 0.0  # of simulated time, for scenarios that are about time
+    points: int = 0  # of what a scenario enumerates, so many spread evenly; 0: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ Judge = Callable[[Outcome, Size], Judgement]
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """One row.
+    """One scenario.
 
     `expected` says in words what `judge` checks beside the invariants, which hold in every scenario. `full` is the
     size at which it says most, where that is not the usual one. `keep_lines`: whether its judge reads events.
     """
 
-    row: str
+    name: str
     title: str
     expected: str
     build: Callable[[Size], Scenario]

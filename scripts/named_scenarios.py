@@ -1,12 +1,12 @@
 """Plays the named scenarios at full size and prints whether each reaches its target figure.
 
-python scripts/rows.py                                      all rows: 16 clients, 100 rounds, seed 1
-python scripts/rows.py --rows F6 F9 --clients 8 --rounds 40 --seeds 1 2 3
-python scripts/rows.py --rows F24 --rounds 960 --hours 24   a whole day, with the memory of this process by the hour
-python scripts/rows.py --list
+python scripts/named_scenarios.py  all: 16 clients, 100 rounds, seed 1
+python scripts/named_scenarios.py --names F6 F9 --clients 8 --rounds 40 --seeds 1 2 3
+python scripts/named_scenarios.py --names F24 --rounds 960 --hours 24  a day, with this process's memory by the hour
+python scripts/named_scenarios.py --list
 
-Rows that are more telling at another size run at that size (--list shows it), unless an option sets it.
-The exit code is 1 if a row misses its figure; the reason, and how to replay it, go to stderr.
+Scenarios that are more telling at another size run at that size (--list shows it), unless an option sets it.
+The exit code is 1 if a scenario misses its figure; the reason, and how to replay it, go to stderr.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # the tests have the same rows
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # the tests have them too
 
-from scenarios.named import ROWS, get_command, play_row
-from scenarios.row import Size
+from scenarios.base import Size
+from scenarios.named import SCENARIOS, get_command, play_named
 from scenarios.trend import compute_trends
 from soak import LARGEST_SEED, MOST_PROCESSES, MOST_ROUNDS, bounded, run_for_reader
 
@@ -40,9 +40,9 @@ MOST_HOURS = 10_000
 
 @dataclass(frozen=True)
 class Played:
-    """The result of one row."""
+    """The result of one scenario."""
 
-    row: str
+    name: str
     size: Size
     seen: str
     holds: bool
@@ -52,10 +52,10 @@ class Played:
 
     def describe(self) -> str:
         """One line of a Markdown table."""
-        named, size = ROWS[self.row], self.size
+        named, size = SCENARIOS[self.name], self.size
         how = f"{size.clients} x {size.rounds}, seed {size.seed}"
         holds = "yes" if self.holds else "**no**"
-        cells = (self.row, named.title, how, named.expected, self.seen, holds, f"{self.seconds:.0f} s")
+        cells = (self.name, named.title, how, named.expected, self.seen, holds, f"{self.seconds:.0f} s")
         return f"| {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in cells)} | {self.memory_mib} MiB |"
 
 
@@ -68,7 +68,7 @@ class Meter:
     def watch(self, world: World) -> None:
         """Measure at every logged event."""
 
-        def listen(_node: str, _kind: str, _fields: object) -> None:
+        def listen(_node: str, _event: object) -> None:
             now = world.invariants.ledger.now
             if now >= HOUR_S * len(self.samples):
                 self.samples.append((now, {"memory": get_memory_bytes()}))
@@ -86,38 +86,38 @@ def get_memory_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def play(row: str, size: Size) -> Played:
+def play(name: str, size: Size) -> Played:
     meter, started, failure = Meter(), time.monotonic(), ""
     try:
-        outcome, judgement = play_row(row, size, prepare=meter.watch if size.hours else None)
+        outcome, judgement = play_named(name, size, prepare=meter.watch if size.hours else None)
         seen, holds = judgement.seen + meter.describe(), judgement.holds
         if not holds:
             failure = outcome.describe() if outcome.violations else describe_miss(outcome)
     except Exception as error:  # noqa: BLE001 - any exception of a simulation is a finding
         seen, holds = f"ended with {find_cause(error)!r}", False
-        failure = get_report(error, Scenario(seed=size.seed, name=row).with_origin(get_command(row, size)))
+        failure = get_report(error, Scenario(seed=size.seed, name=name).with_origin(get_command(name, size)))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1_024
-    return Played(row, size, seen, holds, time.monotonic() - started, memory, failure)
+    return Played(name, size, seen, holds, time.monotonic() - started, memory, failure)
 
 
 def describe_miss(outcome: Outcome) -> str:
-    """Describe a row without violations that misses its figure."""
+    """Describe a scenario without violations that misses its figure."""
     return "\n".join([f"{outcome.scenario.name} does not hold", *describe_replay(outcome.scenario)])
 
 
-def get_size(row: str, given: argparse.Namespace, seed: int) -> Size:
+def get_size(name: str, given: argparse.Namespace, seed: int) -> Size:
     names = ("clients", "rounds", "hours", "points")
     changes: dict[str, Any] = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    return dataclasses.replace(ROWS[row].full, seed=seed, **changes)
+    return dataclasses.replace(SCENARIOS[name].full, seed=seed, **changes)
 
 
 def play_all(work: Sequence[tuple[str, Size]], processes: int) -> bool:
-    rows, sizes = zip(*work, strict=True)
+    names, sizes = zip(*work, strict=True)
     with ProcessPoolExecutor(
         processes, max_tasks_per_child=1, initializer=logging.disable
-    ) as pool:  # a new process for each row, so that memory is measured for the row alone
+    ) as pool:  # a new process for each, so that its memory is measured alone
         found = list[bool]()
-        for played in pool.map(play, rows, sizes):
+        for played in pool.map(play, names, sizes):
             print(played.describe(), flush=True)
             if played.failure:
                 print(played.failure, file=sys.stderr, flush=True)
@@ -127,25 +127,27 @@ def play_all(work: Sequence[tuple[str, Size]], processes: int) -> bool:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", choices=sorted(ROWS), default=list(ROWS), metavar="ROW")
+    parser.add_argument("--names", nargs="+", choices=sorted(SCENARIOS), default=list(SCENARIOS), metavar="NAME")
     parser.add_argument("--clients", type=bounded(3, MAX_CLIENTS))
     parser.add_argument("--rounds", type=bounded(1, MOST_ROUNDS))
-    parser.add_argument("--hours", type=bounded(0, MOST_HOURS), help="of simulated time, for rows about time")
-    parser.add_argument("--points", type=bounded(0, MOST_ROUNDS), help="of what a row enumerates, only so many; 0: all")
+    parser.add_argument("--hours", type=bounded(0, MOST_HOURS), help="of simulated time, for scenarios about time")
+    parser.add_argument(
+        "--points", type=bounded(0, MOST_ROUNDS), help="of what a scenario enumerates, only so many; 0: all"
+    )
     parser.add_argument("--seeds", type=bounded(0, LARGEST_SEED), nargs="+", default=[1])
     parser.add_argument("--processes", type=bounded(1, MOST_PROCESSES), default=1)
-    parser.add_argument("--list", action="store_true", help="the rows and their sizes")
+    parser.add_argument("--list", action="store_true", help="the scenarios and their sizes")
     return parser
 
 
 def main() -> int:
     given = build_parser().parse_args()
-    work = [(row, get_size(row, given, seed)) for row, seed in itertools.product(given.rows, given.seeds)]
+    work = [(name, get_size(name, given, seed)) for name, seed in itertools.product(given.names, given.seeds)]
     if given.list:
-        for row, size in work:
-            print(f"{row:4} {size.clients:>4} clients {size.rounds:>4} rounds  {ROWS[row].title}")
+        for name, size in work:
+            print(f"{name:4} {size.clients:>4} clients {size.rounds:>4} rounds  {SCENARIOS[name].title}")
         return 0
-    print("| row | what happens | clients x rounds | expected | seen | holds | took | memory |")
+    print("| name | what happens | clients x rounds | expected | seen | holds | took | memory |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     return 0 if play_all(work, given.processes) else 1
 

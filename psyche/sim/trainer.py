@@ -18,7 +18,7 @@ import trio
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from psyche.core.encoding.manifest import TensorEntry, encode_manifest
+from psyche.core.encoding.manifest import Manifest, TensorEntry, blank_values, encode_manifest
 from psyche.core.encoding.plan import TransformPlan, compute_plan, encode_plan
 from psyche.core.state.state import ZERO32, Optimizer
 from psyche.errors import TrainerError
@@ -202,13 +202,17 @@ class SimTrainer:
             if request.keep_momentum:
                 self.trained, self.momentum = info.train_count, blake3_hash(b"momentum", info.digest)
         else:
-            self.files = read_model_files(Path(request.path))
+            self.files = self.read_model(Path(request.path))
             self.weights = (np.arange(WEIGHTS, dtype=np.float32) - WEIGHTS / 2) / np.float32(WEIGHTS)
         return LoadReply(
-            plan=encode_plan(self.codec.plan), weight_root=self.compute_root(), parameters=WEIGHTS,
+            plan=encode_plan(self.codec.plan), weight_root=self.compute_part(), parameters=WEIGHTS,
             vocab_size=VOCAB, numeric_class=self.machine.numeric_class, device="simulated", chain=chain,
             train_count=self.trained, prev_commitment=prev,
         )  # fmt: skip
+
+    def read_model(self, folder: Path) -> dict[str, bytes]:
+        """The small files of a model folder."""
+        return read_model_files(folder)
 
     def _get_parts(self) -> list[bytes]:
         raw = self._get_weights().astype("<f4").tobytes()
@@ -223,6 +227,13 @@ class SimTrainer:
     def compute_root(self) -> bytes:
         """The weight root of what it holds; raises TrainerError where it holds nothing."""
         return blake3_hash(encode_manifest(self._get_entries(), get_file_entries(self.files)))
+
+    def compute_part(self) -> bytes:
+        """What a digest is made of: the weight root, without the values where those of members differ (S2)."""
+        if self.codec.plan.one_bit:
+            return self.compute_root()
+        blank = blank_values(Manifest(self._get_entries(), get_file_entries(self.files)))
+        return blake3_hash(encode_manifest(blank.tensors, blank.files))
 
     async def train(self, request: TrainRequest) -> TrainReply:
         self._check_alive()
@@ -293,7 +304,7 @@ class SimTrainer:
             moved = (weights - np.float32(request.lr) * total).astype(np.float32)
             self._flip(moved)
             self.weights = moved
-        return ApplyReply(weight_part=self.compute_root(), is_full=True, seconds=self.machine.apply_s)
+        return ApplyReply(weight_part=self.compute_part(), is_full=True, seconds=self.machine.apply_s)
 
     def _flip(self, weights: NDArray[np.float32]) -> None:
         if self.faults.flip is not None:
@@ -307,7 +318,7 @@ class SimTrainer:
         await trio.sleep(self.machine.snapshot_s)
         root = self.compute_root()
         await trio.to_thread.run_sync(self._assemble, request, root)
-        return SnapshotReply(path=request.path, size_bytes=4 * WEIGHTS, weight_root=root, seconds=0.0)
+        return SnapshotReply(path=request.path, size_bytes=4 * WEIGHTS, weight_root=self.compute_part(), seconds=0.0)
 
     def _assemble(self, request: SnapshotRequest, root: bytes) -> None:
         info = SnapshotInfo(

@@ -115,7 +115,7 @@ class NoEngine:
 
 def build_offer(weights: bytes = b"w" * 32, **changes: Any) -> tuple[Offer, bytes]:
     """An honest manifest and the digest it gives."""
-    entry = TensorEntry("weight", (8,), blob_id_of(weights))
+    entry = TensorEntry("weight.00", (len(weights) // 4,), blob_id_of(weights))
     manifest = encode_manifest([entry], FILES)
     offer = Offer(manifest=manifest, chain=CHAIN, epoch=3, step=30, data_index=300)
     return msgspec.structs.replace(offer, **changes), compute_state_digest(CHAIN, blake3_hash(manifest))
@@ -129,9 +129,9 @@ def answer_with(offer: Offer | bytes) -> Answer:
 
 async def write_snapshot(path: Path, name: str, *, chain: bytes = CHAIN, **changes: Any) -> bytes:
     """A snapshot of the weights of this name, as a trainer writes it; their digest."""
-    trainer = DummyTrainer(weights=blake3_hash(name.encode()))
+    trainer = DummyTrainer(name=name)
     values: dict[str, Any] = {"epoch": 0, "step": 1, "data_index": 0} | changes
-    values.setdefault("digest", compute_state_digest(chain, trainer._get_part()))
+    values.setdefault("digest", compute_state_digest(chain, trainer.compute_part()))
     await trainer.snapshot(SnapshotRequest(kind="resume", path=str(path), chain=chain, **values))
     return values["digest"]
 
@@ -154,7 +154,7 @@ class Place:
         self, name: str = "weights", *, epoch: int = 0, step: int = 1, chain: bytes = CHAIN, lying: bool = False
     ) -> bytes:
         """A snapshot as a trainer writes it; the digest of its weights."""
-        part = DummyTrainer(weights=blake3_hash(name.encode()))._get_part()
+        part = DummyTrainer(name=name).compute_part()
         digest = build_hash("a lie") if lying else compute_state_digest(chain, part)
         path = self.snapshots / get_snapshot_folder(epoch, step, digest)
         return await write_snapshot(

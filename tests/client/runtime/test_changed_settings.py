@@ -1,6 +1,6 @@
 """P4, P9: what an owner changes of a paused run is what its clients train with after the resume."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import trio
@@ -16,19 +16,20 @@ from psyche.wire.trainer import LoadReply, LoadRequest, TrainReply, TrainRequest
 LIMIT_S = 3_000
 
 
-@dataclass
 class WatchedTrainer(DummyTrainer):
     """Remembers what it was asked to load and to train, in this order."""
 
-    asked: list[LoadRequest | TrainRequest] = field(default_factory=list)
+    def __init__(self, train_s: float) -> None:
+        super().__init__(train_s)
+        self.asked: list[LoadRequest | TrainRequest] = []
 
     async def load(self, request: LoadRequest) -> LoadReply:
         self.asked.append(request)
-        return await DummyTrainer.load(self, request)
+        return await super().load(request)
 
     async def train(self, request: TrainRequest) -> TrainReply:
         self.asked.append(request)
-        return await DummyTrainer.train(self, request)
+        return await super().train(request)
 
     def get_settings(self, *, resumed: bool, last_step: int) -> tuple[set[float], set[int], set[float | None]]:
         """The rates, samples and weight decays it has trained with before the pause or after it."""

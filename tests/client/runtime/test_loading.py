@@ -17,7 +17,7 @@ from psyche.errors import NetworkError, TrainerError
 from psyche.modeling.snapshot import read_snapshot_info
 from psyche.telemetry import types
 from psyche.testing.builders import build_hash
-from psyche.testing.dummy_trainer import DummyTrainer
+from psyche.testing.dummy_trainer import DummyTrainer, build_weights
 from psyche.wire.crypto import blake3_hash, blob_id_of, compute_state_digest
 from psyche.wire.ports import SyncReply, SyncRequest
 from psyche.wire.trainer import SnapshotRequest
@@ -150,7 +150,7 @@ async def test_a_tensor_with_other_bytes_is_refused(place: Place) -> None:
     offer, digest = build_offer()
     place.network.answers = {KEYS[1]: answer_with(offer)}
     place.network.blobs[blob_id_of(b"w" * 32)] = b"x" * 32
-    with pytest.raises(TrainerError, match="is not weight of the manifest"):
+    with pytest.raises(TrainerError, match=r"is not weight\.00 of the manifest"):
         await place.fetch(digest)
     assert place.get_digests() == set()
 
@@ -241,7 +241,7 @@ async def test_blobs_that_a_kept_snapshot_shares_are_still_offered(place: Place)
     assert place.network.withdrawn == [], "the second snapshot's weights are those of the first"
     fourth = await place.write_snapshot("yet other weights", epoch=3, step=4)
     await place.loader.keep(third, fourth)
-    assert place.network.withdrawn == [blob_id_of(blake3_hash(b"same weights"))]
+    assert place.network.withdrawn == [blob_id_of(build_weights("same weights").tobytes())]
 
 
 # --- serving
@@ -280,8 +280,8 @@ async def test_in_full_value_mode_the_first_members_copy_leads(tmp_path: Path) -
     place = Place(tmp_path)
     place.state.model.optimizer.quantize_1bit = False
     place.state.clients = [Client(p2p=key) for key in KEYS[:3]]
-    trainer = DummyTrainer(weights=blake3_hash(b"own"), one_bit=False)
-    digest = compute_state_digest(CHAIN, trainer._get_part())
+    trainer = DummyTrainer(name="own", one_bit=False)
+    digest = compute_state_digest(CHAIN, trainer.compute_part())
     path = place.snapshots / get_snapshot_folder(0, 1, digest)
     request = SnapshotRequest(
         kind="resume", path=str(path), epoch=0, step=1, data_index=0, chain=CHAIN, digest=digest
@@ -292,9 +292,10 @@ async def test_in_full_value_mode_the_first_members_copy_leads(tmp_path: Path) -
     assert source.name == types.WeightSource.OWN_SNAPSHOT
     assert place.network.asked == [], "it is the first member itself"
     place.network.key = KEYS[2]
-    offer, _ = build_offer()
+    others = build_weights("others").tobytes()
+    offer, _ = build_offer(others)
     place.network.answers = {KEYS[1]: answer_with(offer)}
-    place.network.blobs = {blob_id_of(b"w" * 32): b"w" * 32, blob_id_of(b"{}"): b"{}"}
+    place.network.blobs = {blob_id_of(others): others, blob_id_of(b"{}"): b"{}"}
     source = await place.loader.find_leading(place.state, digest, 1e9)
     assert source is not None
     assert source.name == types.WeightSource.PEERS

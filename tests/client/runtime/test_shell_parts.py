@@ -253,8 +253,8 @@ async def test_a_client_finds_its_snapshots_wherever_its_models_were_written(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     """P6: restarted with another --checkpoint-dir, or with none."""
-    trainer = DummyTrainer(weights=bytes(range(32)))
-    digest = compute_state_digest(ZERO32, trainer._get_part())
+    trainer = DummyTrainer()
+    digest = compute_state_digest(ZERO32, trainer.compute_part())
     async with trio.open_nursery() as nursery:
         before = Place(tmp_path / "data", checkpoint_dir=tmp_path / "models", trainer=trainer)
         nursery.start_soon(before.run)

@@ -12,8 +12,8 @@ from trio.testing import MockClock
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, RunState
 from psyche.telemetry import types
 from psyche.telemetry.types import WeightSource
-from psyche.testing.builders import build_config, build_hash, build_model
-from psyche.testing.dummy_trainer import DummyTrainer
+from psyche.testing.builders import build_config, build_model
+from psyche.testing.dummy_trainer import DummyTrainer, build_weights
 from psyche.testing.swarm import open_swarm
 from psyche.wire.crypto import compute_state_digest
 from psyche.wire.trainer import LoadRequest
@@ -128,7 +128,7 @@ async def test_in_full_value_mode_every_epoch_goes_on_from_one_members_copy(
     config = build_config(init_min_clients=3, min_clients=2, total_steps=9, rounds_per_epoch=4)
     model = build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"))
     model.optimizer.quantize_1bit = False
-    trainers = [DummyTrainer(train_s=0.5, one_bit=False, drift=bytes([number])) for number in range(3)]
+    trainers = [DummyTrainer(train_s=0.5, one_bit=False, drift=number) for number in range(3)]
     with trio.fail_after(LIMIT_S):
         async with open_swarm(3, tmp_path, config=config, model=model, make_trainer=trainers.__getitem__) as swarm:
             codes = await swarm.run()
@@ -157,7 +157,7 @@ async def test_a_client_that_lost_a_set_of_its_replay_store_takes_the_agreed_wei
             member.engine.on_weights_wanted = lambda *_: (False, [])  # type: ignore[method-assign]
         await swarm.coordinator.wait_until(lambda state: state.progress.epoch == 1 and state.current.height == 3)
         shutil.rmtree(swarm.members[2].settings.data_dir / "replay" / "epoch-00001")
-        trainers[2].weights = build_hash("a flipped bit")
+        trainers[2].weights = build_weights("a flipped bit")
 
     with trio.fail_after(LIMIT_S):
         opened = open_swarm(4, tmp_path, config=config, make_trainer=trainers.__getitem__)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 from kits.clocks import wait_until_all_rest
@@ -23,21 +24,22 @@ from psyche.errors import DataError, NetworkError, TrainerError, UnusableDataErr
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.telemetry import types
 from psyche.testing.builders import build_hash
-from psyche.testing.dummy_trainer import DummyTrainer
-from psyche.wire.crypto import blake3_hash, compute_chain_digest, compute_state_digest
+from psyche.testing.dummy_trainer import DummyTrainer, build_weights
+from psyche.wire.crypto import compute_chain_digest, compute_state_digest
 from psyche.wire.trainer import ApplyReply, ApplyRequest, LoadReply, LoadRequest, SnapshotReply, SnapshotRequest
 
 LIMIT_S = 20
 
 
-@dataclass
 class Trainer(DummyTrainer):
     """A dummy whose next calls fail as told, by the name of the call."""
 
-    failures: dict[str, list[Exception]] = field(default_factory=dict)
-    calls: list[str] = field(default_factory=list)
-    loads: list[LoadRequest] = field(default_factory=list)
-    restarts: int = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures: dict[str, list[Exception]] = {}
+        self.calls: list[str] = []
+        self.loads: list[LoadRequest] = []
+        self.restarts = 0
 
     def note(self, call: str) -> None:
         self.calls.append(call)
@@ -279,14 +281,14 @@ async def test_final_weights_that_cost_the_trainer_its_life_are_asked_for_again(
 
 async def test_a_snapshot_of_other_weights_than_its_digest_says_is_none(place: Place) -> None:
     """P6: the weights may have changed since the digest was computed; certified must name what can be loaded."""
-    place.trainer.weights = blake3_hash(b"right")
+    place.trainer.weights = build_weights("right")
     chain = build_hash("chain")
-    digest = compute_state_digest(chain, place.trainer._get_part())
+    digest = compute_state_digest(chain, place.trainer.compute_part())
     snapshot = act.WriteSnapshot(1, 3, 4, 40, chain, digest, ZERO32)
     (event,) = await place.ask(snapshot)
     assert isinstance(event, act.SnapshotWritten)
     assert event.reply is not None
-    place.trainer.weights = blake3_hash(b"a flipped bit")
+    place.trainer.weights = build_weights("a flipped bit")
     (event,) = await place.ask(snapshot)
     assert (event.digest, event.reply) == (digest, None)
     assert event.failed is not None, "so that it can be tried again"
@@ -296,13 +298,17 @@ async def test_a_snapshot_of_other_weights_than_its_digest_says_is_none(place: P
 # --- S7
 
 
+def build_body(height: int) -> bytes:
+    return DummyTrainer().codec.make(build_hash("body", height))
+
+
 def store_sets(place: Place, heights: int) -> None:
     for height in range(heights):
         entry = act.AppliedSet(
             epoch=1, height=height, step=height + 1, lr=1e-3, lr_bits=height, run_update=height > 1, full_digest=True,
             random_seed=height, applied=((0, build_hash(height)),), blobs=(b"b" * 32,),
         )  # fmt: skip
-        place.replay.write(entry, (b"body %d" % height,))
+        place.replay.write(entry, (build_body(height),))
 
 
 async def test_a_replay_gives_the_digests_of_every_height(place: Place) -> None:
@@ -312,17 +318,17 @@ async def test_a_replay_gives_the_digests_of_every_height(place: Place) -> None:
     place.shell.replay_written.set()
     (event,) = await place.ask(act.Heal(1, digest, 3))
     assert isinstance(event, act.Healed)
-    twin = DummyTrainer(weights=blake3_hash(b"certified"))
+    twin = DummyTrainer(name="certified")
     chain, digests = digest, {}
     for height in range(4):
         reply = await twin.apply(
-            ApplyRequest(height=height, lr=1e-3, payloads=(b"body %d" % height,), run_update=height > 1,
+            ApplyRequest(height=height, lr=1e-3, payloads=(build_body(height),), run_update=height > 1,
                          full_digest=True, random_seed=height)
         )  # fmt: skip
         chain = compute_chain_digest(chain, 1, height, height + 1, height, ((0, build_hash(height)),))
         digests[height] = compute_state_digest(chain, reply.weight_part)
     assert (event.chain, event.digests, event.is_full) == (chain, digests, dict.fromkeys(range(4), True))
-    assert place.trainer.weights == twin.weights
+    assert np.array_equal(place.trainer.weights, twin.weights)
 
 
 async def test_a_replay_passes_over_an_own_snapshot_that_is_not_what_it_says(place: Place) -> None:
@@ -427,7 +433,7 @@ async def test_a_snapshot_that_fails_is_said_and_costs_no_weights(place: Place) 
     """F16: training goes on."""
     place.trainer.failures["snapshot resume"] = [TrainerError("no space left")]
     chain = build_hash("chain")
-    digest = compute_state_digest(chain, place.trainer._get_part())
+    digest = compute_state_digest(chain, place.trainer.compute_part())
     snapshot = act.WriteSnapshot(0, 5, 6, 60, chain, digest, ZERO32)
     (event,) = await place.ask(snapshot)
     assert isinstance(event, act.SnapshotWritten)

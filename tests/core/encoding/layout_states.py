@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from psyche.core.committee.schedule import round_f32
 from psyche.core.encoding.records import TaggedLayout
 from psyche.core.encoding.tables import LR_SCHEDULE, OPTIMIZER
-from psyche.core.state.messages import WitnessMessage
 from psyche.core.state.settings import Key, get_keys
 from psyche.core.state.state import (
     Audit,
@@ -170,11 +169,6 @@ STATES = st.builds(
     u(64),
     few(text(128).filter(bool), 4),
 )
-WITNESSES = st.builds(
-    WitnessMessage, u(16), u(32), u(16), WITNESS_FLAGS, u(32), BITS, BITS, BITS,
-    st.binary(min_size=320, max_size=320), HASH, HASH, st.binary(max_size=256),
-)  # fmt: skip
-
 # Shrinking a whole state would take minutes and make nothing clearer: the error names the field.
 
 

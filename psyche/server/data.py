@@ -12,14 +12,7 @@ from psyche.wire.crypto import Identity
 
 
 class RunData:
-    """A data server that follows the run's rounds.
-
-    Args:
-        server: serves the samples.
-        host: the address to listen on.
-        port: from the run's `data_location`, which clients use.
-        kept_files: how many files it may keep open.
-    """
+    """A data server that follows the run's rounds; the port is that of the run's `data_location`."""
 
     def __init__(self, server: DataServer, host: str, port: int, kept_files: int = 0) -> None:
         self.server = server

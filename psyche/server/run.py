@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -11,9 +10,8 @@ from psyche.core.state.genesis import create_run
 from psyche.core.state.state import ZERO32, Config, Coordinator, Metadata, Model, Progress
 from psyche.errors import ConfigError, PsycheError, UnusableModelError
 from psyche.modeling.first_weights import compute_first_digest
-from psyche.server.access import AccessChanges
-from psyche.server.journal.journal import Journal, JournalDisk, JournalError
-from psyche.server.journal.recovery import create_journal, recover
+from psyche.server.journal.journal import JournalDisk, JournalError
+from psyche.server.journal.recovery import OpenRun, create_journal, recover
 from psyche.wire.crypto import blake3_hash
 
 FILE_HASH_NAME: Final = "run-file.hash"  # of the run's file that the record was last equal to, and of changes since
@@ -50,20 +48,6 @@ class RunDefinition(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class OpenRun:
-    """A run with its journal. `is_new`: nothing was recovered; `notes`: messages for the user about the recovery."""
-
-    state: Coordinator
-    journal: Journal
-    now: int
-    op_ids: tuple[bytes, ...]
-    is_new: bool
-    records: int
-    notes: tuple[str, ...]
-    access: AccessChanges = field(default_factory=AccessChanges)
-
-
 NOT_ON_RECORD: Final = (
     "the first weights are not on record, so every client needs the model folder, or a quorum of others that show the "
     "same weights"
@@ -90,11 +74,8 @@ def open_run(
     """
     found = recover(disk, accept_loss=accept_loss)
     if found is not None:
-        notes = (*found.notes, *_check_file(disk, found.state, file))
-        return OpenRun(
-            found.state, found.journal, found.now, found.op_ids, is_new=False, records=found.records, notes=notes,
-            access=found.access,
-        )  # fmt: skip
+        found.notes += _check_file(disk, found.state, file)
+        return found
     created = now()
     uid = compute_run_uid(server_key, file.run_id, created)
     first_weights, notes = find_first_weights(file.model, model_folder)
@@ -105,7 +86,7 @@ def open_run(
     state.pending_pause = file.pending_pause
     journal = create_journal(disk, created, encode_state(state))
     _remember_file(disk, file)
-    return OpenRun(state, journal, created, (), is_new=True, records=0, notes=notes)
+    return OpenRun(state, journal, created, notes=notes, is_new=True)
 
 
 def find_first_weights(model: Model, folder: Path | None) -> tuple[bytes, tuple[str, ...]]:

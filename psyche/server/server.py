@@ -31,8 +31,9 @@ from psyche.server.data import RunData, open_run_data
 from psyche.server.handler import CoordinatorHandler
 from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.journal import JournalDisk
+from psyche.server.journal.recovery import OpenRun
 from psyche.server.reports import ReportSummary
-from psyche.server.run import OpenRun, RunDefinition, hash_settings, open_run, remember_change
+from psyche.server.run import RunDefinition, hash_settings, open_run, remember_change
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire.access import Access

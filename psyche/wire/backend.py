@@ -114,18 +114,9 @@ class RecordRequest(msgspec.Struct, frozen=True, array_like=True, tag="record"):
 
 
 RequestBody: TypeAlias = (
-    HelloRequest
-    | SubscribeRequest
-    | PingRequest
-    | SubmitRequest
-    | AnnounceRequest
-    | EarningsRequest
-    | AllowedRequest
-    | StatusRequest
-    | ReportRequest
-    | MembersRequest
-    | RecordRequest
-)
+    HelloRequest | SubscribeRequest | PingRequest | SubmitRequest | AnnounceRequest | EarningsRequest | AllowedRequest
+    | StatusRequest | ReportRequest | MembersRequest | RecordRequest
+)  # fmt: skip
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -332,20 +323,10 @@ class ShuttingDown(BackendError):
     """The server is shutting down; it may come back."""
 
 
-_SERVER_ERRORS: Final[dict[str, type[BackendError]]] = {
-    kind.__name__: kind
-    for kind in (
-        RequestRefused,
-        NotOwner,
-        NotAllowed,
-        WrongRun,
-        WrongVersion,
-        BadRequest,
-        Replaced,
-        Overloaded,
-        ShuttingDown,
-    )
-}
+_REFUSALS: Final = (
+    RequestRefused, NotOwner, NotAllowed, WrongRun, WrongVersion, BadRequest, Replaced, Overloaded, ShuttingDown,
+)  # fmt: skip
+_SERVER_ERRORS: Final[dict[str, type[BackendError]]] = {kind.__name__: kind for kind in _REFUSALS}
 _CORE_ERRORS: Final = {kind.__name__: kind for kind in REFUSALS.values()}
 _request_decoder: Final = msgspec.msgpack.Decoder(Request)
 _server_decoder: Final = msgspec.msgpack.Decoder(ServerMessage)

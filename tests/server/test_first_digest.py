@@ -7,7 +7,8 @@ from kits.server import OWNER, MemoryDisk, RunFile
 
 from psyche.core.state.state import Mark
 from psyche.modeling.first_weights import compute_first_digest
-from psyche.server.run import OpenRun, open_run
+from psyche.server.journal.recovery import OpenRun
+from psyche.server.run import open_run
 from psyche.testing.builders import START_UNIX
 
 

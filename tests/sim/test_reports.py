@@ -14,7 +14,7 @@ from sim_kit import build
 from psyche.forecast.inputs import load_scenario
 from psyche.network.limits import NetworkLimits
 from psyche.server.journal.journal import JournalDisk
-from psyche.server.journal.recovery import RecoveredState, recover
+from psyche.server.journal.recovery import OpenRun, recover
 from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.disk import DiskHandle
 from psyche.sim.faults import Kill, TornWrite
@@ -128,7 +128,7 @@ def test_a_torn_tail_that_recovery_leaves_is_reported_with_both_sides(monkeypatc
 
 
 def test_a_record_that_is_not_in_the_files_is_reported_with_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(disk: JournalDisk) -> RecoveredState | None:
+    def forget(disk: JournalDisk) -> OpenRun | None:
         found = recover(disk)
         if found is not None:
             found.state.progress.step += 1

@@ -23,15 +23,7 @@ from psyche.wire.line.tls import make_channel
 
 
 class Hub:
-    """All connections of a server.
-
-    Args:
-        handler: answers the requests.
-        identity: the server's key.
-        now: the run's clock, in Unix seconds.
-        sink: receives events.
-        note_work: called after each call of the handler.
-    """
+    """All connections of a server; `now` is the run's clock, and `note_work` is called after each of the handler's."""
 
     def __init__(
         self,

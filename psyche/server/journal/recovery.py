@@ -38,16 +38,20 @@ CHECK_EVERY_RECORDS: Final = 16
 
 
 @dataclass(slots=True)
-class RecoveredState:
-    """A run rebuilt from its journal; `now` is the time of the last record, `notes` are messages for the user."""
+class OpenRun:
+    """A run with its journal; `now` is the time of the last record, `notes` are messages for the user.
+
+    `is_new`: it was created, and nothing recovered.
+    """
 
     state: Coordinator
     journal: Journal
     now: int
-    op_ids: tuple[bytes, ...]
-    records: int
-    access: AccessChanges
-    notes: list[str] = field(default_factory=list)
+    op_ids: tuple[bytes, ...] = ()
+    records: int = 0
+    access: AccessChanges = field(default_factory=AccessChanges)
+    notes: tuple[str, ...] = ()
+    is_new: bool = False
 
 
 @dataclass(slots=True)
@@ -70,7 +74,7 @@ def create_journal(disk: JournalDisk, now: int, raw: bytes) -> Journal:
     return journal
 
 
-def recover(disk: JournalDisk, *, accept_loss: bool = False) -> RecoveredState | None:
+def recover(disk: JournalDisk, *, accept_loss: bool = False) -> OpenRun | None:
     """Recover the run on the disk; None if there is none.
 
     The caller then submits a `Recover` message, which moves the run's deadlines by the downtime. `accept_loss` gives
@@ -99,7 +103,7 @@ def recover(disk: JournalDisk, *, accept_loss: bool = False) -> RecoveredState |
     last = records[-1] if records else None
     journal = Journal(disk, last.seq if last else snapshot.seq, segment.name, segment.size_bytes)
     now = last.now if last else snapshot.now
-    return RecoveredState(state, journal, now, tuple(op_ids[-KEPT_OP_IDS:]), len(records), access, notes)
+    return OpenRun(state, journal, now, tuple(op_ids[-KEPT_OP_IDS:]), len(records), access, tuple(notes))
 
 
 def _load_snapshot(disk: JournalDisk, notes: list[str]) -> Snapshot | None:

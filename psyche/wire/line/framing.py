@@ -84,18 +84,8 @@ class FrameStream:
     ) -> None:
         """Send one frame part by part while reading it, so that a slow receiver holds no more memory than one part.
 
-        After a call that does not finish, or in which `read` raises, the stream is unusable and must be closed.
-
-        Args:
-            first: the first bytes of the frame.
-            size_bytes: the size of the whole frame, `first` included.
-            read: returns the next bytes of the frame, at least one, from an offset in the frame.
-            part_timeout_s: the time within which the other side must take each part.
-
-        Raises:
-            WireError: the frame is longer than `max_send_bytes`; nothing was sent.
-            FrameTimeout: the other side did not take a part within `part_timeout_s`.
-            ConnectionLost: the stream is closed or broke.
+        The frame has `size_bytes`, `first` included; `read` returns its next bytes, at least one, from an offset in it.
+        The timeout is that of each part; otherwise as `send`, also where `read` raises.
         """
         self._check_size(size_bytes)
         async with AtOnce(self._send_lock):

@@ -98,13 +98,7 @@ async def client_handshake(
 ) -> None:
     """Check the server's key before anything is sent, then prove the client's own key.
 
-    Args:
-        frames: the connection.
-        identity: the client's key, which is proven to the server.
-        purpose: the requested service; both sides must name the same one.
-        channel: the key that the server has proven, and the binding of signatures to this channel.
-        expected_server: the server's public key, or None to accept any key.
-        timeout_s: the limit for the whole handshake.
+    `expected_server` is the server's public key, or None to accept any; `timeout_s` limits the whole handshake.
 
     Raises:
         WireError: the server's message is malformed.

@@ -87,12 +87,7 @@ class TokenBucket:
 
 
 class PacedStream(trio.abc.Stream):
-    """A connection below TLS that passes bytes on in turns until the TLS handshake is over.
-
-    Args:
-        transport_stream: the connection; owned from now on.
-        pace: gives the turns.
-    """
+    """A connection below TLS that passes bytes on in turns until the TLS handshake is over."""
 
     def __init__(self, transport_stream: trio.abc.Stream, pace: HostTurns) -> None:
         self.transport_stream = transport_stream

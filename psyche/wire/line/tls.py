@@ -111,10 +111,6 @@ class TlsListener(trio.abc.Listener[trio.SSLStream]):
 
     All addresses share the operating system's accept queue: it is emptied whenever a connection arrives, and
     connections of an address with too many waiting for their turn are closed.
-
-    Args:
-        listener: accepts the TCP connections; owned from now on.
-        identity: the server's key.
     """
 
     def __init__(self, listener: trio.SocketListener, identity: Identity) -> None:

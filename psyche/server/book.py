@@ -1,23 +1,13 @@
 """The address book: address records of the run's nodes. Never journaled; clients resend theirs on reconnect."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Final
 
 from psyche.core.state.limits import MAX_CLIENTS
 from psyche.wire.address_record import AddressRecord
+from psyche.wire.backend import BookChange
 
 MAX_REMOVED: Final = MAX_CLIENTS  # removals remembered; a subscriber that is further behind gets the whole book
-
-
-@dataclass(frozen=True, slots=True)
-class BookUpdate:
-    """The changes since a revision; `whole` means that the update replaces the whole book."""
-
-    revision: int
-    whole: bool
-    records: tuple[AddressRecord, ...]
-    removed: tuple[bytes, ...]
 
 
 class AddressBook:
@@ -54,10 +44,10 @@ class AddressBook:
     def records(self) -> tuple[AddressRecord, ...]:
         return tuple(record for _, record in sorted(self._records.values(), key=lambda item: item[0]))
 
-    def get_update(self, since: int) -> BookUpdate:
+    def get_change(self, since: int) -> BookChange:
         """Return the changes after revision `since` (-1: the whole book)."""
         if since < self._forgotten or since < 0:
-            return BookUpdate(self.revision, True, self.records(), ())
+            return BookChange(True, self.records(), ())
         records = tuple(record for revision, record in self._records.values() if revision > since)
         removed = tuple(key for key, revision in self._removed.items() if revision > since)
-        return BookUpdate(self.revision, False, records, removed)
+        return BookChange(False, records, removed)

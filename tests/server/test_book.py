@@ -29,7 +29,7 @@ def test_a_record_sent_again_changes_nothing_and_is_not_pushed() -> None:
     revision = book.revision
     assert not book.put(build_record(KEYS[0], 1), now=0)
     assert book.revision == revision
-    update = book.get_update(revision)
+    update = book.get_change(revision)
     assert (update.whole, update.records, update.removed) == (False, (), ())
 
 
@@ -41,7 +41,7 @@ def test_expired_records_and_those_of_freed_slots_go() -> None:
     since = book.revision
     book.expire(50, {KEYS[0], KEYS[1]})
     assert [r.p2p for r in book.records()] == [KEYS[1]]
-    update = book.get_update(since)
+    update = book.get_change(since)
     assert set(update.removed) == {KEYS[0], KEYS[2]}
     assert not book.put(build_record(KEYS[0], 1, expires_unix=50), now=50), "it is over already"
 
@@ -60,7 +60,7 @@ def test_who_lags_behind_the_remembered_removals_gets_the_whole_book() -> None:
         book.put(build_record(key, 1), now=0)
         book.expire(0, set())
     book.put(build_record(KEYS[0], 1), now=0)
-    update = book.get_update(1)
+    update = book.get_change(1)
     assert update.whole
     assert update.records == book.records()
 
@@ -82,9 +82,9 @@ def test_readers_that_get_updates_at_any_time_end_with_the_same_book(steps: list
 
     def read(number: int) -> None:
         revision, known = readers[number]
-        update = book.get_update(revision)
+        update = book.get_change(revision)
         fresh = {} if update.whole else {k: r for k, r in known.items() if k not in update.removed}
-        readers[number] = (update.revision, fresh | {r.p2p: r for r in update.records})
+        readers[number] = (book.revision, fresh | {r.p2p: r for r in update.records})
 
     for kind, what, number in steps:
         if kind == "put":

@@ -216,9 +216,7 @@ class Hub:
     def _get_book_change(self, former: int) -> bytes:
         place = (former, self._handler.book.revision)
         if place not in self._book_changes:
-            update = self._handler.book.get_update(former)
-            change = wire.BookChange(update.whole, update.records, update.removed)
-            self._book_changes[place] = wire.encode_message(change)
+            self._book_changes[place] = wire.encode_message(self._handler.book.get_change(former))
         return self._book_changes[place]
 
     def _get_push(self, former: StateVersion | None) -> bytes:

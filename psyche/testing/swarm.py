@@ -7,6 +7,7 @@ Over the in-memory network everything runs on trio's clock, so a `MockClock` wit
 hours in seconds; `over="libp2p"` uses real sockets on loopback.
 """
 
+import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import trio
 
+from psyche.backends.memory import MemoryBackend, MemoryCoordinator
 from psyche.backends.port import Backend
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.settings import ClientSettings
@@ -25,9 +27,8 @@ from psyche.data.dummy import DummyData
 from psyche.data.provider import DataProvider, LocalProvider
 from psyche.network.memory.node import MemoryHub
 from psyche.telemetry.events import EventLog, Subscription
-from psyche.testing.builders import START_UNIX, build_config, build_identity, build_model, build_state
+from psyche.testing.builders import START_UNIX, build_config, build_hash, build_identity, build_model, build_state
 from psyche.testing.dummy_trainer import DummyTrainer
-from psyche.testing.local_coordinator import LocalBackend, LocalCoordinator
 from psyche.wire.crypto import Identity
 from psyche.wire.ports import Network
 
@@ -56,7 +57,7 @@ class Member:
 class Swarm:
     """Clients around one coordinator."""
 
-    coordinator: LocalCoordinator
+    coordinator: MemoryCoordinator
     members: list[Member]
     hub: MemoryHub | None
     codes: dict[int, int] = field(default_factory=dict)
@@ -101,7 +102,8 @@ async def open_swarm(
     # one second of slack: trio's clock starts at any fraction
     state = build_state(config, model, run_id=RUN_ID, start_unix=START_UNIX - 1, first_weights=first_weights)
     start_unix = START_UNIX - int(trio.current_time())
-    coordinator = LocalCoordinator(state, start_unix)
+    draws = itertools.count(1)
+    coordinator = MemoryCoordinator(state, start_unix, lambda: build_hash("entropy", next(draws)))
     hub = MemoryHub(random.Random(seed)) if over == "memory" else None  # noqa: S311
     async with AsyncExitStack() as stack:
         members: list[Member] = []
@@ -109,7 +111,7 @@ async def open_swarm(
             identity = build_identity(index)
             network = await stack.enter_async_context(_open_network(hub, identity, folder / f"client-{index}"))
             trainer = make_trainer(index) if make_trainer is not None else DummyTrainer()
-            backend, engine = LocalBackend(coordinator, identity.public), RoundEngine(identity)
+            backend, engine = MemoryBackend(coordinator, identity.public), RoundEngine(identity)
             members.append(
                 build_member(engine, backend, network, trainer, folder, index, unix_now=lambda: float(coordinator.unix))
             )

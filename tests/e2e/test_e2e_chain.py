@@ -59,7 +59,6 @@ class PaidRun:
         return read_wallet(self.layout.wallet(number)).pubkey()
 
     async def until(self, number: int, kind: str, **fields: Any) -> None:
-        """Until a client's log has such an event."""
         with trio.fail_after(DEADLINE_S):
             while not any(fields.items() <= line.items() for line in self.read(number, kind)):
                 await trio.sleep(POLL_S)

@@ -31,8 +31,6 @@ ROUNDS, STEPS = 4, 8  # with data, of an epoch and of the run
 
 @dataclass
 class Meeting:
-    """The run after its end."""
-
     cluster: Cluster
     seen: dict[str, Any] = field(default_factory=dict)
     folder: Path = field(default_factory=Path)
@@ -46,7 +44,6 @@ class Meeting:
 
     @property
     def member(self) -> int:
-        """The independent peer's index."""
         return next(m for m, client in enumerate(self.state.clients) if client.p2p == INDEPENDENT.public)
 
 

@@ -40,8 +40,6 @@ FAST_POLL_S = 0.005  # what follows a witness message may be over in a few hundr
 
 @dataclass
 class Interrupt:
-    """One interrupted process."""
-
     name: str
     moment: str
     phase: str  # the last that it had reported
@@ -58,8 +56,6 @@ class Interrupt:
 
 @dataclass
 class Run:
-    """The run after its end."""
-
     cluster: Cluster
     interrupts: list[Interrupt] = field(default_factory=list)
     loaded_s: float = 0.0  # what a client needs until it has imported all
@@ -69,7 +65,6 @@ class Run:
 
 
 def get_phase(cluster: Cluster, name: str, since: float) -> str:
-    """The run state that a process has last reported."""
     seen = cluster.find(name, "state_changed", since)
     return str(seen[-1]["run_state"]) if seen else "start-up"
 

@@ -16,8 +16,6 @@ ROUNDS = 5  # of an epoch
 
 @dataclass
 class Restarts:
-    """The run after its end."""
-
     cluster: Cluster
     killed_at: float = 0.0
     codes: list[int] | None = None

@@ -33,8 +33,6 @@ FAULTS = {
 
 @dataclass
 class Faults:
-    """The run after its end."""
-
     cluster: Cluster
     codes: list[int] | None = None
     children: dict[str, list[str]] = field(default_factory=dict)  # states of trainers, once a new one was there
@@ -60,7 +58,6 @@ async def run(folder: Path, config: Path) -> Faults:
 
 
 def get_failures(cluster: Cluster, name: str) -> list[Line]:
-    """What a client reported of its trainer's end."""
     return [event for event in cluster.find(name, "error") if "trainer" in event]
 
 

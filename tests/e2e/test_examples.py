@@ -50,7 +50,6 @@ class Example:
 
     @property
     def name(self) -> str:
-        """The command, as in `server run`."""
         words = self.line[self.line.index("psyche ") :].split()[1:]
         command, names = typer.main.get_command(app), []
         while hasattr(command, "commands"):
@@ -65,7 +64,6 @@ class Example:
 
 
 def find_examples() -> list[Example]:
-    """Each example once, continued lines joined."""
     found: dict[str, Example] = {}
 
     def walk(command: Any, path: str) -> None:
@@ -83,7 +81,6 @@ EXAMPLES: Final = find_examples()
 
 
 def select(*groups: str) -> list[Example]:
-    """The examples of some groups of commands."""
     return [one for one in EXAMPLES if one.name.split()[0] in groups and "--rpc" not in one.line]
 
 
@@ -128,7 +125,6 @@ class World:
         return child
 
     def interrupt(self, child: Child, code: int) -> None:
-        """Press Ctrl-C, and check the exit code."""
         assert trio.run(child.stop, READY_S)
         assert child.returncode == code, "\n".join(child.get_last_lines(20))
 

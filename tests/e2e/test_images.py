@@ -41,7 +41,6 @@ def test_both_images_have_the_installer_that_the_scripts_use() -> None:
 
 @pytest.fixture(scope="module")
 def images() -> Iterator[dict[str, Image]]:
-    """The roots of both images."""
     if hindrance := find_hindrance():
         pytest.skip(hindrance)
     with ExitStack() as stack:
@@ -103,7 +102,6 @@ def test_a_server_and_a_client_in_their_images_finish_a_run(
 
 
 def until_healthy(server: Image, settings: dict[str, str], serving: subprocess.Popen[bytes]) -> None:
-    """Wait until the server's HEALTHCHECK succeeds."""
     deadline = time.monotonic() + START_S
     while (done := run(server, *server.health, env=settings)).returncode:
         assert serving.poll() is None, "the server ended"

@@ -99,7 +99,6 @@ class Bench(StateMachine):
         )
 
     def show(self) -> list[act.Action]:
-        """Show the engine the newest state."""
         if self.blind:
             return []
         return self.take_in(self.engine.on_state(decode_state(encode_state(self.state)), self.now))
@@ -136,7 +135,6 @@ class Bench(StateMachine):
         return [message for message in said if isinstance(message.body, kind)]
 
     def get_announced(self) -> list[Gossip]:
-        """The engine's own announced results."""
         return [decode_gossip(a.raw) for a in self.get_all(act.Announce)]
 
     def get_decided(self) -> dict[int, list[int]]:
@@ -144,7 +142,6 @@ class Bench(StateMachine):
         return {event.height: list(event.members) for event in self.get_logs(types.Decided)}
 
     def forget(self) -> None:
-        """Discard all actions so far."""
         self.actions.clear()
 
     def get_record(self, height: int | None = None) -> RoundRecord:
@@ -175,7 +172,6 @@ class Bench(StateMachine):
         self.run.join(*numbers)
 
     def form(self) -> None:
-        """Go from WaitingForMembers to Warmup."""
         self.now += self.state.config.waiting_for_members_extra_time + 1
         self.settle()
         assert self.state.run_state is RunState.WARMUP

@@ -34,11 +34,9 @@ class SteadyClock(trio.abc.Clock):
         self._looked_at = time.perf_counter()
 
     def start_clock(self) -> None:
-        """Start to count."""
         self._looked_at = time.perf_counter()
 
     def current_time(self) -> float:
-        """Seconds since the clock was created, plus `start_s`."""
         real = time.perf_counter()
         self._now += self._get_rate() * min(real - self._looked_at, self._asleep_s + LONGEST_STEP_S)
         self._asleep_s, self._looked_at = 0.0, real

@@ -63,12 +63,10 @@ class Node:
     is_ending: bool = False  # we killed or interrupted it: any exit code is fine
 
     def read(self) -> None:
-        """Read the node's new events."""
         while found := self.tail.read():
             self.events += found
 
     def describe(self) -> str:
-        """Describe the node's state, its last events and its last output lines."""
         state = "never started" if self.child is None else "running"
         if self.child is not None and not self.child.is_running():
             state = describe_exit_status(self.codes[-1] if self.codes else None)
@@ -132,24 +130,19 @@ class Cluster:
     # --- command lines, as a user would type them ------------------------------------------------
 
     def address_of(self, name: str) -> str:
-        """The address on which a node listens."""
         return self._addresses.get(name, "127.0.0.1")
 
     @property
     def server_address(self) -> str:
-        """The server's address for clients."""
         return f"{self.address_of('server')}:{self.port}"
 
     def psyche(self, *arguments: object) -> list[str]:
-        """A command line of the program under test."""
         return [sys.executable, "-m", "psyche", *map(str, arguments)]
 
     def data_dir(self, name: str) -> Path:
-        """A node's data folder."""
         return self.folder / name
 
     def checkpoints(self, name: str) -> Path:
-        """A client's checkpoint folder."""
         return self.data_dir(name) / "checkpoints"
 
     def _server_argv(self) -> list[str]:
@@ -190,14 +183,12 @@ class Cluster:
         return self._start(name, self._client_argv(name), env)
 
     async def start(self, clients: int) -> None:
-        """The server and clients 1 to `clients`."""
         self.start_server()
         for number in range(1, clients + 1):
             self.start_client(number)
         await self.until("the server to listen", lambda: self.find("server", "server_listening"))
 
     def child(self, name: str) -> Child:
-        """The newest process of a node."""
         child = self.nodes[name].child
         assert child is not None, f"{name} was never started"
         return child
@@ -216,18 +207,15 @@ class Cluster:
         return now
 
     async def until_ended(self, *names: str) -> list[int]:
-        """Wait until these nodes' processes have ended; return their exit codes."""
         await self.until(f"{', '.join(names)} to end", lambda: not any(self.child(n).is_running() for n in names))
         return [await self.child(name).wait() for name in names]
 
     async def restart(self, name: str) -> Node:
-        """SIGKILL a node and start it again."""
         self.kill(name)
         await self.until_ended(name)
         return self.start_server() if name == "server" else self.start_client(int(name.rpartition("-")[2]))
 
     async def run_command(self, *arguments: object) -> str:
-        """Run a command of the program under test to its end; return its output."""
         name = f"command-{uuid4().hex[:8]}"
         argv = [*self._prefix.get("server", ()), *self.psyche(*arguments)]
         child = Child(name, argv, output=self.folder / "logs" / name, env={MARK: f"{self.token}/{name}/1"})
@@ -254,7 +242,6 @@ class Cluster:
         await assert_none_of(get_hosted_trainers())
 
     async def close(self) -> None:
-        """Stop everything that was started, whichever way works."""
         for node in self.nodes.values():
             if node.child is not None:
                 await node.child.end()
@@ -265,7 +252,6 @@ class Cluster:
     # --- events -----------------------------------------------------------------------------------
 
     def read(self) -> None:
-        """Read the new events of all nodes."""
         for node in self.nodes.values():
             node.read()
 
@@ -274,12 +260,10 @@ class Cluster:
         return [e for e in self.nodes[name].events if e["t"] >= since and matches(e, kind, fields)]
 
     def find_all(self, kind: str, since: float = 0.0, **fields: object) -> list[Line]:
-        """The same as `find`, over all nodes."""
         return [event for name in self.nodes for event in self.find(name, kind, since, **fields)]
 
     @property
     def clients(self) -> list[str]:
-        """Names of all clients that ever started."""
         return sorted(name for name in self.nodes if name != "server")
 
     async def until(self, what: str, condition: Callable[[], T], timeout_s: float = DEADLINE_S) -> T:
@@ -320,7 +304,6 @@ class Cluster:
         return (await self.until(f"epoch {epoch}, round {height}", find))[-1]
 
     async def until_state(self, run_state: str, since: float = 0.0, **fields: object) -> Line:
-        """Wait until the server has entered a run state."""
         found = await self.until(
             f"the run to be {run_state} {fields or ''}",
             lambda: self.find("server", "state_changed", since, run_state=run_state, **fields),
@@ -328,14 +311,12 @@ class Cluster:
         return found[-1]
 
     def describe(self) -> str:
-        """Every node's last events."""
         self.read()
         return "\n".join(node.describe() for node in self.nodes.values())
 
     # --- what most runs are judged by -------------------------------------------------------------
 
     def get_final_digests(self, *names: str) -> dict[str, str]:
-        """Each client's digest when the run was finished."""
         digests: dict[str, str] = {}
         for name in names or self.clients:
             finished = self.find(name, "finished")

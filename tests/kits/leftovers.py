@@ -36,7 +36,6 @@ def get_processes(mark: str) -> list[int]:
 
 
 def describe_processes(pids: Iterable[int]) -> str:
-    """The processes' command lines, for a failure's message."""
     lines: list[str] = []
     for pid in pids:
         with suppress(OSError):
@@ -106,7 +105,6 @@ def is_alive(pid: int) -> bool:
 
 
 async def until_dead(pid: int, timeout_s: float = 30.0) -> None:
-    """Wait until a process has ended."""
     with trio.fail_after(timeout_s):
         while is_alive(pid):
             await trio.sleep(POLL_S)

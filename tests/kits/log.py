@@ -10,7 +10,6 @@ E = TypeVar("E", bound=types.Event)
 
 
 def choose(events: Iterable[types.Event], kind: type[E]) -> list[E]:
-    """The events of one kind."""
     return [event for event in events if isinstance(event, kind)]
 
 
@@ -21,16 +20,13 @@ class Log:
     told: list[types.Event] = field(default_factory=list)
 
     def emit(self, event: types.Event) -> None:
-        """See `EventSink.emit`."""
         self.told.append(event)
 
     __call__ = emit
 
     @property
     def kinds(self) -> list[type[types.Event]]:
-        """The kinds of all events, in order."""
         return [type(event) for event in self.told]
 
     def get(self, kind: type[E]) -> list[E]:
-        """The events of a kind."""
         return choose(self.told, kind)

@@ -34,7 +34,6 @@ class Session:
             self.ended.set()
 
     async def hang_up(self) -> None:
-        """Cut the connection."""
         await trio.aclose_forcefully(self.client)
         await trio.aclose_forcefully(self.server)
 
@@ -81,7 +80,6 @@ class Middle:
         self._server_port = port
 
     async def handle(self, client: trio.SocketStream) -> None:
-        """Serve one connection, from its first byte to its end."""
         if self.instead is not None:
             await self.instead(client)
             return
@@ -95,7 +93,6 @@ class Middle:
 
 @asynccontextmanager
 async def open_port(serve: Callable[[trio.SocketStream], Awaitable[object]]) -> AsyncIterator[int]:
-    """Serve connections at a free port of this machine; yields the port."""
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, serve, listeners)

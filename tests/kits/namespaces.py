@@ -116,12 +116,10 @@ class End:
     line: Line
 
     def format(self) -> str:
-        """The end as a command-line argument."""
         return f"{self.address}={self.tunnel}={self.line.delay_s}={self.line.loss}"
 
 
 def parse_end(text: str) -> End:
-    """Parse the text of `End.format`."""
     address, tunnel, delay_s, loss = text.split("=")
     return End(address, int(tunnel), Line(float(delay_s), float(loss)))
 
@@ -149,7 +147,6 @@ class Carrier:
         self._count = 0
 
     def run(self) -> None:
-        """Carry packets until standard input closes."""
         poll = select.poll()
         for tunnel in (sys.stdin.fileno(), *self._by_tunnel):
             poll.register(tunnel, select.POLLIN)
@@ -175,7 +172,6 @@ class Carrier:
 
 
 def main() -> None:
-    """Entry point of the carrier's process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="of which packets are lost")
     parser.add_argument("ends", nargs="+", type=parse_end, metavar="ADDRESS=TUNNEL=DELAY=LOSS")

@@ -36,7 +36,6 @@ class Loss:
     folders: tuple[str, ...]
 
     def restore(self, folder: Path) -> None:
-        """Write the contents into an empty folder."""
         for name in self.folders:
             (folder / name).mkdir(parents=True)
         for name, data in self.files.items():
@@ -70,7 +69,6 @@ class Watch:
         self.promised = what
 
     def look(self, moment: str) -> None:
-        """Add the contents that a power cut may leave now."""
         self.scan()
         choices = [
             ("bytes that are not synced", self._names, self._read_safe),
@@ -88,7 +86,6 @@ class Watch:
                 self.losses.append(loss)
 
     def sync(self, descriptor: int) -> None:
-        """Note that a file or folder was synced."""
         number = self._numbers.get(os.fstat(descriptor).st_ino)
         if number in self._folders:
             self._safe_names[number] = dict(self._names[number])

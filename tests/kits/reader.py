@@ -31,7 +31,6 @@ class Block:
 
 
 def read_blocks(page: Path) -> list[Block]:
-    """Read the fenced blocks of a page, in order."""
     found: list[Block] = []
     for language, options, text in BLOCK.findall(page.read_text(encoding="utf-8")):
         pairs = (option.partition("=") for option in shlex.split(options))
@@ -52,7 +51,6 @@ class Reader:
         self._bin = Path(sys.executable).parent
 
     async def follow(self, block: Block) -> None:
-        """Do what one block says."""
         text = block.text
         for number, port in self.ports.items():
             text = text.replace(number, port)
@@ -137,7 +135,6 @@ class Page:
         return examples
 
     def read_bytes(self, block: str) -> list[bytes]:
-        """The whole of each example."""
         return [parts[""] for parts in self.read_examples(block)]
 
     def read_value(self, block: str, name: str) -> bytes:

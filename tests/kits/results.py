@@ -26,7 +26,6 @@ FIRST_DIGEST: Final = compute_state_digest(ZERO32, WEIGHTS)
 
 
 def build_train_reply(payload: bytes = b"payload", **changes: Any) -> TrainReply:
-    """A trainer's reply after training."""
     values: dict[str, Any] = {
         "payload": payload, "loss": 2.0, "grad_norm": 1.0, "tokens": 8, "seconds": 0.5, "compute_seconds": 0.4,
         "micro_batch_size": 1, "train_count": 1,
@@ -63,7 +62,6 @@ def build_header(
 
 
 def build_result(header: ResultHeader) -> Result:
-    """The announcement of a result."""
     raw = encode_header(header)
     return Result(compute_commitment(raw), raw)
 
@@ -77,6 +75,5 @@ def sign(
 
 
 def get_commitment(message: Gossip) -> bytes:
-    """The commitment of a result."""
     assert isinstance(message.body, Result)
     return message.body.commitment

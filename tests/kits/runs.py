@@ -80,11 +80,9 @@ class Run(StateMachine):
 
     @property
     def unix(self) -> int:
-        """The clock, in unix seconds."""
         return self.now
 
     def wait(self, seconds: int) -> int:
-        """Let time pass, then settle."""
         self.now += seconds
         return self.settle()
 
@@ -111,7 +109,6 @@ class Run(StateMachine):
         self.apply(Withdraw(named, number if member is None else member), self.keys(number)[1])
 
     def leave(self, number: int) -> None:
-        """Let a participant give up its slot."""
         self.apply(LeaveRun(), self.keys(number)[0])
 
     def eject(self, member: int, *, epoch: int = 0, height: int | None = None) -> None:
@@ -151,11 +148,9 @@ class Run(StateMachine):
         return self
 
     def get_client_states(self) -> list[ClientState]:
-        """The state of each member of the epoch."""
         return [client.state for client in self.state.clients]
 
     def get_members(self) -> list[int]:
-        """The Healthy members."""
         return [m for m, client in enumerate(self.state.clients) if client.state is ClientState.HEALTHY]
 
     # --- rounds
@@ -232,7 +227,6 @@ class Run(StateMachine):
         return round_
 
     def run_rounds(self) -> Iterator[Round]:
-        """Run all rounds of the epoch; yield each when it has closed."""
         while self.state.in_round:
             yield self.run_round()
 
@@ -270,7 +264,6 @@ def build_paused_run() -> Run:
 
 
 def build_warmup(members: int = 3, **config: Any) -> Run:
-    """A run in Warmup."""
     run = build_run(members, **config)
     run.form()
     assert run.state.run_state is RunState.WARMUP

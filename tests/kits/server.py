@@ -70,7 +70,6 @@ class RunFile:
     bootstrap: tuple[str, ...] = ()
 
     def build_state(self) -> Coordinator:
-        """The state of the newly created run."""
         return build_state(self.config, self.model, run_id=self.run_id)
 
 
@@ -104,7 +103,6 @@ def build_record(identity: Identity, port: int = 4001, expires_unix: int = START
 
 
 def build_join_request(record: AddressRecord) -> wire.SubmitRequest:
-    """A client's request to join."""
     return wire.build_submit(Join(record.p2p), record)
 
 

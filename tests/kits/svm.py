@@ -70,7 +70,6 @@ class Bank:
         self.set_time(NOW)
 
     def fund(self, lamports: int = 100 * SOL) -> Keypair:
-        """A new wallet."""
         key = Keypair()
         self.svm.airdrop(key.pubkey(), lamports)
         return key
@@ -107,7 +106,6 @@ class Bank:
         raise AssertionError("the instruction was carried out")
 
     def get_data(self, key: Pubkey) -> bytes:
-        """The bytes of an account; empty if there is none."""
         account = self.svm.get_account(key)
         return b"" if account is None else bytes(account.data)
 
@@ -115,6 +113,5 @@ class Bank:
         return self.svm.get_balance(key) or 0
 
     def put(self, key: Pubkey, owner: Pubkey, data: bytes) -> None:
-        """Lay an account's bytes as they are."""
         lamports = self.svm.minimum_balance_for_rent_exemption(len(data))
         self.svm.set_account(key, Account(lamports, data, owner))

@@ -19,15 +19,12 @@ from psyche.telemetry.events import Line, read_lines
 
 @dataclass
 class CalledTestnet:
-    """A running `psyche local-testnet start`."""
-
     process: subprocess.Popen[bytes]
     token: str
     folder: Path
     output: Path
 
     def read(self, node: str) -> list[Line]:
-        """All events of a node so far."""
         return list(read_lines(self.folder / "events" / node / "events.jsonl"))
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
@@ -43,14 +40,12 @@ class CalledTestnet:
             time.sleep(POLL_S)
 
     def wait(self) -> int:
-        """Wait for the end; the exit code."""
         try:
             return self.process.wait(timeout=2 * DEADLINE_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it never ended\n{self.describe()}") from None
 
     def describe(self) -> str:
-        """The last lines that it printed."""
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-30:])
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -154,6 +155,20 @@ class CallLoop:
         beat()
         if self._queue.is_cancelled(call.number):
             raise Cancelled
+
+
+def run_forked(
+    connection: socket.socket, log: Connection, threads: int, environment: dict[str, str], folder: str
+) -> None:
+    """The same process, forked by a trainer host: relative paths refer to `folder`, where its client runs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgid(0, 0)
+    die_with_parent(os.getppid())
+    for output in (1, 2):
+        os.dup2(log.fileno(), output)
+    os.environ.update(environment)
+    os.chdir(folder)
+    CallLoop(connection, threads).serve()
 
 
 def main() -> None:

@@ -40,21 +40,6 @@ OPERATIONS: Final[dict[str, tuple[type[Request], type[ReplyBody]]]] = {
 }
 
 
-class Spawn(msgspec.Struct, frozen=True):
-    """To a trainer host: fork one trainer; two descriptors come with it, its socket and its log."""
-
-    threads: int
-    environment: dict[str, str]
-    folder: str  # the client's working directory, which relative paths refer to
-
-
-class Spawned(msgspec.Struct, frozen=True):
-    """From a trainer host: sent at once with the trainer's process id, and with its exit status when it has ended."""
-
-    pid: int
-    status: int | None = None
-
-
 class Call(msgspec.Struct, frozen=True, tag="call"):
     """Run `operation` with `body`, its request in msgpack."""
 

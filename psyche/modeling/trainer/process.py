@@ -3,6 +3,7 @@
 Importing this module loads no torch: the client's parent process stays small.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from multiprocessing.connection import Client
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn
 
@@ -32,7 +35,6 @@ from psyche.modeling.trainer.frames import (
     decode_to_parent,
     encode,
 )
-from psyche.modeling.trainer.hosted_process import Process, spawn_hosted
 from psyche.modeling.trainer.watchdog import Watchdog, WatchdogLimits
 from psyche.wire.line.framing import ConnectionLost, FrameStream, FrameTimeout
 from psyche.wire.trainer import (
@@ -51,8 +53,50 @@ from psyche.wire.trainer import (
 HOST_VARIABLE: Final = "PSYCHE_TRAINER_HOST"  # path of the socket of this machine's trainer host
 SEND_TIMEOUT_S: Final = 30.0  # the child's reading thread reads at once; a longer wait means that it hangs
 CANCEL_TIMEOUT_S: Final = 2.0
+HOST_TIMEOUT_S: Final = 10.0
 REAP_TIMEOUT_S: Final = 5.0  # for the exit after SIGKILL; longer only if the kernel itself is stuck
 LOG_TAIL_BYTES: Final = 2_000
+
+
+class HostedProcess:
+    """A trainer forked by the host at `path`, with what is used of `subprocess.Popen`; it dies with its host.
+
+    Raises OSError if the host is gone or does not answer.
+    """
+
+    def __init__(self, path: str, trainer: int, log: int, threads: int, environment: Mapping[str, str]) -> None:
+        self.returncode: int | None = None
+        self._connection = Client(path, "AF_UNIX")
+        try:
+            self._connection.send_bytes(msgspec.json.encode((threads, dict(environment), str(Path.cwd()))))
+            for descriptor in (trainer, log):
+                send_handle(self._connection, descriptor, os.getpid())
+            if not self._connection.poll(HOST_TIMEOUT_S):
+                raise TimeoutError("no answer")
+            self.pid: int = self._connection.recv()
+        except (OSError, EOFError) as error:
+            self._connection.close()
+            raise OSError(f"the trainer host forks nothing: {error}") from error
+
+    def poll(self) -> int | None:
+        return self.wait(0.0)
+
+    def wait(self, timeout: float = HOST_TIMEOUT_S) -> int | None:
+        """The exit status, which the host reports shortly after the end."""
+        if self.returncode is None and self._connection.poll(timeout):
+            try:
+                self.returncode = self._connection.recv()
+            except (OSError, EOFError):
+                self.returncode = -signal.SIGKILL  # by the kernel, with its host
+            self._connection.close()
+        return self.returncode
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+Process = subprocess.Popen[bytes] | HostedProcess
 
 
 class _Child:
@@ -310,7 +354,7 @@ class TrainerProcess:
         faults = {FAULT_VARIABLE: os.environ.get(FAULT_VARIABLE, "")}
         environment = {**settings, **faults, **self._environment}
         try:
-            return spawn_hosted(host, theirs.fileno(), log.fileno(), self._threads, environment)
+            return HostedProcess(host, theirs.fileno(), log.fileno(), self._threads, environment)
         except OSError:
             return None
 

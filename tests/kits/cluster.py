@@ -337,9 +337,6 @@ class Cluster:
         return digest
 
 
-C = TypeVar("C", bound=Cluster)
-
-
 @asynccontextmanager
 async def open_cluster(
     folder: Path,
@@ -347,10 +344,9 @@ async def open_cluster(
     *,
     prefix: Mapping[str, Sequence[str]] | None = None,
     addresses: Mapping[str, str] | None = None,
-    kind: type[C] = Cluster,
-) -> AsyncIterator[C]:
+) -> AsyncIterator[Cluster]:
     """A cluster; when the block ends, however it ends, all its processes are stopped."""
-    cluster = kind(folder, config, prefix=prefix, addresses=addresses)
+    cluster = Cluster(folder, config, prefix=prefix, addresses=addresses)
     try:
         yield cluster
     finally:

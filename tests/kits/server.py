@@ -13,13 +13,14 @@ from psyche.core.state.messages import Join, Message, WarmupWitness, WitnessMess
 from psyche.core.state.state import ZERO32, Config, Coordinator, Metadata, Model, Progress, RunState
 from psyche.server.access import AccessChanges, AllowList
 from psyche.server.handler import CoordinatorHandler
-from psyche.server.journal.journal import Journal
-from psyche.server.journal.recovery import create_journal
+from psyche.server.journal.journal import Journal, JournalDisk
+from psyche.server.journal.recovery import OpenRun, create_journal, recover
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_identity, build_model, build_state
 from psyche.wire import backend as wire
 from psyche.wire.access import OPEN, Access
 from psyche.wire.address_record import AddressRecord, sign_address_record
 from psyche.wire.crypto import Identity
+from psyche.wire.messages import AnyMessage
 
 SERVER, OWNER = build_identity("server"), build_identity("owner")
 CLIENTS = [build_identity(number) for number in range(8)]
@@ -106,6 +107,13 @@ def build_join_request(record: AddressRecord) -> wire.SubmitRequest:
     return wire.build_submit(Join(record.p2p), record)
 
 
+def recover_run(disk: JournalDisk, *, accept_loss: bool = False) -> OpenRun:
+    """The run that is on the disk."""
+    found = recover(disk, accept_loss=accept_loss)
+    assert found is not None
+    return found
+
+
 class Members(Run):
     """Honest members that talk to a handler: each message goes as a client's request.
 
@@ -127,6 +135,13 @@ class Members(Run):
         reply = self.handler.handle(self.now, sender, wire.Request(self._ids, body)).reply
         self._take_state()
         return reply
+
+    def command(self, message: AnyMessage, op_id: bytes = bytes(range(16)), key: bytes = OWNER.public) -> wire.Reply:
+        """Send an owner's command."""
+        return self.ask(key, wire.build_submit(message, op_id=op_id))
+
+    def submit(self, sender: bytes, message: AnyMessage) -> wire.Reply:
+        return self.ask(sender, wire.build_submit(message))
 
     def apply(self, message: Message, sender: bytes = ZERO32) -> bool:
         """Send the message as a request; return whether anything changed."""

@@ -14,6 +14,7 @@ from kits.server import (
     build_handler,
     build_join_request,
     build_record,
+    recover_run,
 )
 
 from psyche.core.encoding.account import encode_state
@@ -21,7 +22,6 @@ from psyche.core.state.messages import Pause
 from psyche.core.state.state import ClientState, RunState, Slot, SlotState
 from psyche.server.access import WAITING_SHOWN_S, AccessChanges, AllowList
 from psyche.server.journal import journal as j
-from psyche.server.journal.recovery import recover
 from psyche.telemetry import types
 from psyche.testing.builders import START_UNIX
 from psyche.wire import backend as wire
@@ -60,8 +60,7 @@ def build_full() -> dict[bytes, tuple[bytes, ...]]:
 
 
 def restart(disk: MemoryDisk, access: Access | None = None) -> Members:
-    found = recover(disk)
-    assert found is not None
+    found = recover_run(disk)
     allowed = AllowList(access or Access(), found.access, OWNER.public)
     handler = build_handler(found.state, journal=found.journal, now=found.now, op_ids=found.op_ids)
     handler.access = allowed
@@ -205,8 +204,7 @@ def test_the_list_survives_a_restart_and_the_snapshot_that_ends_its_segment() ->
     members.ask(OWNER.public, allow(BEN, op_id=OP[2:] + b"!!"))
     members.join_all()
     members.warm_up()  # a snapshot is written
-    found = recover(disk)
-    assert found is not None
+    found = recover_run(disk)
     assert found.records < members.handler.journal.last_seq, "the commands are in the snapshot alone"
     again = restart(disk, Access(authorizations=(Authorization(CLIENTS[4].public),)))
     assert again.handler.access.keys == {ADA.public, BEN.public, CARL.public, CLIENTS[4].public}
@@ -236,9 +234,9 @@ def test_whoever_is_on_a_full_list_can_be_allowed_again_and_disallowed() -> None
     members = build(Access(authorizations=tuple(map(Authorization, named))), disk)
     granted = members.handler.access.changes.granted = {key[::-1]: () for key in named}
     again = next(reversed(granted))
-    assert members.ask(OWNER.public, wire.build_submit(Allow(again), op_id=OP)).code == ""
+    assert members.command(Allow(again)).code == ""
     for number, key in enumerate((next(iter(named)), next(iter(granted)))):
-        assert members.ask(OWNER.public, wire.build_submit(Disallow(key), op_id=bytes([number]) * 16)).code == ""
+        assert members.command(Disallow(key), bytes([number]) * 16).code == ""
         assert not members.handler.access.may_join(key)
     reply = members.ask(OWNER.public, wire.AllowedRequest())
     raw = wire.encode_message(reply)
@@ -252,7 +250,7 @@ def test_a_closed_run_forgets_a_ban_that_changes_nothing_where_it_needs_the_room
     members = build(named, disk)
     assert members.ask(OWNER.public, disallow(BEN)).code == ""
     for number, key in enumerate(list(build_full())[:-1]):
-        assert members.ask(OWNER.public, wire.build_submit(Disallow(key), op_id=number.to_bytes(16, "big"))).code == ""
+        assert members.command(Disallow(key), number.to_bytes(16, "big")).code == ""
     assert members.ask(OWNER.public, disallow(ADA, OP)).code == ""
     changes = members.handler.access.changes
     assert len(changes.denied) == MAX_KEYS

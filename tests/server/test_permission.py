@@ -130,11 +130,3 @@ async def test_a_key_that_nobody_has_is_named_when_it_is_allowed_or_disallowed(
         assert (code, "nobody with this key is here, was allowed or has asked to join" in said) == (0, True)
         code, said = await command(server, tmp_path, "disallow", ADA.public.hex())
         assert (code, "its digits" in said) == (0, False)
-
-
-async def test_a_list_is_shown_to_the_owner_alone(tmp_path: Path, clock: SteadyClock) -> None:
-    async with open_closed(tmp_path) as server:
-        with pytest.raises(wire.NotOwner):
-            await TcpAdministration(server, ADA).get_allowed()
-        with pytest.raises(wire.NotOwner):
-            await TcpAdministration(server, ADA).command(Allow(ADA.public))

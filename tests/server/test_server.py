@@ -13,7 +13,7 @@ import trio
 from kits.clocks import SteadyClock
 from kits.log import Log
 from kits.runs import Run
-from kits.server import CLIENTS, OWNER, RunFile, build_record
+from kits.server import CLIENTS, OWNER, RunFile, build_record, recover_run
 from live_kit import RATE, SERVER, Script, build_file, follow_all, is_finished, is_training, open_scripts, open_server
 
 from psyche.backends.tcp.backend import BACK_OFF_S, Platform, TcpBackend, open_backend
@@ -30,7 +30,6 @@ from psyche.core.state.messages import (
     Pause,
     ReportEquivocation,
     Resume,
-    SetRates,
     WarmupWitness,
     Withdraw,
 )
@@ -44,7 +43,7 @@ from psyche.core.state.state import (
 from psyche.errors import BackendError, ConfigError
 from psyche.server.journal import journal as j
 from psyche.server.journal.disk import FolderDisk
-from psyche.server.journal.recovery import recover
+from psyche.server.journal.recovery import OpenRun
 from psyche.server.server import ServerSettings, run_server
 from psyche.telemetry import types
 from psyche.testing.builders import START_UNIX, build_model
@@ -61,6 +60,14 @@ def clock() -> SteadyClock:
     return SteadyClock(RATE)
 
 
+def recover_folder(folder: Path) -> OpenRun:
+    disk = FolderDisk(folder)
+    try:
+        return recover_run(disk)
+    finally:
+        disk.close()
+
+
 async def test_three_clients_drive_a_whole_run_to_its_end(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path) as server, open_scripts(server) as scripts:
         await follow_all(scripts, is_finished)
@@ -74,10 +81,7 @@ async def test_three_clients_drive_a_whole_run_to_its_end(tmp_path: Path, clock:
             assert script.nonces == sorted(set(script.nonces)), "newest only, nonce rising"
             assert {record.p2p for record in script.backend.get_addresses()} == {i.public for i in CLIENTS[:3]}
         await server.stop()
-        disk = FolderDisk(server.folder)
-        found = recover(disk)
-        disk.close()
-        assert found is not None
+        found = recover_folder(server.folder)
         assert encode_state(found.state) == finals[0], "the journal has it all"
 
 
@@ -213,16 +217,6 @@ async def test_owners_pause_and_resume_from_outside_and_anyone_may_ask(tmp_path:
             await TcpAdministration(server.address, OWNER).command(Resume())
 
 
-async def test_owners_set_rates_from_outside(tmp_path: Path, clock: SteadyClock) -> None:
-    """M7."""
-    async with open_server(tmp_path) as server:
-        with pytest.raises(wire.NotOwner):
-            await TcpAdministration(server.address, CLIENTS[4]).command(SetRates(earning=5))
-        assert (await TcpAdministration(server.address, OWNER).command(SetRates(earning=1_000))).earning_rate == 1_000
-        status = await TcpAdministration(server.address, OWNER).command(SetRates(slashing=7))
-        assert (status.earning_rate, status.slashing_rate) == (1_000, 7)
-
-
 async def test_a_run_paused_while_training_can_be_resumed_to_its_end(tmp_path: Path, clock: SteadyClock) -> None:
     async with open_server(tmp_path, build_file(rounds_per_epoch=30)) as server, open_scripts(server) as scripts:
         await follow_all(scripts, is_training)
@@ -350,10 +344,7 @@ async def test_a_failing_disk_stops_the_server_and_its_journal_is_still_good(
         await run()
     assert group.group_contains(j.JournalError, match=r"Input/output error.*start the server again")
     failing = False
-    disk = FolderDisk(tmp_path / "state")
-    found = recover(disk)
-    disk.close()
-    assert found is not None
+    found = recover_folder(tmp_path / "state")
     assert len(scripts) == 3
     assert found.state.nonce >= max(max(s.nonces) for s in scripts), "nobody was shown what is not on disk"
 
@@ -380,10 +371,7 @@ async def test_a_stopping_server_says_goodbye_by_closing_and_writes_what_it_has(
         nonce = scripts[0].nonces[-1]
         await server.stop()
         assert server.sink.get(types.ServerStopped)[0].seq >= 1
-        disk = FolderDisk(server.folder)
-        found = recover(disk)
-        disk.close()
-        assert found is not None
+        found = recover_folder(server.folder)
         assert found.state.nonce >= nonce
 
 

@@ -41,8 +41,8 @@ def update_on(disk: MemoryDisk, file: RunFile, update: Update) -> wire.Reply:
     opened = open_run(disk, file, OWNER.public, "test", lambda: START_UNIX)
     members = Members(build_handler(opened.state, journal=opened.journal))
     if members.run_state is not RunState.PAUSED:
-        members.ask(OWNER.public, wire.build_submit(Pause(), op_id=OP[::-1]))
-    reply = members.ask(OWNER.public, wire.build_submit(update, op_id=OP))
+        members.command(Pause(), OP[::-1])
+    reply = members.command(update)
     members.handler.journal.flush()
     return reply
 
@@ -84,7 +84,7 @@ def test_p9_k3_only_an_owner_changes_the_run_once_and_only_while_it_is_paused() 
     longer = wire.build_submit(Update(config=build_longer(file).config), op_id=OP)
     assert members.ask(CLIENTS[0].public, longer).code == "NotOwner"
     assert members.ask(OWNER.public, longer).code == "CannotUpdate"
-    members.ask(OWNER.public, wire.build_submit(Pause(), op_id=OP[::-1]))
+    members.command(Pause(), OP[::-1])
     assert members.ask(OWNER.public, longer).code == ""
     nonce = members.handler.state.nonce
     assert members.ask(OWNER.public, longer).code == ""

@@ -119,20 +119,17 @@ def test_a_witness_costs_less_than_a_kilobyte_of_push() -> None:
     assert len(wire.encode_message(push)) < 1_000
 
 
-def test_a_delta_from_another_nonce_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("nonce", "changes", "reason"),
+    [(4, [], "from nonce 5, this client is at 4"), (5, [(9, b"y")], "hash")],
+    ids=["another nonce", "other bytes"],
+)
+def test_a_delta_that_does_not_fit_is_refused(nonce: int, changes: list[tuple[int, bytes]], reason: str) -> None:
     raw = bytes(STATE_BYTES)
     push = make_push(build_version(raw, 5), build_version(change(raw, [(0, b"x")]), 6), now=1)
     assert isinstance(push, wire.StateDelta)
-    with pytest.raises(WireError, match="from nonce 5, this client is at 4"):
-        apply_delta(raw, 4, push)
-
-
-def test_a_delta_to_bytes_that_differ_is_refused_by_the_hash() -> None:
-    raw = bytes(STATE_BYTES)
-    push = make_push(build_version(raw, 5), build_version(change(raw, [(0, b"x")]), 6), now=1)
-    assert isinstance(push, wire.StateDelta)
-    with pytest.raises(WireError, match="hash"):
-        apply_delta(change(raw, [(9, b"y")]), 5, push)
+    with pytest.raises(WireError, match=reason):
+        apply_delta(change(raw, changes), nonce, push)
 
 
 def test_a_delta_that_leaves_the_state_is_refused() -> None:

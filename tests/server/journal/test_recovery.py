@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from kits.log import Log
-from kits.server import CLIENTS, OWNER, Members, MemoryDisk, RunFile, build_file, build_handler
+from kits.server import CLIENTS, OWNER, Members, MemoryDisk, RunFile, build_file, build_handler, recover_run
 
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.errors import Halted
@@ -50,10 +50,10 @@ def record_run(**config: int) -> Recording:
     members = Members(handler)
     for steps, _ in enumerate(members.finish()):
         if steps == 2:
-            members.ask(OWNER.public, wire.build_submit(Pause(), op_id=OP))
-            members.ask(OWNER.public, wire.build_submit(SetRates(90, 4), op_id=OP[1:] + b"r"))
+            members.command(Pause())
+            members.command(SetRates(90, 4), OP[1:] + b"r")
         if members.run_state is RunState.PAUSED:
-            members.ask(OWNER.public, wire.build_submit(Resume(), op_id=OP[::-1]))
+            members.command(Resume(), OP[::-1])
     for image in recording.images.values():
         for first in j.get_numbers(list(image), "journal-"):
             found = j.scan_segment(image[j.get_segment_name(first)], first).records
@@ -70,8 +70,7 @@ def test_a_server_killed_after_any_record_has_the_same_bytes_when_it_is_back(rec
     assert len(recording.states) > 40
     last = max(recording.states)
     for seq, image in recording.images.items():
-        found = recover(MemoryDisk(image))
-        assert found is not None
+        found = recover_run(MemoryDisk(image))
         assert encode_state(found.state) == recording.states[seq], f"after record {seq}"
         assert found.journal.last_seq == seq
         for later in range(seq + 1, last + 1):
@@ -89,8 +88,7 @@ def test_a_server_killed_while_it_writes_any_byte_of_the_last_record_has_the_sta
         start = len(before.get(name, b""))
         for size in range(start + 1, len(image[name])):
             disk = MemoryDisk(image | {name: image[name][:size]})
-            found = recover(disk)
-            assert found is not None
+            found = recover_run(disk)
             assert encode_state(found.state) == recording.states[seq - 1], f"record {seq} cut at byte {size}"
             assert len(disk.files[name]) == start, "the torn tail is cut from the file"
             assert "torn tail" in found.notes[0]
@@ -101,8 +99,7 @@ def test_the_journal_goes_on_after_a_cut_tail(recording: Recording) -> None:
     image = recording.images[seq]
     name = j.get_segment_name(j.get_numbers(list(image), "journal-")[-1])
     disk = MemoryDisk(image | {name: image[name][:-3]})
-    found = recover(disk)
-    assert found is not None
+    found = recover_run(disk)
     found.journal.append(found.now, Change(Tick(bytes(32))), build_hash("state"))
     found.journal.flush()
     first = j.get_numbers(disk.names(), "journal-")[-1]
@@ -120,8 +117,7 @@ def test_a_broken_newest_snapshot_costs_nothing_because_the_one_before_is_kept(r
     assert len(snapshots) == 2
     newest = j.get_snapshot_name(snapshots[-1])
     disk = MemoryDisk(image | {newest: image[newest][:-1] + b"?"})
-    found = recover(disk)
-    assert found is not None
+    found = recover_run(disk)
     assert encode_state(found.state) == recording.states[seq]
     assert newest in found.notes[0]
     assert newest not in disk.files
@@ -186,8 +182,7 @@ def test_a_loss_that_is_accepted_is_said_exactly_and_the_broken_file_is_kept(rec
     damaged, offset = make_hole(image, record, hole_bytes=32_768)
     behind = len(j.scan_segment(damaged[j.get_segment_name(1)], 1).behind)
     disk = MemoryDisk(damaged)
-    found = recover(disk, accept_loss=True)
-    assert found is not None
+    found = recover_run(disk, accept_loss=True)
     assert encode_state(found.state) == states[record - 1]
     assert f"records {record} to 1000 are given up ({behind} whole records lie" in found.notes[0]
     aside = f"broken-1-{j.get_segment_name(1)}"
@@ -208,8 +203,7 @@ def test_an_accepted_loss_in_an_older_segment_names_the_newest_round_that_is_los
     image[name] = bytes(len(image[name]))
     later = j.get_segment_name(newer + 1)
     disk = MemoryDisk(image)
-    found = recover(disk, accept_loss=True)
-    assert found is not None
+    found = recover_run(disk, accept_loss=True)
     assert encode_state(found.state) == recording.states[older]
     assert "of epoch 1, height " in found.notes[0]
     assert later not in disk.files
@@ -264,8 +258,7 @@ def test_a_record_that_the_state_machine_refuses_is_a_clear_error() -> None:
 
 
 def restart(disk: MemoryDisk, now: int, sink: Log | None = None) -> tuple[CoordinatorHandler, Members]:
-    found = recover(disk)
-    assert found is not None
+    found = recover_run(disk)
     handler = build_handler(found.state, journal=found.journal, now=found.now, op_ids=found.op_ids, sink=sink)
     handler.recover(now)
     handler.journal.flush()
@@ -326,17 +319,16 @@ def test_the_recovery_itself_is_journaled() -> None:
     disk = MemoryDisk()
     before = build_training(disk)
     handler, _ = restart(disk, before.now + 60)
-    again = recover(MemoryDisk(disk.files))
-    assert again is not None
+    again = recover_run(MemoryDisk(disk.files))
     assert encode_state(again.state) == encode_state(handler.state)
 
 
 def test_an_owners_command_sent_again_over_a_restart_takes_effect_once() -> None:
     disk = MemoryDisk()
     members = build_training(disk)
-    assert members.ask(OWNER.public, wire.build_submit(Pause(), op_id=OP)).code == ""
+    assert members.command(Pause()).code == ""
     handler, after = restart(disk, members.now)
-    assert after.ask(OWNER.public, wire.build_submit(Pause(), op_id=OP)).code == ""
+    assert after.command(Pause()).code == ""
     assert handler.state.pending_pause
 
 
@@ -344,12 +336,12 @@ def test_rates_are_what_they_were_after_a_restart() -> None:
     """K1, M7."""
     disk = MemoryDisk()
     members = build_training(disk)
-    assert members.ask(OWNER.public, wire.build_submit(SetRates(90, 4), op_id=OP)).code == ""
-    assert members.ask(OWNER.public, wire.build_submit(SetRates(91, None), op_id=OP[::-1])).code == ""
+    assert members.command(SetRates(90, 4)).code == ""
+    assert members.command(SetRates(91, None), OP[::-1]).code == ""
     handler, after = restart(disk, members.now)
     registry = handler.state.registry
     assert (registry.future_earning_rate, registry.future_slashing_rate) == (91, 4)
-    assert after.ask(OWNER.public, wire.build_submit(SetRates(90, 4), op_id=OP)).code == ""
+    assert after.command(SetRates(90, 4)).code == ""
     assert registry.future_earning_rate == 91, "the command was carried out before"
 
 
@@ -373,12 +365,11 @@ def test_op_ids_outlive_the_segment_they_were_written_to() -> None:
     disk = MemoryDisk()
     handler = build_handler(disk=disk)
     members = Members(handler)
-    members.ask(OWNER.public, wire.build_submit(Pause(), op_id=OP))
-    members.ask(OWNER.public, wire.build_submit(Resume(), op_id=OP[::-1]))
+    members.command(Pause())
+    members.command(Resume(), OP[::-1])
     members.join_all()
     members.warm_up()
-    found = recover(disk)
-    assert found is not None
+    found = recover_run(disk)
     assert found.op_ids == (OP, OP[::-1])
     assert found.records < handler.journal.last_seq, "the snapshot at Warmup carries them"
 

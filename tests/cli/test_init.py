@@ -7,17 +7,18 @@ import shlex
 import tomllib
 from array import array
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import typer.main
+from kits.commands import call, refuse, run
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from typer.testing import CliRunner
 
 from psyche.backends.port import Fitted, TargetOptions
 from psyche.backends.solana.target import SolanaTarget
@@ -43,10 +44,6 @@ SETTINGS = {
     "model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 32, "eos_token_id": 0,
 }  # fmt: skip
-
-
-def run(*arguments: object, typed: str | None = None) -> Any:
-    return CliRunner().invoke(app, ["init", *(str(argument) for argument in arguments)], input=typed)
 
 
 def make_text(folder: Path) -> Path:
@@ -110,8 +107,7 @@ def test_a_run_of_every_size_on_every_kind_of_data_is_valid_at_once(
     size: str, kind: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     folder = tmp_path / "own-run"
-    result = run(folder, "--model", size, "--data", kind(tmp_path), "--no-prepare", "--yes")
-    assert result.exit_code == 0, result.output
+    call("init", folder, "--model", size, "--data", kind(tmp_path), "--no-prepare", "--yes")
     assert_valid(folder)
     settings = read_model_settings(folder / "model.toml")
     shapes = compute_llama_shapes(settings, "test")
@@ -131,8 +127,7 @@ def test_a_model_that_is_there_is_copied_and_trained_on_every_kind_of_data(
     kind: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     folder = tmp_path / "own-run"
-    result = run(folder, "--model", make_model(tmp_path), "--data", kind(tmp_path), "--yes")
-    assert result.exit_code == 0, result.output
+    call("init", folder, "--model", make_model(tmp_path), "--data", kind(tmp_path), "--yes")
     assert_valid(folder)
     files = {path.name for path in (folder / "model").iterdir()}
     assert files == {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}, "and no code"
@@ -152,30 +147,22 @@ def test_the_tokenizer_that_is_named_lies_beside_the_model(named: str, tmp_path:
     (other / "added_tokens.json").write_text("{}")
     tokenizer = "bytes" if named == "bytes" else other
     words = ("--data", make_text(tmp_path), "--tokenizer", tokenizer, "--yes")
-    assert run(tmp_path / "r", "--model", model, *words).exit_code == 0
+    call("init", tmp_path / "r", "--model", model, *words)
     files = {path.name for path in (tmp_path / "r" / "model").iterdir()}
     others = {"added_tokens.json"} if named == "theirs" else set[str]()
     assert files == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} | others
     (tmp_path / "here").mkdir()
     model = model.rename(tmp_path / "here" / "model")
-    result = run(tmp_path / "here", "--model", model, *words)
+    result = run("init", tmp_path / "here", "--model", model, *words)
     assert f"{model / 'tokenizer.model'}: is there already" in result.output, "nothing of a model's is replaced unasked"
-    assert run(tmp_path / "here", "--model", model, *words, "--force").exit_code == 0
+    call("init", tmp_path / "here", "--model", model, *words, "--force")
     assert {path.name for path in model.iterdir()} == files | {"training_args.bin"}
-
-
-def test_a_tokenizer_that_cannot_be_read_is_not_taken_for_bytes(tmp_path: Path) -> None:
-    model = make_model(tmp_path)
-    (model / "tokenizer.json").rename(model / "tokenizer.model")
-    result = run(tmp_path / "r", "--model", model, "--data", make_text(tmp_path), "--yes")
-    assert result.exit_code == 1
-    assert f"{model / 'tokenizer.json'}" in result.output
 
 
 def test_the_answers_are_in_the_files_and_what_follows_from_them_is_computed(tmp_path: Path) -> None:
     folder = tmp_path / "My run!"
     flags = ("--members", 5, "--min-members", 3, "--steps", 2_000, "--server-addr", "192.0.2.7:4000")
-    assert run(folder, "--data", make_text(tmp_path), *flags, "--no-prepare", "--yes").exit_code == 0
+    call("init", folder, "--data", make_text(tmp_path), *flags, "--no-prepare", "--yes")
     loaded = load_run(folder)
     config, model = loaded.config, loaded.model
     assert loaded.run_id == "My-run"
@@ -191,7 +178,7 @@ def test_a_larger_model_gets_more_time(tmp_path: Path) -> None:
     text = make_text(tmp_path)
     times: list[tuple[int, int, int]] = []
     for size in SIZES:
-        run(tmp_path / size, "--model", size, "--data", text, "--no-prepare", "--yes")
+        run("init", tmp_path / size, "--model", size, "--data", text, "--no-prepare", "--yes")
         config = load_run(tmp_path / size).config
         times.append((config.warmup_time, config.cooldown_time, config.max_round_train_time))
     assert times == sorted(times)
@@ -199,7 +186,7 @@ def test_a_larger_model_gets_more_time(tmp_path: Path) -> None:
 
 
 def test_every_key_stands_below_what_the_schema_says_of_it(tmp_path: Path) -> None:
-    run(tmp_path / "r", "--data", make_text(tmp_path), "--no-prepare", "--yes")
+    run("init", tmp_path / "r", "--data", make_text(tmp_path), "--no-prepare", "--yes")
     for name, table in (("run.toml", ConfigTable), ("data.toml", DataFile)):
         text = (tmp_path / "r" / name).read_text()
         told = " ".join(re.sub(r"(?m)^# ?", "", text).split()).lower()
@@ -219,16 +206,16 @@ def test_a_person_is_asked_what_no_flag_says_and_asked_again_after_a_mistake(
     monkeypatch.setattr(interview, "is_terminal", lambda: True)
     typed = ["nowhere", "1m", "", str(tmp_path / "missing"), str(make_text(tmp_path)), "0", "4", "9", "", "100", "x:0",
              "", "maybe", "no"]  # fmt: skip
-    result = run(tmp_path / "r", typed="\n".join(typed) + "\n")
-    assert result.exit_code == 0, result.output
+    result = call("init", tmp_path / "r", typed="\n".join(typed) + "\n")
     for mistake in ("neither a size", "no such file", "--members 0: must be", "--min-members 9: must be a whole number",
                     "--server-addr 'x:0'", "'maybe': must be yes or no"):  # fmt: skip
         assert mistake in result.output
     config = load_run(tmp_path / "r").config
     assert (config.init_min_clients, config.min_clients, config.total_steps) == (4, 2, 101)
     asked = result.output.count("]:")
-    again = run(tmp_path / "r2", "--model", "1m", "--data", make_text(tmp_path), "--steps", 5, typed="\n\n\n\nno\n")
-    assert again.exit_code == 0, again.output
+    again = call(
+        "init", tmp_path / "r2", "--model", "1m", "--data", make_text(tmp_path), "--steps", 5, typed="\n\n\n\nno\n"
+    )
     assert again.output.count("]:") == 5 < asked, "tokenizer, members, least members, address, prepare"
 
 
@@ -237,8 +224,7 @@ def test_a_person_learns_first_that_a_folder_is_taken(tmp_path: Path, monkeypatc
     (tmp_path / "run.toml").touch()
     flags = ("--model", "1m", "--tokenizer", "bytes", "--data", make_text(tmp_path), "--members", 2, "--min-members", 1,
              "--steps", 9, "--server-addr", "127.0.0.1:19400", "--no-prepare")  # fmt: skip
-    result = run(*flags, typed=f"{tmp_path}\n{tmp_path / 'free'}\n")
-    assert result.exit_code == 0, result.output
+    result = call("init", *flags, typed=f"{tmp_path}\n{tmp_path / 'free'}\n")
     assert f"{tmp_path / 'run.toml'}: is there already" in result.output
     assert_valid(tmp_path / "free")
 
@@ -257,8 +243,7 @@ def make_tokenizer(folder: Path) -> Path:
 def test_a_model_has_the_vocabulary_and_the_end_token_of_its_tokenizer(tmp_path: Path) -> None:
     folder, tokenizer, text = tmp_path / "r", make_tokenizer(tmp_path), tmp_path / "words.txt"
     text.write_text("w7 w8 w9 " * 500)
-    result = run(folder, "--tokenizer", tokenizer, "--data", text, "--no-prepare", "--yes")
-    assert result.exit_code == 0, result.output
+    result = call("init", folder, "--tokenizer", tokenizer, "--data", text, "--no-prepare", "--yes")
     settings = read_model_settings(folder / "model.toml")
     assert (settings["vocab_size"], settings["eos_token_id"]) == (1_024, 999), "rounded up to whole chunks"
     assert result.output.count(f"--tokenizer '{tokenizer}'") == 2, "for the tokens and for the weights"
@@ -267,8 +252,7 @@ def test_a_model_has_the_vocabulary_and_the_end_token_of_its_tokenizer(tmp_path:
 
 
 def test_off_a_terminal_every_flag_that_is_missing_is_named(tmp_path: Path) -> None:
-    result = run(tmp_path / "r", "--model", "1m", "--steps", 9)
-    assert result.exit_code == 1
+    result = refuse("init", tmp_path / "r", "--model", "1m", "--steps", 9)
     assert "--tokenizer, --data, --members, --min-members, --server-addr, --prepare or --no-prepare" in result.output
     assert "--yes" in result.output
     assert not (tmp_path / "r").exists()
@@ -292,8 +276,7 @@ def test_an_impossible_answer_is_told_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data = () if "--data" in arguments else ("--data", make_text(tmp_path))
-    result = run("r", *arguments, *data, "--yes", "--no-prepare")
-    assert result.exit_code == 1
+    result = refuse("init", "r", *arguments, *data, "--yes", "--no-prepare")
     assert told in result.output
     assert not (tmp_path / "r").exists()
 
@@ -304,15 +287,14 @@ def read_all(folder: Path) -> dict[str, bytes]:
 
 def test_nothing_is_overwritten_without_force_and_nothing_else_is_touched_with_it(tmp_path: Path) -> None:
     folder, text, model = tmp_path / "r", make_text(tmp_path), make_model(tmp_path)
-    assert run(folder, "--model", model, "--data", text, "--yes").exit_code == 0
+    call("init", folder, "--model", model, "--data", text, "--yes")
     (folder / "notes.txt").write_text("mine")
     before = read_all(folder)
-    refused = run(folder, "--model", model, "--data", text, "--steps", 7, "--yes")
-    assert refused.exit_code == 1
+    refused = refuse("init", folder, "--model", model, "--data", text, "--steps", 7, "--yes")
     assert f"{folder / 'run.toml'}: is there already" in refused.output
     assert "--force" in refused.output
     assert read_all(folder) == before
-    assert run(folder, "--model", model, "--data", text, "--steps", 7, "--yes", "--force").exit_code == 0
+    call("init", folder, "--model", model, "--data", text, "--steps", 7, "--yes", "--force")
     after = read_all(folder)
     assert load_run(folder).config.total_steps == 8
     assert set(after) == set(before), "no rests of the making"
@@ -331,8 +313,7 @@ def test_what_is_not_of_a_run_stays_also_with_force(name: str, told: str, tmp_pa
     path = tmp_path / "r" / name
     path.parent.mkdir(parents=True)
     path.write_bytes(b"1234")
-    result = run(tmp_path / "r", "--data", make_text(tmp_path), "--yes", "--force", "--no-prepare")
-    assert result.exit_code == 1
+    result = refuse("init", tmp_path / "r", "--data", make_text(tmp_path), "--yes", "--force", "--no-prepare")
     assert told in result.output
     assert read_all(tmp_path / "r") == {name: b"1234"}
 
@@ -343,8 +324,7 @@ def test_weights_and_tokens_that_lie_in_the_folder_stay_where_they_are(tmp_path:
     make_model(tmp_path).rename(folder / "model")
     make_tokens(tmp_path).parent.rename(folder / "tokens")
     before = read_all(folder)
-    result = run(folder, "--model", folder / "model", "--data", folder / "tokens", "--yes")
-    assert result.exit_code == 0, result.output
+    call("init", folder, "--model", folder / "model", "--data", folder / "tokens", "--yes")
     assert_valid(folder)
     after = read_all(folder)
     assert {name: content for name, content in after.items() if name in before} == before
@@ -359,8 +339,7 @@ def test_tokens_below_another_folder_of_the_run_stay_with_all_that_lies_beside_t
     tokens.mkdir(parents=True)
     make_tokens(tmp_path).rename(tokens / "train.bin")
     (folder / "corpus" / "notes.md").write_text("precious")
-    result = run(folder, "--model", make_model(tmp_path), "--data", tokens, "--yes")
-    assert result.exit_code == 0, result.output
+    call("init", folder, "--model", make_model(tmp_path), "--data", tokens, "--yes")
     assert (folder / "corpus" / "notes.md").read_text() == "precious"
     assert load_data(folder).folder == tokens
     assert_valid(folder)
@@ -368,9 +347,8 @@ def test_tokens_below_another_folder_of_the_run_stay_with_all_that_lies_beside_t
 
 def test_with_force_nothing_of_the_former_run_passes_for_what_is_still_to_be_made(tmp_path: Path) -> None:
     folder, text = tmp_path / "r", make_text(tmp_path)
-    assert run(folder, "--model", make_model(tmp_path), "--data", text, "--yes").exit_code == 0
-    result = run(folder, "--model", "20m", "--data", text, "--yes", "--force", "--no-prepare")
-    assert result.exit_code == 0, result.output
+    call("init", folder, "--model", make_model(tmp_path), "--data", text, "--yes")
+    call("init", folder, "--model", "20m", "--data", text, "--yes", "--force", "--no-prepare")
     assert not (folder / "model").exists(), "the weights of another model"
     assert not (folder / "data" / "train.bin").exists()
 
@@ -378,13 +356,14 @@ def test_with_force_nothing_of_the_former_run_passes_for_what_is_still_to_be_mad
 @pytest.mark.parametrize("flag", ["--model", "--data", "--tokenizer"])
 def test_a_folder_that_force_would_replace_is_no_source_for_what_replaces_it(flag: str, tmp_path: Path) -> None:
     folder, text = tmp_path / "r", make_text(tmp_path)
-    assert run(folder, "--model", make_model(tmp_path), "--data", text, "--yes").exit_code == 0
+    call("init", folder, "--model", make_model(tmp_path), "--data", text, "--yes")
     inside = folder / "model" / "inside"
     source = make_tokens(tmp_path).parent if flag == "--data" else tmp_path / "their-model"
     source.rename(inside)
     flags = {"--model": "1m", "--data": str(text), flag: str(inside)}
-    result = run(folder, *(word for pair in flags.items() for word in pair), "--yes", "--force", "--no-prepare")
-    assert result.exit_code == 1
+    result = refuse(
+        "init", folder, *(word for pair in flags.items() for word in pair), "--yes", "--force", "--no-prepare"
+    )
     assert f"{inside}: lies in {folder / 'model'}, which --force replaces; move it away" in result.output
     assert inside.is_dir()
 
@@ -392,66 +371,77 @@ def test_a_folder_that_force_would_replace_is_no_source_for_what_replaces_it(fla
 def test_a_folder_may_have_the_longest_name_that_a_disk_takes(tmp_path: Path) -> None:
     folder = tmp_path / ("n" * 255)
     for force in ((), ("--force",)):
-        result = run(folder, "--yes", "--members", 1, "--no-prepare", *force)
-        assert result.exit_code == 0, result.output
+        call("init", folder, "--yes", "--members", 1, "--no-prepare", *force)
     assert load_run(folder).run_id == "n" * 32
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").touch()
-    result = run(tmp_path / "r", "--data", tmp_path / "empty.txt", "--yes")
-    assert result.exit_code == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+def make_unread_tokenizer(folder: Path) -> tuple[object, ...]:
+    """It is not taken for bytes."""
+    model = make_model(folder)
+    (model / "tokenizer.json").rename(model / "tokenizer.model")
+    return "--model", model, "--data", make_text(folder), "--prepare"
 
 
-def test_tokens_of_a_larger_vocabulary_than_the_models_are_refused(tmp_path: Path) -> None:
-    tokens = make_tokens(tmp_path)
+def make_empty_text(folder: Path) -> tuple[object, ...]:
+    (folder / "empty.txt").touch()
+    return "--data", folder / "empty.txt", "--prepare"
+
+
+def make_large_vocabulary(folder: Path) -> tuple[object, ...]:
+    tokens = make_tokens(folder)
     sidecar = tokens.with_suffix(".json")
     sidecar.write_text(sidecar.read_text().replace('"vocab_size": 256', '"vocab_size": 32000'))
-    result = run(tmp_path / "r", "--data", tokens, "--yes", "--no-prepare")
-    assert result.exit_code == 1
-    assert "vocabulary of 32000" in result.output
+    return "--data", tokens
 
 
-def test_token_ids_that_the_model_has_no_place_for_are_found_also_without_a_description(tmp_path: Path) -> None:
-    (tmp_path / "ids").mkdir()
-    np.save(tmp_path / "ids" / "a.npy", np.arange(4_096, dtype=np.uint16))
-    result = run(tmp_path / "r", "--data", tmp_path / "ids", "--yes", "--no-prepare")
-    assert result.exit_code == 1
-    assert f"{tmp_path / 'ids' / 'a.npy'}: token 256 at position 256" in result.output
-    assert not (tmp_path / "r").exists()
+def make_large_ids(folder: Path) -> tuple[object, ...]:
+    """They are found also without a description."""
+    (folder / "ids").mkdir()
+    np.save(folder / "ids" / "a.npy", np.arange(4_096, dtype=np.uint16))
+    return "--data", folder / "ids"
+
+
+def make_one_of_several(folder: Path) -> tuple[object, ...]:
+    """All of them would be trained on."""
+    return "--data", make_bare_tokens(folder) / "a.npy"
+
+
+def make_wrong_model(folder: Path, **changes: object) -> tuple[object, ...]:
+    model = make_model(folder)
+    (model / "config.json").write_text(json.dumps(SETTINGS | changes))
+    return "--model", model, "--data", make_text(folder), "--prepare"
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("make", "told"),
     [
-        ({"model_type": "qwen2"}, "'qwen2'"),
-        ({"vocab_size": 4_000}, "model.embed_tokens.weight is"),
-        ({"vocab_size": 100}, "--tokenizer"),
+        (make_unread_tokenizer, "{}/their-model/tokenizer.json"),
+        (make_empty_text, "{}/"),
+        (make_large_vocabulary, "vocabulary of 32000"),
+        (make_large_ids, "{}/ids/a.npy: token 256 at position 256"),
+        (make_one_of_several, "other files of tokens (b.npy)"),
+        # The owner's folder is named, not the copy that is gone.
+        (partial(make_wrong_model, model_type="qwen2"), "'qwen2'"),
+        (partial(make_wrong_model, vocab_size=4_000), "{}/their-model: model.embed_tokens.weight is"),
+        (partial(make_wrong_model, vocab_size=100), "--tokenizer {}/their-model"),
     ],
 )
-def test_a_model_that_cannot_be_trained_is_refused(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
-    model = make_model(tmp_path)
-    (model / "config.json").write_text(json.dumps(SETTINGS | changes))
-    result = run(tmp_path / "r", "--model", model, "--data", make_text(tmp_path), "--yes")
-    assert result.exit_code == 1
-    assert told in result.output
-    assert str(model) in result.output, "the owner's folder is named, not the copy that is gone"
-    assert not (tmp_path / "r").exists()
-
-
-def test_a_file_among_other_token_files_is_refused_because_all_would_be_trained_on(tmp_path: Path) -> None:
-    result = run(tmp_path / "r", "--data", make_bare_tokens(tmp_path) / "a.npy", "--yes", "--no-prepare")
-    assert result.exit_code == 1
-    assert "other files of tokens (b.npy)" in result.output
+def test_what_cannot_be_trained_is_told_and_nothing_is_left(
+    make: Callable[[Path], tuple[object, ...]], told: str, tmp_path: Path
+) -> None:
+    words = make(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    result = refuse("init", tmp_path / "r", "--yes", "--no-prepare", *words)
+    assert told.format(tmp_path) in result.output
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("prepare", ["--prepare", "--no-prepare"])
 def test_the_commands_that_come_next_are_commands(prepare: str, tmp_path: Path) -> None:
     folder = tmp_path / "with blanks"
     model = ("--model", make_model(tmp_path)) if prepare == "--prepare" else ()  # whose weights are there
-    result = run(folder, "--data", make_text(tmp_path), *model, prepare, "--members", 3, "--yes")
+    result = run("init", folder, "--data", make_text(tmp_path), *model, prepare, "--members", 3, "--yes")
     lines = [line.strip() for line in result.output.splitlines() if line.startswith("  psyche ")]
     names = [" ".join(itertools.takewhile(is_name, shlex.split(line)[1:3])) for line in lines]
     made = [] if prepare == "--prepare" else ["data tokenize", "model init"]
@@ -467,7 +457,7 @@ def fit_to_chain(folder: Path) -> Fitted:
 def test_a_run_on_a_chain_is_valid_there_at_once_and_says_how_to_create_it(tmp_path: Path) -> None:
     folder = tmp_path / "on-chain"
     words = ("--data", make_tokens(tmp_path), "--model", make_model(tmp_path), "--yes")
-    result = run(folder, *words, "--rpc", "localhost")
+    result = run("init", folder, *words, "--rpc", "localhost")
     loaded = fit_to_chain(folder).file
     assert loaded.warnings == ()
     assert "access" not in (folder / "run.toml").read_text()
@@ -482,15 +472,14 @@ def test_a_run_on_a_chain_is_valid_there_at_once_and_says_how_to_create_it(tmp_p
     ]
     for line in lines:
         assert_parses(shlex.split(line)[1:])
-    later = run(tmp_path / "later", "--data", make_text(tmp_path), "--no-prepare", "--yes", "--rpc", "localhost")
-    assert later.exit_code == 0, later.output
-    both = run(tmp_path / "both", *words, "--rpc", "localhost", "--server-addr", "127.0.0.1:1")
+    call("init", tmp_path / "later", "--data", make_text(tmp_path), "--no-prepare", "--yes", "--rpc", "localhost")
+    both = run("init", tmp_path / "both", *words, "--rpc", "localhost", "--server-addr", "127.0.0.1:1")
     assert "a run has one backend" in both.output
 
 
 def test_a_run_of_several_clients_on_a_chain_needs_an_address_on_record(tmp_path: Path) -> None:
     folder = tmp_path / "on-chain"
-    run(folder, "--data", make_tokens(tmp_path), "--model", make_model(tmp_path), "--yes", "--rpc", "localhost")
+    run("init", folder, "--data", make_tokens(tmp_path), "--model", make_model(tmp_path), "--yes", "--rpc", "localhost")
     assert any("bootstrap: no address is on record" in one for one in fit_to_chain(folder).warnings)
     text = (folder / "run.toml").read_text()
     (folder / "run.toml").write_text(f'bootstrap = ["{get_bootstrap_address(19_500, bytes(32))}"]\n{text}')
@@ -499,7 +488,7 @@ def test_a_run_of_several_clients_on_a_chain_needs_an_address_on_record(tmp_path
 
 def test_an_owner_is_told_how_long_the_run_takes_and_what_it_sends(tmp_path: Path) -> None:
     words = ("--model", "1b", "--data", make_text(tmp_path), "--members", 4, "--no-prepare", "--yes")
-    output = run(tmp_path / "r", *words).output
+    output = run("init", tmp_path / "r", *words).output
     (line,) = [line for line in output.splitlines() if "it takes" in line]
     batch = 64 * 2_048
     days = (50_000 * (batch / 4 / SIZES["1b"].recipe.tokens_per_s + 0.5) + 250 * 175) / 86_400
@@ -510,14 +499,14 @@ def test_an_owner_is_told_how_long_the_run_takes_and_what_it_sends(tmp_path: Pat
 
 
 def test_a_run_of_one_is_described_as_one(tmp_path: Path) -> None:
-    assert run(tmp_path / "r", "--data", make_text(tmp_path), "--no-prepare", "--members", 1, "--yes").exit_code == 0
+    call("init", tmp_path / "r", "--data", make_text(tmp_path), "--no-prepare", "--members", 1, "--yes")
     text = (tmp_path / "r" / "run.toml").read_text()
     assert "A run of 1 member that trains a model" in " ".join(text.replace("#", " ").split())
     assert "1 members" not in text
 
 
 def test_two_clients_of_one_machine_do_not_collide_if_they_are_started_as_told(tmp_path: Path) -> None:
-    output = run(tmp_path / "r", "--data", make_text(tmp_path), "--no-prepare", "--members", 2, "--yes").output
+    output = run("init", tmp_path / "r", "--data", make_text(tmp_path), "--no-prepare", "--members", 2, "--yes").output
     (client,) = [line for line in output.splitlines() if line.startswith("  psyche client train")]
     assert client.endswith(" --data-dir client-1")
     (told,) = [line for line in output.splitlines() if line.startswith("  # several clients on one machine")]
@@ -541,10 +530,9 @@ def test_records_give_the_field_that_is_named(tmp_path: Path) -> None:
     rows = tmp_path / "posts.jsonl"
     rows.write_text(json.dumps({"body": TEXT}) + "\n")
     flags = ("--model", make_model(tmp_path), "--data", rows, "--yes")
-    refused = run(tmp_path / "r", *flags)
+    refused = run("init", tmp_path / "r", *flags)
     assert "has no field 'text'; name one with --field (there are: 'body')" in refused.output
-    done = run(tmp_path / "r", *flags, "--field", "body")
-    assert done.exit_code == 0, done.output
+    call("init", tmp_path / "r", *flags, "--field", "body")
     assert np.fromfile(tmp_path / "r/data/train.bin", dtype="<u2").tolist() == [*TEXT.encode(), 0]
-    left_out = run(tmp_path / "later", "--model", "1m", *flags[2:], "--field", "body", "--no-prepare")
+    left_out = run("init", tmp_path / "later", "--model", "1m", *flags[2:], "--field", "body", "--no-prepare")
     assert f"tokenize {rows} --field body" in left_out.output.replace("\n", " ")

@@ -7,13 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kits.cluster import DEADLINE_S
-from typer.testing import CliRunner
+from kits.commands import call, refuse, run
 
-from psyche.cli.app import app
 from psyche.cli.commands.simulate import format_played, parse_parameters
 from psyche.cli.helpers.progress import ProgressBar, format_progress
 from psyche.errors import ConfigError
@@ -34,10 +32,6 @@ load_s = 0.5
 BASE = ("simulate", "--state", ROOT / "config" / "dummy", "--parameters", "1e8", "--clients", "3", "--rounds", "3")
 
 
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
     path = tmp_path / "profile.toml"
@@ -50,16 +44,14 @@ def test_a_run_is_played_and_everything_is_written(
 ) -> None:
     monkeypatch.setattr("psyche.cli.helpers.progress.PLAIN_EVERY_S", 0.0)
     figures, picture, events = tmp_path / "f.json", tmp_path / "p.png", tmp_path / "e.jsonl"
-    result = run(
+    result = call(
         *BASE, "--profile", profile, "--no-suggestions", "--json", figures, "--picture", picture, "--events", events
     )
-    assert result.exit_code == 0, result.output
     for part in ("3 clients (3 home)", "3 rounds in", "tokens per second", "nobody was dropped"):
         assert part in result.output
     assert json.loads(figures.read_text())["tokens"] == 3 * 4 * 16
     assert picture.read_bytes().startswith(b"\x89PNG")
-    look = run("trace", events, "--kind", "decided", "--node", "client-1")
-    assert look.exit_code == 0
+    look = call("trace", events, "--kind", "decided", "--node", "client-1")
     assert len(look.stdout.splitlines()) == 3
     progress = re.findall(r"^playing, round \[.*\d+% (\d) of 3", result.output, re.MULTILINE)
     assert progress[-1] == "3"
@@ -100,24 +92,21 @@ def test_a_run_on_a_chain_is_played_with_what_it_costs(profile: Path, tmp_path: 
     ],
 )
 def test_an_option_that_would_change_nothing_is_refused(arguments: tuple[object, ...], told: str) -> None:
-    result = run(*arguments)
-    assert result.exit_code == 1
+    result = refuse(*arguments)
     assert told in result.output
 
 
 def test_a_filter_that_fits_no_event_is_told(tmp_path: Path) -> None:
     events = tmp_path / "e.jsonl"
     events.write_text('{"t": 1.0, "node": "client-0", "kind": "applied"}\n')
-    result = run("trace", events, "--node", "client-9")
-    assert result.exit_code == 0
+    result = call("trace", events, "--node", "client-9")
     assert result.stdout == ""
     assert result.stderr == "none of 1 events matches\n"
 
 
 def test_suggestions_are_played_and_printed(profile: Path, tmp_path: Path) -> None:
     figures = tmp_path / "f.json"
-    result = run(*BASE, "--profile", profile, "--json", figures)
-    assert result.exit_code == 0, result.output
+    result = call(*BASE, "--profile", profile, "--json", figures)
     assert re.search(r"\n\d changes? tried; (these were better:|none was better)", result.output)
     for one in json.loads(figures.read_text())["suggestions"]:
         assert f"  {one['change']}: tokens/s" in result.output
@@ -178,28 +167,24 @@ def test_bytes_are_shown_where_nothing_else_is_said() -> None:
     ],
 )
 def test_what_is_wrong_is_told_before_anything_is_played(change: tuple[str, str], told: str, profile: Path) -> None:
-    result = run(*BASE, "--profile", profile, *change)
-    assert result.exit_code == 1
+    result = refuse(*BASE, "--profile", profile, *change)
     assert told in result.output
     assert "rounds in" not in result.output
 
 
 def test_what_cannot_be_replayed_is_told(tmp_path: Path) -> None:
-    result = run("replay", "nothing")
-    assert result.exit_code == 1
+    result = refuse("replay", "nothing")
     assert "must be a seed (a number), or the TOML file of a scenario" in result.output
     path = tmp_path / "scenario.toml"
     path.write_text("[[byzantine]]\nwho = 99\nkind = 'replay'\n")
-    result = run("replay", path)
-    assert result.exit_code == 1
+    result = refuse("replay", path)
     assert "scenario.toml: byzantine[0]: who is 99, must be the number of a client, 0 to 3" in result.output
 
 
 def test_a_run_that_would_stand_still_is_exit_code_1(profile: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text('[[fault]]\nkind = "kill"\nwho = ["client-0", "client-1"]\nat_s = 5.0\n')
-    result = run(*BASE, "--profile", profile, "--faults", plan)
-    assert result.exit_code == 1
+    result = refuse(*BASE, "--profile", profile, "--faults", plan)
     assert "an epoch needs 2 clients, 1 was there" in result.output
     assert "tried" not in result.output
 
@@ -207,8 +192,7 @@ def test_a_run_that_would_stand_still_is_exit_code_1(profile: Path, tmp_path: Pa
 def test_a_scenario_is_played_again_step_by_step(tmp_path: Path) -> None:
     path = tmp_path / "scenario.toml"
     path.write_text("seed = 3\n[config]\ntotal_steps = 4\n[[class]]\ncount = 2\n")
-    result = run("replay", path, "--kind", "applied", "--node", "client-0")
-    assert result.exit_code == 0, result.output
+    result = call("replay", path, "--kind", "applied", "--node", "client-0")
     lines = result.stdout.splitlines()
     assert all(line.split()[1:3] == ["client-0", "applied"] for line in lines[:-1])
     assert len(lines) > 3
@@ -261,16 +245,14 @@ def test_what_a_plan_has_for_later_than_the_end_is_told(profile: Path, tmp_path:
     plan = tmp_path / "plan.toml"
     table = '[[fault]]\nkind = "kill"\nwho = ["client-0"]\nfor_s = 1.0\nat_s = '
     plan.write_text(f"{table}2.0\n{table}5000.0\n")
-    result = run(*BASE, "--profile", profile, "--no-suggestions", "--faults", plan)
-    assert result.exit_code == 0, result.output
+    result = call(*BASE, "--profile", profile, "--no-suggestions", "--faults", plan)
     assert re.search(r"\nfault\[1\], kill at 5000 s, never happened: the simulation ended after \d+ s\n", result.output)
     assert "fault[0]" not in result.output
 
 
 def test_more_rounds_than_can_be_played_are_refused_with_the_bound(profile: Path) -> None:
     for rounds in ("99999999999", "0"):
-        result = run(*BASE, "--profile", profile, "--rounds", rounds)
-        assert result.exit_code == 1
+        result = refuse(*BASE, "--profile", profile, "--rounds", rounds)
         assert f"error: --rounds {rounds}: must be from 1 to 100000\n" in result.stderr
 
 
@@ -284,6 +266,5 @@ def test_a_run_that_is_shorter_than_what_is_played_is_told(profile: Path, tmp_pa
 def test_a_plan_that_is_no_text_is_named_once(profile: Path, tmp_path: Path) -> None:
     plan = tmp_path / "bad.toml"
     plan.write_bytes(b"\xff\xfe")
-    result = run(*BASE, "--profile", profile, "--faults", plan)
-    assert result.exit_code == 1
+    result = refuse(*BASE, "--profile", profile, "--faults", plan)
     assert result.stderr.count("bad.toml") == 1

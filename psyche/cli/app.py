@@ -21,7 +21,7 @@ from psyche.cli.commands import (
     train,
 )
 
-from psyche.cli.commands.run import info, founding, steering, changes, access, chain  # noqa: F401  # isort: skip  # in the order of the help
+from psyche.cli.commands.run import changes, access, chain  # noqa: F401  # isort: skip  # in the order of the help
 from psyche.cli.commands.run import group as run
 from psyche.cli.helpers.common import format_examples, make_group
 from psyche.cli.helpers.errors import Debug

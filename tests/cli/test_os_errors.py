@@ -237,7 +237,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     run = trio.run
 
     def cut_off(function: Callable[..., Any], *arguments: Any) -> Any:
-        if function.__name__ == "run_embedded":  # a chain is opened, without programs
+        if function.__name__ in ("run_embedded", "check", "call"):  # a chain is opened, without programs, or a target
             return run(function)
         if function is supervisor.run_testnet:
             run(prepare, arguments[0], str)
@@ -247,6 +247,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Ran("ran")
 
     monkeypatch.setattr(trio, "run", cut_off)
+    for name in ("tcp.target.dial", "solana.target.open_rpc", "solana.member.entry.open_rpc"):
+        monkeypatch.setattr(f"psyche.backends.{name}", stop)
+    monkeypatch.setattr("psyche.backends.tcp.owner.TcpAdministration._ask", stop)
     monkeypatch.setattr("psyche.localchain.chain.load_programs", dict)
     monkeypatch.setattr("psyche.cli.commands.dev.fund", stop)
     monkeypatch.setattr("psyche.cli.commands.train._run", stop)

@@ -182,8 +182,8 @@ def test_the_page_of_a_halted_run_has_the_command_that_moves_it_in_one_piece_and
     write = ServerTarget(options).write_command
     paused = msgspec.structs.replace(TRAINING, run_state=RunState.PAUSED, members=0)
     new = msgspec.structs.replace(paused, run_state=RunState.UNINITIALIZED, state_start_unix=0)
-    assert f"goes on with {write('run resume')}; 4 connections\n" in format_run(paused, spell=write)
-    page = format_run(new, spell=write)
+    assert f"goes on with {write('run resume')}; 4 connections\n" in format_run(paused, write=write)
+    page = format_run(new, write=write)
     assert page.startswith("run 'my-run': not started\n")
     assert f"starts with {write('run resume')}" in page
     cut_off = format_run(msgspec.structs.replace(new, total_steps=0))

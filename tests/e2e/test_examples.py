@@ -23,8 +23,8 @@ from kits.run_files import MODEL, choose_neighbours
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
-from psyche.cli.commands.run.group import WALLET
 from psyche.cli.helpers import checks
+from psyche.cli.helpers.target import WALLET
 from psyche.testnet.process import Child, stop_all
 
 ROOT: Final = Path(__file__).resolve().parents[2]

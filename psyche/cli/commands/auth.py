@@ -1,14 +1,14 @@
 """`psyche auth create`, `read`, `delegate` and `delete`."""
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from psyche.cli.chain.commands import LOCAL, ChainAccess, carry_out, chain_command
-from psyche.cli.commands.run.group import WALLET
 from psyche.cli.commands.run.group import group as run_group
 from psyche.cli.helpers.common import make_group
+from psyche.cli.helpers.target import CHAIN, CHAIN_AND_WALLET, LOCAL, WALLET, Access, carry_out, command
 
 if TYPE_CHECKING:
     from psyche.backends.solana.session import ChainSession
@@ -26,6 +26,7 @@ group = make_group(
     f"    --join-authority {WALLET} \\",
     f"    {LOCAL}",
 )
+_command = partial(command, group, shared=CHAIN_AND_WALLET)
 Authorizer = Annotated[
     str,
     typer.Option(
@@ -40,15 +41,14 @@ def _root() -> None:
     pass
 
 
-@chain_command(
-    group,
+@_command(
     "create",
     f"psyche auth create --authorizer {WALLET} \\",
     f"    {LOCAL}",
     f"psyche auth create --authorizer {EVERYBODY} {LOCAL} --yes",
     aliases=((run_group, "join-authorization-create"), (group, "join-authorization-create")),
 )
-def create_authorization(*, chain: ChainAccess, authorizer: Authorizer) -> None:
+def create_authorization(*, access: Access, authorizer: Authorizer) -> None:
     """Let a wallet, or everybody, join your runs.
 
     They are the runs whose join authority your wallet is.
@@ -61,11 +61,10 @@ def create_authorization(*, chain: ChainAccess, authorizer: Authorizer) -> None:
         plan = await plan_grant(session, grantee)
         await carry_out(session, plan, f"{authorizer} may join", f"{authorizer} may join already")
 
-    chain.run(do)
+    access.run_on_chain(do)
 
 
-@chain_command(
-    group,
+@_command(
     "read",
     "psyche auth read \\",
     f"    --join-authority {WALLET} \\",
@@ -73,15 +72,15 @@ def create_authorization(*, chain: ChainAccess, authorizer: Authorizer) -> None:
     "psyche auth read \\",
     f"    --join-authority {WALLET} \\",
     f"    {LOCAL} --json",
-    reads=True,
+    shared=CHAIN,
     aliases=((run_group, "join-authorization-read"), (group, "join-authorization-read")),
 )
 def read_authorization(
     *,
-    chain: ChainAccess,
     join_authority: JoinAuthority,
     authorizer: Authorizer = EVERYBODY,
     as_json: Annotated[bool, typer.Option("--json", help="JSON for programs.")] = False,
+    access: Access,
 ) -> None:
     """Show an authorization: whether it is on, and its delegates."""
     from psyche.backends.solana.interface.addresses import parse_key
@@ -89,9 +88,9 @@ def read_authorization(
     from psyche.errors import ConfigError
 
     grantor, grantee = parse_key(join_authority, "--join-authority"), parse_grantee(authorizer)
-    found = chain.run(lambda session: find_authorization(session, grantor, grantee))
+    found = access.run_on_chain(lambda session: find_authorization(session, grantor, grantee))
     if found is None:
-        create = chain.target.writer.write(f"auth create --authorizer {authorizer}", signed=False)
+        create = access.chain.writer.write(f"auth create --authorizer {authorizer}", signed=False)
         raise ConfigError(f"{grantor} has not authorized {authorizer}; with its wallet `{create}` does that")
     plain = describe_authorization(found)
     if as_json:
@@ -102,8 +101,7 @@ def read_authorization(
         typer.echo(f"delegate {key}")
 
 
-@chain_command(
-    group,
+@_command(
     "delegate",
     "psyche auth delegate \\",
     f"    --join-authority {WALLET} \\",
@@ -113,13 +111,13 @@ def read_authorization(
 )
 def delegate(
     *,
-    chain: ChainAccess,
     join_authority: JoinAuthority,
     delegates_clear: Annotated[bool, typer.Option("--delegates-clear", help="Remove all delegates first.")] = False,
     delegates_added: Annotated[
         list[str] | None,
         typer.Option("--delegates-added", "--delegate-added", help="A wallet that may join; may be repeated."),
     ] = None,
+    access: Access,
 ) -> None:
     """Let other wallets join in your wallet's name.
 
@@ -138,17 +136,16 @@ def delegate(
         plan = await plan_delegates(session, grantor, added, clear=delegates_clear)
         await carry_out(session, plan, "the delegates are on record", "these are delegates already")
 
-    chain.run(do)
+    access.run_on_chain(do)
 
 
-@chain_command(
-    group,
+@_command(
     "delete",
     f"psyche auth delete --authorizer {WALLET} \\",
     f"    {LOCAL}",
     aliases=((run_group, "join-authorization-delete"), (group, "join-authorization-delete")),
 )
-def delete(*, chain: ChainAccess, authorizer: Authorizer) -> None:
+def delete(*, access: Access, authorizer: Authorizer) -> None:
     """Stop a wallet, or everybody, from joining.
 
     The deposit comes back too.
@@ -164,4 +161,4 @@ def delete(*, chain: ChainAccess, authorizer: Authorizer) -> None:
         if rest:
             typer.echo(rest)
 
-    chain.run(do)
+    access.run_on_chain(do)

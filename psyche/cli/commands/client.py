@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from psyche.cli.helpers import chain
 from psyche.cli.helpers import options as opt
-from psyche.cli.helpers.common import format_examples, make_group, run_async
+from psyche.cli.helpers.common import format_examples, make_group, run_async, say
 from psyche.cli.helpers.outputs import check_source_folder, check_target_folder
+from psyche.cli.helpers.target import JOINING, WALLET_PATH, Access, command
 from psyche.client.runtime.settings import ClientSettings
 from psyche.durable import expand_user
 from psyche.telemetry.events import DEFAULT_KEEP
@@ -41,31 +41,20 @@ def _root() -> None:
     pass
 
 
-@group.command(
+@command(
+    group,
     "train",
-    epilog=format_examples(
-        "psyche client train --run-id my-run --server-addr 127.0.0.1:19400",
-        "psyche client train --run-id my-run --server-addr 127.0.0.1:19400 \\",
-        "    --local-root my-run --data-dir ada --checkpoint-dir ada/models",
-        "psyche client train --run-id my-run --rpc devnet -w ada.json",
-        "RUN_ID=my-run SERVER_ADDR=127.0.0.1:19400 psyche client train --logs json",
-    ),
+    "psyche client train --run-id my-run --server-addr 127.0.0.1:19400",
+    "psyche client train --run-id my-run --server-addr 127.0.0.1:19400 \\",
+    "    --local-root my-run --data-dir ada --checkpoint-dir ada/models",
+    "psyche client train --run-id my-run --rpc devnet -w ada.json",
+    "RUN_ID=my-run SERVER_ADDR=127.0.0.1:19400 psyche client train --logs json",
+    shared=JOINING,
 )
 def train(
     *,
     run_id: opt.RunId,
-    server_addr: opt.ServerAddr = None,
-    server_key: opt.ServerKey = None,
-    rpc: chain.Rpc = None,
-    ws_rpc: chain.WsRpc = None,
-    rpc_2: chain.Rpc2 = None,
-    ws_rpc_2: chain.WsRpc2 = None,
-    rpc_3: chain.Rpc3 = None,
-    ws_rpc_3: chain.WsRpc3 = None,
-    wallet_private_key_path: chain.WalletPath = None,
-    program_ids: chain.ProgramIds = None,
-    max_priority_fee: chain.MaxPriorityFee = None,
-    authorizer: opt.Authorizer = None,
+    access: Access,
     identity_secret_key_path: opt.IdentityPath = None,
     data_dir: opt.DataDir = None,
     bind_p2p_port: opt.BindPort = DEFAULT.bind_port,
@@ -97,8 +86,6 @@ def train(
     0.00001 SOL a round; a busy chain costs up to 0.0001 SOL more a transaction (--max-priority-fee). Exit code 0: done,
     or SIGTERM. 10: the owner wants another version. 11: the run is closed. 12: it is another chain. 130: Ctrl-C.
     """
-    options = chain.take_options(locals())
-    from psyche.backends.target import parse_target
     from psyche.telemetry.console import Console
     from psyche.telemetry.logging import configure_logging
     from psyche.wire.crypto import parse_hex
@@ -106,7 +93,7 @@ def train(
     console = Console()
     configure_logging(logs.value, log, console=console, write_log=write_log)
     data_dir = get_data_dir(data_dir, run_id)
-    target = parse_target(options)
+    target, server_key = access.target, access.options.server_key
     settings = ClientSettings(
         run_id=run_id, server_key=parse_hex("--server-key", server_key) if server_key else None, data_dir=data_dir,
         identity_path=identity_secret_key_path, bind_ip=get_bind_ip(bind_p2p_interface), bind_port=bind_p2p_port,
@@ -130,11 +117,10 @@ def open_events(settings: "ClientSettings", events_dir: Path | None, keep_files:
 
 
 def check_target(target: "Target") -> None:
-    """Check that a client can take part in a run; print what its owner should know."""
     checked = run_async(target.check)
     for kind, texts in (("note", checked.notes), ("warning", checked.warnings)):
         for text in texts:
-            typer.echo(f"{kind}: {text}", err=True)
+            say(f"{kind}: {text}")
 
 
 def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
@@ -156,14 +142,7 @@ def find_node_name(settings: "ClientSettings") -> str:
     return get_client_name(load_identity(settings))
 
 
-def run(
-    settings: "ClientSettings",
-    target: "Target",
-    events: "EventLog",
-    console: "Console",
-    logs: opt.Logs,
-) -> int:
-    """Run the client with its live view; return the exit code."""
+def run(settings: "ClientSettings", target: "Target", events: "EventLog", console: "Console", logs: opt.Logs) -> int:
     from psyche.client.runtime.app import run_client
     from psyche.telemetry.live import open_live_view
     from psyche.wire.line.descriptors import raise_limit
@@ -213,18 +192,16 @@ def show_identity(
     typer.echo(read_key_file(path).public.hex())
 
 
-@group.command(
+@command(
+    group,
     "show-wallet",
-    epilog=format_examples(
-        "psyche client show-wallet -w ada.json --create",
-        'psyche auth create --authorizer "$(psyche client show-wallet -w ada.json)" \\',
-        "    --rpc localhost",
-    ),
+    "psyche client show-wallet -w ada.json --create",
+    'psyche auth create --authorizer "$(psyche client show-wallet -w ada.json)" \\',
+    "    --rpc localhost",
+    shared=WALLET_PATH,
 )
 def show_wallet(
-    *,
-    wallet_private_key_path: chain.WalletPath = None,
-    create: Annotated[bool, typer.Option("--create", help="Make the file if there is none.")] = False,
+    *, access: Access, create: Annotated[bool, typer.Option("--create", help="Make the file if there is none.")] = False
 ) -> None:
     """Print the address of a wallet on Solana.
 
@@ -232,13 +209,13 @@ def show_wallet(
     """
     from psyche.backends.solana.wallet import Wallet, find_wallet, write_wallet
 
-    path = wallet_private_key_path
+    path = access.options.wallet_private_key_path
     if create and path is not None and not path.exists():
         write_wallet(path, Wallet())
-    wallet = find_wallet(path)
-    if wallet.note:
-        typer.echo(f"note: {wallet.note}", err=True)
-    typer.echo(str(wallet.key.pubkey()))
+    found = find_wallet(path)
+    if found.note:
+        say(f"note: {found.note}")
+    typer.echo(str(found.key.pubkey()))
 
 
 def get_data_dir(data_dir: Path | None, run_id: str) -> Path:

@@ -1,16 +1,15 @@
 """`psyche dev`: what those need who build on a run, or try one out: a chain on this machine."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from psyche.cli.chain.commands import LOCAL, ChainAccess, chain_command, tell_return
-from psyche.cli.commands.run.group import WALLET
-from psyche.cli.helpers.common import ending_on_sigterm, format_examples, make_group, run_async
+from psyche.cli.helpers.common import ending_on_sigterm, format_examples, make_group, run_async, say
 from psyche.cli.helpers.outputs import check_target
-from psyche.cli.helpers.owners import say
+from psyche.cli.helpers.target import CHAIN_AND_WALLET, LOCAL, WALLET, Access, command, tell_return
 from psyche.localchain.validator import Validator
 
 if TYPE_CHECKING:
@@ -45,6 +44,9 @@ group = make_group(
     "psyche dev validator                    # a chain here, until Ctrl-C",
     "psyche dev validator --ledger my-chain  # kept on disk",
 )
+
+
+_command = partial(command, group, shared=CHAIN_AND_WALLET)
 
 
 @group.callback()
@@ -245,14 +247,12 @@ def idl(
         output.write_text(text + "\n", encoding="utf-8")
 
 
-@chain_command(
-    group, "airdrop", f"psyche dev airdrop --amount 5 {LOCAL}", f"psyche dev airdrop --to {WALLET} \\", f"    {LOCAL}"
-)
+@_command("airdrop", f"psyche dev airdrop --amount 5 {LOCAL}", f"psyche dev airdrop --to {WALLET} \\", f"    {LOCAL}")
 def airdrop(
     *,
-    chain: ChainAccess,
     amount: Annotated[str, typer.Option(help="How many SOL. A test cluster gives few at a time.")] = "1",
     to: Annotated[str | None, typer.Option(help="The wallet that gets them. Default: yours.")] = None,
+    access: Access,
 ) -> None:
     """Get SOL that are worth nothing, for a wallet.
 
@@ -272,11 +272,10 @@ def airdrop(
         key = named or session.key
         typer.echo(f"{key} has {format_sol(await request_lamports(session.rpc, key, lamports))}")
 
-    replace(chain, reads=named is not None).run(do)
+    replace(access, reads=named is not None).run_on_chain(do)
 
 
-@chain_command(
-    group,
+@_command(
     "mint",
     f"psyche dev mint --amount 1000 {LOCAL}",
     f"psyche dev mint --to {WALLET} \\",
@@ -284,7 +283,6 @@ def airdrop(
 )
 def mint(
     *,
-    chain: ChainAccess,
     amount: Annotated[str | None, typer.Option(help="How many tokens to mint, such as 250.5.")] = None,
     to: Annotated[
         str | None, typer.Option(help="The wallet that gets them, or an account of this token. Default: your wallet.")
@@ -293,6 +291,7 @@ def mint(
     decimals: Annotated[
         int | None, typer.Option(min=0, max=9, help=f"Digits behind the point, of a new token. Default: {DECIMALS}.")
     ] = None,
+    access: Access,
 ) -> None:
     """Make a token that a run can pay its members in, or mint more.
 
@@ -317,7 +316,7 @@ def mint(
         say("done")
         typer.echo(str(token))
 
-    chain.run(do)
+    access.run_on_chain(do)
 
 
 Cluster = Annotated[str, typer.Option(help="The same as --rpc: devnet, testnet, mainnet-beta, or an address.")]
@@ -336,17 +335,15 @@ Close = Annotated[
 ]
 
 
-@chain_command(
-    group, "deploy", f"psyche dev deploy {LOCAL}", f"psyche dev deploy {LOCAL} --sbpf-v3 --final  # for ever"
-)
+@_command("deploy", f"psyche dev deploy {LOCAL}", f"psyche dev deploy {LOCAL} --sbpf-v3 --final  # for ever")
 def deploy(
     *,
-    chain: ChainAccess,
     cluster: Cluster = "",
     keys: Keys = Path("psyche-programs"),
     final: Final_ = False,
     sbpf_v3: NewestFormat = False,
     close: Close = False,
+    access: Access,
 ) -> None:
     """Put the coordinator, authorizer and treasurer on a chain.
 
@@ -361,10 +358,10 @@ def deploy(
     """
     from psyche.backends.solana.programs.deployment import load_new_programs
 
-    check_target("--program-ids", chain.options.program_ids)
-    file = chain.options.program_ids or keys / FILE
+    check_target("--program-ids", access.options.program_ids)
+    file = access.options.program_ids or keys / FILE
     # The programs need not be there yet, and so no file of their ids.
-    options = replace(chain.options, program_ids=None, rpc=cluster or chain.options.rpc)
+    options = replace(access.options, program_ids=None, rpc=cluster or access.options.rpc)
     programs = load_new_programs(keys, "v3/" if sbpf_v3 else "")
 
     async def do(session: "ChainSession") -> None:
@@ -391,4 +388,4 @@ def deploy(
         typer.echo(describe_authorities({program: one.upgrade_authority for program, one in made.programs.items()}))
         typer.echo(f"{file}: give it to the members, and name it with --program-ids (or PSYCHE_PROGRAM_IDS)")
 
-    replace(chain, options=options).run(do)
+    replace(access, options=options).run_on_chain(do)

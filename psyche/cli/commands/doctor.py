@@ -1,6 +1,7 @@
 """`psyche doctor`: is this machine ready to take part?"""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,6 @@ def doctor(
         if not as_json:
             typer.echo(checks.format_check(check))
     if as_json:
-        typer.echo(json.dumps([checks.to_dict(check) for check in found], indent=2))
+        typer.echo(json.dumps([asdict(check) for check in found], indent=2))
     if any(check.verdict is checks.CheckVerdict.FAIL for check in found):
         raise typer.Exit(1)

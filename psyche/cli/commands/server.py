@@ -111,10 +111,9 @@ def run(
         events = EventLog(events_folder / "events.jsonl", node="server", keep=keep_event_files)
         identity, owners = load_keys(folder, identity_secret_key_path, owner or [])
         settings = ServerSettings(
-            run=loaded, identity=identity, state_dir=folder, host=bind_ip, port=server_port,
-            owners=owners, access=add_allowed(loaded.access, allow or []),
-            withdraw_on_disconnect=withdraw_on_disconnect, accept_loss=accept_loss,
-            model_folder=loaded.model_folder, data_files=data, sink=events,
+            run=loaded, identity=identity, state_dir=folder, host=bind_ip, port=server_port, owners=owners,
+            access=add_allowed(loaded.access, allow or []), withdraw_on_disconnect=withdraw_on_disconnect,
+            accept_loss=accept_loss, model_folder=loaded.model_folder, data_files=data, sink=events,
         )  # fmt: skip
         serve(settings, events, console, logs, on_start)
 
@@ -161,14 +160,6 @@ def validate_config(*, state: State, data_config: DataConfig = None) -> None:
     raise typer.Exit(print_report(validate_run(state, data_config, reads_weights=True), typer.echo))
 
 
-def load_keys(folder: Path, path: Path | None, owners: list[str]) -> "tuple[Identity, frozenset[bytes]]":
-    """Load the server's key, or make it in its folder; read those of its owners."""
-    from psyche.backends.tcp.target import load_server_identity
-    from psyche.wire.crypto import parse_hex
-
-    return load_server_identity(folder, path, create=True), frozenset(parse_hex("--owner", key) for key in owners)
-
-
 def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, LoadedData | None]":
     """Load a run that can start, and its data.toml; print warnings about unusual settings."""
     from psyche.config.problems import ConfigProblems
@@ -183,6 +174,13 @@ def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, Lo
     for warning in report.warnings:
         typer.echo(f"warning: {warning}", err=True)
     return report.run, report.data
+
+
+def load_keys(folder: Path, path: Path | None, owners: list[str]) -> "tuple[Identity, frozenset[bytes]]":
+    from psyche.backends.tcp.target import load_server_identity
+    from psyche.wire.crypto import parse_hex
+
+    return load_server_identity(folder, path, create=True), frozenset(parse_hex("--owner", key) for key in owners)
 
 
 def add_allowed(access: "Access", keys: list[str]) -> "Access":

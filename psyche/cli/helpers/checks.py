@@ -58,6 +58,9 @@ class CheckVerdict(StrEnum):
     FAIL = "fail"
 
 
+OK, WARN, FAIL = CheckVerdict
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One line of the report; `advice` is what to do, empty if nothing needs to be done."""
@@ -66,10 +69,6 @@ class Check:
     verdict: CheckVerdict
     found: str
     advice: str = ""
-
-
-def to_dict(check: Check) -> dict[str, str]:
-    return {"name": check.name, "verdict": str(check.verdict), "found": check.found, "advice": check.advice}
 
 
 def format_check(check: Check) -> str:
@@ -95,16 +94,16 @@ def get_checks(data_dir: Path, port: int, *, is_server: bool = False) -> list[Ca
 def check_python() -> Check:
     found = f"{platform.python_version()} ({sys.executable})"
     if (3, 11) <= sys.version_info[:2] <= (3, 13):
-        return Check("python", CheckVerdict.OK, found)
-    return Check("python", CheckVerdict.FAIL, found, "use Python 3.11, 3.12 or 3.13")
+        return Check("python", OK, found)
+    return Check("python", FAIL, found, "use Python 3.11, 3.12 or 3.13")
 
 
 def check_packages() -> Check:
     """Check that the packages all commands need are installed, without importing them."""
     missing = [name for name in BASE if not _is_installed(name)]
     if missing:
-        return Check("packages", CheckVerdict.FAIL, f"missing: {', '.join(missing)}", get_install_command())
-    return Check("packages", CheckVerdict.OK, ", ".join(f"{name} {metadata.version(name)}" for name in BASE))
+        return Check("packages", FAIL, f"missing: {', '.join(missing)}", get_install_command())
+    return Check("packages", OK, ", ".join(f"{name} {metadata.version(name)}" for name in BASE))
 
 
 def check_machine() -> Check:
@@ -112,49 +111,45 @@ def check_machine() -> Check:
     cores = len(os.sched_getaffinity(0))
     found = f"{platform.system()} {platform.machine()}, {format_number(cores, 'core')}, {_gigabytes(memory)} of memory"
     if platform.system() != "Linux":
-        return Check("machine", CheckVerdict.FAIL, found, "Psyche runs on Linux; a container will do")
+        return Check("machine", FAIL, found, "Psyche runs on Linux; a container will do")
     if memory < WARN_MEMORY_BYTES:
-        return Check(
-            "machine", CheckVerdict.WARN, found, "a client needs about 1 GB besides the model: run one at a time"
-        )
-    return Check("machine", CheckVerdict.OK, found)
+        return Check("machine", WARN, found, "a client needs about 1 GB besides the model: run one at a time")
+    return Check("machine", OK, found)
 
 
 def check_torch() -> Check:
     """torch is loaded in a process of its own: a broken driver must not end the doctor."""
     facts, problem = _probe(TORCH_PROBE)
     if facts is None:
-        return Check("torch", CheckVerdict.FAIL, problem, get_install_command())
+        return Check("torch", FAIL, problem, get_install_command())
     device = facts["device"]
     if facts["count"]:
-        return Check(
-            "torch", CheckVerdict.OK, f"{facts['version']}, {facts['count']} x {device}, {_gigabytes(facts['memory'])}"
-        )
+        return Check("torch", OK, f"{facts['version']}, {facts['count']} x {device}, {_gigabytes(facts['memory'])}")
     if Path("/dev/nvidia0").exists():
         advice = "a GPU is there but torch cannot use it: compare `nvidia-smi` with torch's CUDA version"
-        return Check("torch", CheckVerdict.WARN, f"{facts['version']} on the CPU", advice)
-    return Check("torch", CheckVerdict.OK, f"{facts['version']} on the CPU, {facts['threads']} threads")
+        return Check("torch", WARN, f"{facts['version']} on the CPU", advice)
+    return Check("torch", OK, f"{facts['version']} on the CPU, {facts['threads']} threads")
 
 
 def check_libp2p() -> Check:
     facts, problem = _probe(LIBP2P_PROBE)
     if facts is None:
-        return Check("libp2p", CheckVerdict.FAIL, problem, get_install_command())
-    return Check("libp2p", CheckVerdict.OK, f"{facts['version']}, Ed25519 keys sign and verify")
+        return Check("libp2p", FAIL, problem, get_install_command())
+    return Check("libp2p", OK, f"{facts['version']}, Ed25519 keys sign and verify")
 
 
 def check_clock(now: Callable[[], float]) -> Check:
     """Deadlines are unix seconds that the coordinator gives: a clock minutes off reports late."""
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now()))
     if time.gmtime(now()).tm_year < OLDEST_YEAR:
-        return Check("clock", CheckVerdict.FAIL, found, "set it: sudo timedatectl set-ntp true")
+        return Check("clock", FAIL, found, "set it: sudo timedatectl set-ntp true")
     synchronised = _is_clock_synchronised()
     if synchronised is None:
-        return Check("clock", CheckVerdict.OK, f"{found}; the kernel does not say whether it is synchronised")
+        return Check("clock", OK, f"{found}; the kernel does not say whether it is synchronised")
     if not synchronised:
         advice = "not synchronised: sudo timedatectl set-ntp true (in a container, on the host)"
-        return Check("clock", CheckVerdict.WARN, found, advice)
-    return Check("clock", CheckVerdict.OK, f"{found}, synchronised")
+        return Check("clock", WARN, found, advice)
+    return Check("clock", OK, f"{found}, synchronised")
 
 
 def check_disk(folder: Path) -> Check:
@@ -162,26 +157,24 @@ def check_disk(folder: Path) -> Check:
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
-        return Check("disk", CheckVerdict.FAIL, f"{folder} is not a folder", "choose another place with --data-dir")
+        return Check("disk", FAIL, f"{folder} is not a folder", "choose another place with --data-dir")
     free = shutil.disk_usage(folder).free
     found = f"{_gigabytes(free)} free at {folder}"
     if not os.access(folder, os.W_OK):
-        return Check("disk", CheckVerdict.FAIL, f"{folder} is not writable", "choose another place with --data-dir")
+        return Check("disk", FAIL, f"{folder} is not writable", "choose another place with --data-dir")
     if free < FAIL_DISK_BYTES:
-        return Check("disk", CheckVerdict.FAIL, found, f"at least {_gigabytes(FAIL_DISK_BYTES)} are needed")
+        return Check("disk", FAIL, found, f"at least {_gigabytes(FAIL_DISK_BYTES)} are needed")
     if free < WARN_DISK_BYTES:
-        return Check(
-            "disk", CheckVerdict.WARN, found, "enough for small models; a checkpoint takes 16 bytes a parameter"
-        )
-    return Check("disk", CheckVerdict.OK, found)
+        return Check("disk", WARN, found, "enough for small models; a checkpoint takes 16 bytes a parameter")
+    return Check("disk", OK, found)
 
 
 def check_open_files() -> Check:
     """Open files: each peer takes a few."""
     raise_limit()  # as server and client do
     if get_limit() < WARN_FILES:
-        return Check("files", CheckVerdict.WARN, f"{get_limit()} open files allowed", WAY_OUT)
-    return Check("files", CheckVerdict.OK, f"{get_limit()} open files allowed")
+        return Check("files", WARN, f"{get_limit()} open files allowed", WAY_OUT)
+    return Check("files", OK, f"{get_limit()} open files allowed")
 
 
 def check_port(port: int) -> Check:
@@ -194,18 +187,16 @@ def check_port(port: int) -> Check:
             chosen = listener.getsockname()[1]
     except OSError as error:
         advice = "choose another with --bind-p2p-port" if port else "this machine does not let programs listen"
-        return Check("ports", CheckVerdict.FAIL, f"{name}: {error.strerror}", advice)
-    return Check("ports", CheckVerdict.OK, f"can listen on {name}" + ("" if port else f" ({chosen})"))
+        return Check("ports", FAIL, f"{name}: {error.strerror}", advice)
+    return Check("ports", OK, f"can listen on {name}" + ("" if port else f" ({chosen})"))
 
 
 def check_addresses() -> Check:
     addresses = get_outward_addresses()
     if not addresses:
         advice = "clients on this machine reach each other; others cannot reach this one"
-        return Check("network", CheckVerdict.WARN, "no address but loopback", advice)
-    return Check(
-        "network", CheckVerdict.OK, f"this machine is {', '.join(addresses)}; others must be able to reach it there"
-    )
+        return Check("network", WARN, "no address but loopback", advice)
+    return Check("network", OK, f"this machine is {', '.join(addresses)}; others must be able to reach it there")
 
 
 def get_outward_addresses() -> list[str]:

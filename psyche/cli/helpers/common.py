@@ -108,3 +108,8 @@ def confirm(question: str, change: str, *, yes: bool) -> None:
     if not typer.confirm(question):
         typer.echo("nothing was sent", err=True)
         raise typer.Exit(1)
+
+
+def say(text: str) -> None:
+    """Print progress and warnings, on stderr."""
+    typer.echo(text, err=True)

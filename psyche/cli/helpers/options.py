@@ -26,38 +26,7 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
-def check_server_addr(text: str) -> str:
-    from psyche.backends.tcp.dial import parse_server
-
-    parse_server(text)
-    return text
-
-
 RunId = Annotated[str, typer.Option(envvar="RUN_ID", help="The run to take part in.")]
-ServerAddr = Annotated[
-    str | None,
-    typer.Option(
-        envvar="SERVER_ADDR",
-        callback=lambda text: check_server_addr(text) if text else None,
-        help="For a run on a server: the coordinator server, host:port.",
-    ),
-]
-Authorizer = Annotated[
-    str | None,
-    typer.Option(
-        envvar="AUTHORIZER",
-        help="For a run on Solana: the wallet whose authorization lets yours join, which is its delegate. Default: "
-        "your wallet's own, or the one for everybody.",
-    ),
-]
-ServerKey = Annotated[
-    str | None,
-    typer.Option(
-        envvar="SERVER_KEY",
-        help="The server's public key, 64 hex digits: any other server is refused. Default: the first server that "
-        "answers is trusted.",
-    ),
-]
 IdentityPath = Annotated[
     Path | None,
     typer.Option(

@@ -13,7 +13,7 @@ from psyche.wire.backend import RunStatus
 from psyche.wire.commands import WriteCommand, write_briefly
 
 _Found = TypeVar("_Found")
-_Home = TypeVar("_Home", bound=Administration)
+_Backend = TypeVar("_Backend", bound=Administration)
 STANDINGS: Final = PHASES | {  # in a sentence
     RunState.WARMUP: "warming up",
     RunState.ROUND_WITNESS: PHASES[RunState.ROUND_TRAIN],
@@ -23,11 +23,11 @@ _STATES: Final = re.compile(rf"\b({'|'.join(state.name for state in RunState)})\
 
 
 async def call_in_words(
-    function: Callable[[_Home], Awaitable[_Found]], backend: _Home, spell: WriteCommand = write_briefly
+    function: Callable[[_Backend], Awaitable[_Found]], backend: _Backend, write: WriteCommand = write_briefly
 ) -> _Found:
     """Call `function` with a run's backend; a refusal of the record becomes a sentence for the run's owner.
 
-    `spell` writes the commands that it names.
+    `write` writes the commands that it names.
 
     Raises:
         BackendError: the record refuses the command; the message says why, and what to do.
@@ -39,23 +39,23 @@ async def call_in_words(
             status = await backend.get_status()
         except PsycheError:
             raise BackendError(put_in_words(error)) from error
-        raise BackendError(explain_refusal(error, status, spell)) from error
+        raise BackendError(explain_refusal(error, status, write)) from error
 
 
-def explain_refusal(error: CoordinatorError, status: RunStatus, spell: WriteCommand = write_briefly) -> str:
+def explain_refusal(error: CoordinatorError, status: RunStatus, write: WriteCommand = write_briefly) -> str:
     """Explain a refusal to the run's owner; `status` is how the run stands just after it."""
     match error:
         case CannotResume():
-            return _explain_resume(status, spell)
+            return _explain_resume(status, write)
         case CannotUpdate() if status.run_state == RunState.PAUSED:  # a member named a place for the weights (S10)
             return "the record has changed since it was read, and nothing was changed: run this command again"
         case CannotUpdate():  # the run went on while the owner was asked
-            return f"{put_in_words(error)}. {_describe_way_to_pause(status, spell)}; then run this command again"
+            return f"{put_in_words(error)}. {_describe_way_to_pause(status, write)}; then run this command again"
         case ConfigRefused() if not status.total_steps:  # `psyche run create` was cut off, or named no file
-            create = spell("run create --state FOLDER")
+            create = write("run create --state FOLDER")
             return f"the run has no settings yet: {create} completes it; then run this command again"
         case Halted():
-            return _explain_pause(error, RunState(status.run_state), spell)
+            return _explain_pause(error, RunState(status.run_state), write)
         case _:
             return put_in_words(error)
 
@@ -65,31 +65,31 @@ def put_in_words(error: CoordinatorError) -> str:
     return _STATES.sub(lambda found: STANDINGS[RunState[found[1]]], error.message)
 
 
-def _explain_resume(status: RunStatus, spell: WriteCommand) -> str:
+def _explain_resume(status: RunStatus, write: WriteCommand) -> str:
     state = RunState(status.run_state)
     if state is RunState.FINISHED:
         return "the run is finished and cannot be resumed; docs/owner.md shows how to train its weights further"
     if state is RunState.PAUSED:
         return "the run was not paused yet, but is now: run this command again"
     if status.pending_pause:
-        return f"the run is not paused yet. {_describe_way_to_pause(status, spell)}; then resume it"
+        return f"the run is not paused yet. {_describe_way_to_pause(status, write)}; then resume it"
     return f"the run is not paused: it is {STANDINGS[state]}, and there is nothing to resume"
 
 
-def _describe_way_to_pause(status: RunStatus, spell: WriteCommand) -> str:
-    watch = f"{spell('run info --watch', signed=False)} shows when it is paused"
+def _describe_way_to_pause(status: RunStatus, write: WriteCommand) -> str:
+    watch = f"{write('run info --watch', signed=False)} shows when it is paused"
     if status.pending_pause:
         return f"The pause takes effect at the end of this epoch, a few rounds from now: wait for it ({watch})"
-    return f"Pause it with {spell('run pause')}, and wait until it is paused ({watch})"
+    return f"Pause it with {write('run pause')}, and wait until it is paused ({watch})"
 
 
-def _explain_pause(error: Halted, state: RunState, spell: WriteCommand) -> str:
+def _explain_pause(error: Halted, state: RunState, write: WriteCommand) -> str:
     match state:
         case RunState.PAUSED:
-            return f"the run is paused already; {spell('run resume')} lets it go on"
+            return f"the run is paused already; {write('run resume')} lets it go on"
         case RunState.FINISHED:
             return "the run is finished: there is nothing to pause"
         case RunState.UNINITIALIZED:
-            return f"the run is not started yet; {spell('run resume')} starts it"
+            return f"the run is not started yet; {write('run resume')} starts it"
         case _:
             return put_in_words(error)

@@ -14,7 +14,7 @@ import trio
 
 from psyche.backends.port import Administration
 from psyche.backends.solana.amounts import format_amount
-from psyche.cli.helpers.owners import say
+from psyche.cli.helpers.common import say
 from psyche.core.state.state import ClientState, RunState
 from psyche.errors import BackendError
 from psyche.telemetry.console import Console
@@ -37,17 +37,17 @@ NameKey: TypeAlias = Callable[[bytes], str]  # `Administration.name_key`
 
 
 def format_run(
-    status: RunStatus, members: Members | None = None, *, spell: WriteCommand = write_briefly,
+    status: RunStatus, members: Members | None = None, *, write: WriteCommand = write_briefly,
     name_key: NameKey = bytes.hex,
 ) -> str:  # fmt: skip
     """Lay out a run's status, and its members if they are given.
 
-    Lines have at most 80 columns, but for names and for commands, which `spell` writes. `name_key` writes keys.
+    Lines have at most 80 columns, but for names and for commands, which `write` writes. `name_key` writes keys.
     """
-    return "\n".join([*_describe(status, spell), *_describe_members(status, members, name_key)])
+    return "\n".join([*_describe(status, write), *_describe_members(status, members, name_key)])
 
 
-def _describe(status: RunStatus, spell: WriteCommand) -> Iterator[str]:
+def _describe(status: RunStatus, write: WriteCommand) -> Iterator[str]:
     since = format_seconds(max(0, status.now_unix - status.state_start_unix))
     lasts = f" for {since}" if status.state_start_unix else ""  # a new run's clock stands at 0
     pausing = ", pauses at the end of this epoch" if status.pending_pause else ""
@@ -56,7 +56,7 @@ def _describe(status: RunStatus, spell: WriteCommand) -> Iterator[str]:
     yield f"epoch {status.epoch}{round_}, step {status.step} of {status.total_steps}"
     needed = f"; {format_number(status.min_clients, 'is', 'are')} needed to go on" if status.members else ""
     connections = "" if status.connections is None else f"; {format_number(status.connections, 'connection')}"
-    taking_part = f"{format_members(status, spell)}{needed}{connections}"
+    taking_part = f"{format_members(status, write)}{needed}{connections}"
     yield taking_part if "`" in taking_part else _wrap(taking_part)  # a command stays in one piece
     failing = [format_number(status.failing, "client reports an error", "clients report errors")]
     if said := [*describe_progress(status), *(failing if status.failing else [])]:
@@ -88,13 +88,17 @@ def get_plain_run(status: RunStatus, members: Members | None = None, name_key: N
 
 
 async def ask_once(
-    backend: Administration, with_members: bool, as_json: bool, spell: WriteCommand = write_briefly
+    backend: Administration, with_members: bool, as_json: bool, write: WriteCommand = write_briefly
 ) -> str:
-    """Return the state of a run as text or JSON."""
+    """Return the state of a run as text or JSON.
+
+    Raises:
+        BackendError: the backend refuses, or could not be reached in time.
+    """
     status, members = await _ask(backend, with_members=with_members)
     if as_json:
         return json.dumps(get_plain_run(status, members, backend.name_key), indent=2)
-    return format_run(status, members, spell=spell, name_key=backend.name_key)
+    return format_run(status, members, write=write, name_key=backend.name_key)
 
 
 async def _ask(backend: Administration, *, with_members: bool) -> tuple[RunStatus, Members | None]:
@@ -110,10 +114,10 @@ async def _ask(backend: Administration, *, with_members: bool) -> tuple[RunStatu
 
 
 async def watch_until_signal(
-    backend: Administration, with_members: bool, as_json: bool, spell: WriteCommand = write_briefly
+    backend: Administration, with_members: bool, as_json: bool, write: WriteCommand = write_briefly
 ) -> None:
     """Show the state of a run again and again until it is finished, or until SIGINT or SIGTERM."""
-    view = WatchView(Console(sys.stdout), as_json=as_json, spell=spell, name_key=backend.name_key)
+    view = WatchView(Console(sys.stdout), as_json=as_json, write=write, name_key=backend.name_key)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         try:
             async with open_plain_nursery() as nursery:
@@ -137,12 +141,12 @@ class WatchView:
         console: Console,
         *,
         as_json: bool = False,
-        spell: WriteCommand = write_briefly,
+        write: WriteCommand = write_briefly,
         name_key: NameKey = bytes.hex,
     ) -> None:
         self._console = console
         self._as_json = as_json
-        self._spell, self._name_key = spell, name_key
+        self._write, self._name_key = write, name_key
         self._page: list[str] = []
 
     def show(self, status: RunStatus, members: Members | None) -> None:
@@ -150,7 +154,7 @@ class WatchView:
         if self._as_json:
             self._console.print(json.dumps(get_plain_run(status, members, self._name_key)))
         else:
-            self._page = format_run(status, members, spell=self._spell, name_key=self._name_key).splitlines()
+            self._page = format_run(status, members, write=self._write, name_key=self._name_key).splitlines()
             self._draw(f"at {format_clock(status.now_unix)}; Ctrl-C ends this")
         if self._console.is_broken:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))

@@ -1,12 +1,14 @@
 """`psyche run allow`, `disallow`, `allowed` and `collect`: who may join, and what they have earned (M11, M12)."""
 
+from functools import partial
 from string import hexdigits
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from psyche.cli.commands.run.group import OWNED, owner_command
-from psyche.cli.helpers.owners import Owner, say
+from psyche.cli.commands.run.group import group
+from psyche.cli.helpers.common import say
+from psyche.cli.helpers.target import OWNED, Access, command
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from psyche.backends.port import AccessAdministration
     from psyche.wire.backend import AllowedKeys, RunStatus
 
+_command = partial(command, group)
 MIN_DIGITS: Final = 8
 ON_A_CHAIN: Final = (
     "`psyche auth create --authorizer WALLET`, with the address that its owner tells you: a chain has no list of those "
@@ -29,7 +32,7 @@ Key = Annotated[
 ]
 
 
-@owner_command(
+@_command(
     "allow",
     f"psyche run allow --waiting {OWNED}",
     'psyche run allow "$(psyche client show-identity --data-dir ada)" \\',
@@ -41,13 +44,13 @@ Key = Annotated[
 def allow_key(
     *,
     key: Key = "",
-    owner: Owner,
     waiting: Annotated[
         bool, typer.Option("--waiting", help="Show which clients ask to join and are not allowed.")
     ] = False,
     delegate: Annotated[
         list[str] | None, typer.Option(help="Public key of a machine that may join in KEY's name; may be repeated.")
     ] = None,
+    access: Access,
 ) -> None:
     """Let a key join the run, or show which ones wait.
 
@@ -61,7 +64,7 @@ def allow_key(
     if not key:
         if not waiting:
             raise ConfigError("name a KEY, or --waiting to see who asks to join")
-        show_waiting(owner)
+        show_waiting(access)
         return
     delegates = tuple(parse_hex("--delegate", one) for one in delegate or ())
     if len(delegates) > MAX_DELEGATES:
@@ -76,11 +79,11 @@ def allow_key(
         if grantee not in known:
             typer.echo("nobody has asked to join with this key yet; if nobody comes, check its digits")
 
-    owner.run_with_access(let_in, ON_A_CHAIN)
+    access.run_with_list(let_in, ON_A_CHAIN)
 
 
-@owner_command("disallow", 'psyche run disallow "$(psyche client show-identity --data-dir ben)" \\', f"    {OWNED}")
-def disallow_key(*, key: Key, owner: Owner) -> None:
+@_command("disallow", 'psyche run disallow "$(psyche client show-identity --data-dir ben)" \\', f"    {OWNED}")
+def disallow_key(*, key: Key, access: Access) -> None:
     """Stop a key and its delegates from joining.
 
     A member stays until its epoch ends, and is not in the next one. This works in open runs too, and for keys that
@@ -95,7 +98,7 @@ def disallow_key(*, key: Key, owner: Owner) -> None:
         if denied not in known:
             typer.echo("nobody with this key is here, was allowed or has asked to join: check its digits")
 
-    owner.run_with_access(keep_out, "`psyche auth delete`")
+    access.run_with_list(keep_out, "`psyche auth delete`")
 
 
 async def find_known(backend: "AccessAdministration") -> "tuple[AllowedKeys, set[bytes]]":
@@ -123,15 +126,14 @@ def complete_key(text: str, known: "Collection[bytes]") -> bytes:
     return found[0]
 
 
-def show_waiting(owner: Owner) -> None:
-    """Print who asks to join and is not allowed, and how to let one in."""
-    lists = owner.run_with_access(lambda backend: backend.get_allowed(), ON_A_CHAIN)
+def show_waiting(access: Access) -> None:
+    lists = access.run_with_list(lambda backend: backend.get_allowed(), ON_A_CHAIN)
     list_waiting(lists)
     if not lists.waiting:
         typer.echo("nobody waits to be allowed")
         return
     first = lists.waiting[0][0].hex()[:MIN_DIGITS]
-    typer.echo(f"the first one is let in by {owner.target.write_command(f'run allow {first}')}")
+    typer.echo(f"the first one is let in by {access.target.write_command(f'run allow {first}')}")
 
 
 def list_waiting(lists: "AllowedKeys") -> None:
@@ -149,14 +151,14 @@ def show_allowed(status: "RunStatus") -> None:
     typer.echo(f"run {status.run_id!r}: {everybody}{format_number(status.allowed or 0, 'key')} on the allow list")
 
 
-@owner_command("allowed", f"psyche run allowed {OWNED}")
-def allowed(*, owner: Owner) -> None:
+@_command("allowed", f"psyche run allowed {OWNED}")
+def allowed(*, access: Access) -> None:
     """List who may join the run.
 
     First the allowed keys, each with its delegates, then the keys that were disallowed, then those that ask to join and
     are not allowed. The run's join authority may ask too.
     """
-    found = owner.run_with_access(lambda backend: backend.get_allowed(), "`psyche auth read`")
+    found = access.run_with_list(lambda backend: backend.get_allowed(), "`psyche auth read`")
     typer.echo(f"join authority {found.join_authority.hex()}")
     typer.echo("open: everybody may join" if found.is_open else "only these keys may join:")
     for grantee, delegates in found.authorizations:
@@ -166,7 +168,7 @@ def allowed(*, owner: Owner) -> None:
     list_waiting(found)
 
 
-@owner_command(
+@_command(
     "collect",
     f"psyche run collect --all {OWNED}",
     'psyche run collect "$(psyche client show-identity --data-dir ada)" \\',
@@ -178,7 +180,7 @@ def collect(
         str, typer.Argument(help="Public key whose earnings to collect; 64 hex digits.", show_default=False)
     ] = "",
     everybody: Annotated[bool, typer.Option("--all", help="Collect what everybody has earned.")] = False,
-    owner: Owner,
+    access: Access,
 ) -> None:
     """Take earnings out of the record to pay them.
 
@@ -191,7 +193,7 @@ def collect(
     if bool(key) == everybody:
         raise ConfigError("name a KEY, or --all")
     signer = parse_hex("KEY", key) if key else None
-    claims = owner.run_with_access(lambda backend: backend.collect(signer), "`psyche rewards claim`")
+    claims = access.run_with_list(lambda backend: backend.collect(signer), "`psyche rewards claim`")
     for earner, amount in claims:
         typer.echo(f"{earner.hex()} {amount}")
     if not claims:

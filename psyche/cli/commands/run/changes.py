@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from psyche.cli.commands.run.group import ON_CHAIN, OWNED, owner_command
-from psyche.cli.commands.run.info import show_status
-from psyche.cli.helpers.common import confirm
-from psyche.cli.helpers.owners import Owner, say
+from psyche.cli.commands.run.group import group, show_status
+from psyche.cli.helpers.common import confirm, say
+from psyche.cli.helpers.target import ON_CHAIN, OWNED, Access, command
 from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from psyche.wire.commands import WriteCommand
 
 Build = Callable[["Coordinator"], "Update"]  # from the record to the update of it that is wanted
+_command = partial(command, group)
 ASKED: Final = "Change the run?"
 CHANGE: Final = "change the run"
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show and check the changes, and send nothing.")]
 
 
-@owner_command(
+@_command(
     "update-config",
     "psyche run update-config --state my-run --dry-run \\",
     f"    {OWNED}",
@@ -37,7 +38,6 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show and check the chan
 )
 def update_config(
     *,
-    owner: Owner,
     state: Annotated[
         Path | None,
         typer.Option("--state", "--config-path", help="run.toml or state.toml with the new settings, or its folder."),
@@ -58,6 +58,7 @@ def update_config(
         bool, typer.Option("--switch-to-hub", hidden=True, help="Load weights from the Hub; cannot be done yet.")
     ] = False,
     dry_run: DryRun = False,
+    access: Access,
 ) -> None:
     """Give a run other settings or texts.
 
@@ -66,7 +67,7 @@ def update_config(
     unless only [metadata] and bootstrap change. The run keeps its weights, its step and its members, unless you name
     --restart-from-step. [progress] and [access] of the file have no effect here.
     """
-    from psyche.cli.chain.changes import Changes, load_changes, load_settings
+    from psyche.cli.helpers.updates import Changes, load_changes, load_settings
     from psyche.core.state.messages import UpdateClientVersion
 
     if switch_to_hub:
@@ -81,18 +82,18 @@ def update_config(
     if state is not None or changes.is_any:
         file = None
         if state is not None:
-            fitted = load_settings(state, owner.target)
-            owner, file = replace(owner, options=fitted.target.options), fitted.file
-        is_agreed = change_run(owner, load_changes(file, changes), dry_run=dry_run)
+            fitted = load_settings(state, access.target)
+            access, file = replace(access, options=fitted.target.options), fitted.file
+        is_agreed = change_run(access, load_changes(file, changes), dry_run=dry_run)
     elif client_version is None:
         raise ConfigError("name what changes: --state FILE, --name, --description or --client-version, for example")
     if client_version is not None and not dry_run:
         say(f"clients must have version {client_version} then")
-        confirm(ASKED, CHANGE, yes=owner.yes or is_agreed)
-        show_status(owner, owner.command(UpdateClientVersion(client_version)))
+        confirm(ASKED, CHANGE, yes=access.yes or is_agreed)
+        show_status(access, access.command(UpdateClientVersion(client_version)))
 
 
-@owner_command(
+@_command(
     "extend",
     "psyche run extend --total-steps 6000 --yes \\",
     f"    {OWNED}",
@@ -101,7 +102,6 @@ def update_config(
 )
 def extend(
     *,
-    owner: Owner,
     total_steps: Annotated[int, typer.Option(min=1, help="The step at which the run is to end.")],
     stretch_schedule: Annotated[
         bool,
@@ -112,6 +112,7 @@ def extend(
         ),
     ] = False,
     dry_run: DryRun = False,
+    access: Access,
 ) -> None:
     """Let a run train longer.
 
@@ -122,16 +123,16 @@ def extend(
     def build(record: "Coordinator") -> "Update":
         return build_extension(record, total_steps, stretch=stretch_schedule)
 
-    if change_run(owner, build, dry_run=dry_run):
+    if change_run(access, build, dry_run=dry_run):
         say(f"write total_steps = {total_steps} in your run.toml too, or a later `update-config` takes it back")
 
 
-def change_run(owner: Owner, build: Build, *, dry_run: bool) -> bool:
+def change_run(access: Access, build: Build, *, dry_run: bool) -> bool:
     """Show what an update changes, check it, ask, and send it; return whether it was sent."""
     from psyche.config.update import lay_out_changes
     from psyche.core.state.messages import Update
 
-    record, update = owner.run(lambda backend: prepare_update(backend, build, owner.target.write_command))
+    record, update = access.run(lambda backend: prepare_update(backend, build, access.target.write_command))
     if update == Update():
         say("nothing changes: the run has these settings already")
         return False
@@ -139,18 +140,15 @@ def change_run(owner: Owner, build: Build, *, dry_run: bool) -> bool:
     if dry_run:
         say("nothing was sent (--dry-run)")
         return False
-    confirm(ASKED, CHANGE, yes=owner.yes)
-    show_status(owner, owner.run(lambda backend: send_update(backend, update, build)))
+    confirm(ASKED, CHANGE, yes=access.yes)
+    show_status(access, access.run(lambda backend: send_update(backend, update, build)))
     return True
 
 
 async def prepare_update(
-    backend: "Administration", build: Build, spell: "WriteCommand"
+    backend: "Administration", build: Build, write: "WriteCommand"
 ) -> tuple["Coordinator", "Update"]:
-    """Return the record of a run, and the update of it that is wanted, which its rules allow now.
-
-    `spell` writes the commands that a refusal names.
-    """
+    """Return the record of a run, and the update of it that is wanted, which its rules allow now."""
     from psyche.backends.port import build_in_thread
     from psyche.config.update import check_update
     from psyche.core.state.messages import Update
@@ -158,18 +156,16 @@ async def prepare_update(
     record = await backend.get_record()
     update = await build_in_thread(build, record)
     if update != Update():
-        check_update(record, update, spell)
+        check_update(record, update, write)
     return record, update
 
 
 async def send_update(backend: "Administration", update: "Update", build: Build) -> "RunStatus":
-    """Send an update if it still is what the owner was shown; return the status after it.
+    """Send an update if it still is what the owner was shown; return the status after it."""
 
-    An update repeats the sources of the weights that are on record. With older ones the run would begin again from
-    them (P9), so it is built from the newest record, and an update of the model, the progress or the first weights
-    names the nonce that it was read with.
-    """
-
+    # An update repeats the sources of the weights that are on record. With older ones the run would begin again from
+    # them (P9), so it is built from the newest record, and one of the model, the progress or the first weights names
+    # the nonce that it was read with.
     def build_again(record: "Coordinator") -> "Update":
         if build(record) != update:
             raise ConfigError("the run has changed meanwhile, and nothing was sent: run the command again")

@@ -1,0 +1,281 @@
+"""The options that say where a run is and who acts there: commands share them, and get what they say as `Access`."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, fields
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+from psyche.backends.solana.amounts import MAX_PRIORITY_LAMPORTS
+from psyche.cli.helpers.common import confirm, format_examples, run_async, say
+
+if TYPE_CHECKING:
+    from psyche.backends.port import AccessAdministration, Administration, Person, Target, TargetOptions
+    from psyche.backends.solana.session import ChainPlan, ChainSession
+    from psyche.backends.solana.target import SolanaTarget
+    from psyche.wire.backend import RunStatus
+    from psyche.wire.messages import AnyMessage
+
+_Found = TypeVar("_Found")
+_Part = TypeVar("_Part", bound="Administration")
+_Session = TypeVar("_Session")
+Shared = dict[str, inspect.Parameter]  # options by name
+
+# In examples.
+ADDRESS: Final = "--server-addr 127.0.0.1:19400"
+OWNED: Final = f"{ADDRESS} --state-dir server"
+LOCAL: Final = "--rpc localhost"
+ON_CHAIN: Final = f"--run-id my-run {LOCAL}"
+WALLET: Final = "4vJ9JU1bJJE96FWSJKvHsmmFADCg4gpZQff4P3bkLKi"
+
+
+def _check_address(text: str | None) -> str | None:
+    """Refuse an address that no server can have, before anything else is done."""
+    if text:
+        from psyche.backends.tcp.dial import parse_server
+
+        parse_server(text)
+    return text or None
+
+
+def _share(
+    name: str, kind: object, help_: str, *flags: str, default: object = None, envvar: str | None = "", **more: Any
+) -> Shared:
+    """Declare an option; its variable is its name in capitals unless it has another, or None."""
+    variable = name.upper() if envvar == "" else envvar
+    info = typer.Option(*flags, envvar=variable, help=help_, **more)
+    annotation = Annotated[kind, info]  # pyright: ignore[reportInvalidTypeForm]
+    return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)}
+
+
+def _share_endpoint(number: int, which: str) -> Shared:
+    return _share(f"rpc_{number}", str | None, f"A {which} endpoint of the same chain.") | _share(
+        f"ws_rpc_{number}", str | None, "Its address for subscriptions."
+    )
+
+
+_SERVER: Final = _share(
+    "server_addr", str | None, "For a run on a server: the coordinator server, host:port.", callback=_check_address
+)
+CHAIN: Final = (
+    _share(
+        "rpc", str | None,
+        "For a run on Solana: an RPC endpoint, http(s)://HOST, or localhost, devnet, testnet, mainnet-beta.",
+    )
+    | _share(
+        "ws_rpc", str | None, "Its address for subscriptions, ws(s)://HOST. Default: the next port of the same host."
+    )
+    | _share_endpoint(2, "second")
+    | _share_endpoint(3, "third")
+    | _share(
+        "program_ids", Path | None,
+        "File of the ids of Psyche's programs on this chain, which the run's owner gives to members, and `psyche dev "
+        "deploy` writes. Default: what this version knows of the chain.",
+        envvar="PSYCHE_PROGRAM_IDS",
+    )
+)  # fmt: skip
+WALLET_PATH: Final = _share(
+    "wallet_private_key_path", Path | None,
+    "File with the wallet that signs and pays, as `solana-keygen new` writes it. RAW_WALLET_PRIVATE_KEY may hold the "
+    "key instead, and wins. Default: ANCHOR_WALLET, then the Solana CLI's wallet.",
+    "--wallet-private-key-path", "-w",
+)  # fmt: skip
+_PAYING: Final = WALLET_PATH | _share(
+    "max_priority_fee", int | None,
+    "The most that a transaction on Solana pays beside its signatures, to be early while the chain is busy: what "
+    f"others lately paid, up to this. 0: nothing. Default: {MAX_PRIORITY_LAMPORTS:,}.",
+    min=0, metavar="LAMPORTS",
+)  # fmt: skip
+_YES: Final = _share(
+    "yes", bool, "Make the change without a question; needed where no terminal is.", "--yes", "-y", default=False,
+    envvar=None,
+)  # fmt: skip
+CHAIN_AND_WALLET: Final = CHAIN | _PAYING | _YES
+JOINING: Final = (
+    _SERVER
+    | _share(
+        "server_key", str | None,
+        "The server's public key, 64 hex digits: any other server is refused. Default: the first server that answers "
+        "is trusted.",
+    )
+    | CHAIN
+    | _PAYING
+    | _share(
+        "authorizer", str | None,
+        "For a run on Solana: the wallet whose authorization lets yours join, which is its delegate. Default: your "
+        "wallet's own, or the one for everybody.",
+    )
+)  # fmt: skip
+OWNING: Final = (
+    _SERVER
+    | {"rpc": CHAIN["rpc"]}
+    | _share("run_id", str, "The run. A server has only one, a chain has many.", "--run-id", "-r", default="")
+    | _share(
+        "server_key", str | None,
+        "The server's public key, 64 hex digits, unless --state-dir holds it; any other server is refused.",
+    )
+    | _share(
+        "identity_secret_key_path", Path | None, "File with an owner's secret key, if it is not the server's.",
+        "--identity-secret-key-path", "-i",
+    )
+    | _share(
+        "state_dir", Path | None, "The server's state folder, which holds its key.", "--state-dir", "--save-state-dir"
+    )
+    | WALLET_PATH
+    | _share("timeout", float, "Seconds to try a server that does not answer.", default=10.0, envvar=None, min=0.1)
+    | CHAIN_AND_WALLET
+    | _share(
+        "treasurer_index", int | None,
+        "The run's index at the treasurer, which is found without it; checked.", envvar=None, min=0, hidden=True,
+    )
+)  # fmt: skip
+RunId = Annotated[
+    str, typer.Option("--run-id", "-r", envvar="RUN_ID", help="The run. A server has only one, a chain has many.")
+]
+
+
+@dataclass(frozen=True)
+class Access:
+    """What the shared options of a command say: where a run or a chain is, and who acts there."""
+
+    options: "TargetOptions"
+    yes: bool = False
+    reads: bool = False  # changes nothing, and needs no wallet
+
+    @cached_property
+    def target(self) -> "Target":
+        from psyche.backends.target import parse_target
+
+        return parse_target(self.options)
+
+    @cached_property
+    def chain(self) -> "SolanaTarget":
+        from psyche.backends.target import parse_chain
+
+        return parse_chain(self.options)
+
+    def _make_person(self, *, is_quiet: bool = False) -> "Person":
+        from psyche.backends.port import Person
+
+        return Person((lambda _text: None) if is_quiet else say, partial(confirm, yes=self.yes))
+
+    def run(
+        self, function: "Callable[[Administration], Awaitable[_Found]]", *, as_anybody: bool = False,
+        is_quiet: bool = False,
+    ) -> _Found:  # fmt: skip
+        """Call an async function with the run; `as_anybody` needs no key where none is named."""
+        person = self._make_person(is_quiet=is_quiet)
+        return self._call(function, self.target.open_administration(person, as_anybody=as_anybody))
+
+    def command(self, message: "AnyMessage") -> "RunStatus":
+        return self.run(lambda backend: backend.command(message))
+
+    def run_with_list(self, function: "Callable[[AccessAdministration], Awaitable[_Found]]", instead: str) -> _Found:
+        """Call an async function with a run that keeps a list of who may join; `instead` is what to do elsewhere."""
+        from psyche.errors import ConfigError
+
+        if self.target.open_access is None:
+            raise ConfigError(f"this command is for a run on a server; on a chain use {instead}")
+        return self._call(function, self.target.open_access(self._make_person()))
+
+    def describe_wallet(self, address: str) -> dict[str, Any]:
+        from psyche.errors import ConfigError
+
+        if self.target.open_wallets is None:
+            raise ConfigError(
+                "--address: is for a run on Solana; `psyche run info` with an owner's key shows all clients"
+            )
+        opening = self.target.open_wallets(self._make_person())
+        return self._call(lambda backend: backend.describe_wallet(address), opening)
+
+    def _call(
+        self, function: "Callable[[_Part], Awaitable[_Found]]", opening: "AbstractAsyncContextManager[_Part]"
+    ) -> _Found:
+        from psyche.cli.helpers.refusals import call_in_words
+
+        return _run_in(opening, lambda backend: call_in_words(function, backend, self.target.write_command))
+
+    def run_on_chain(self, function: "Callable[[ChainSession], Awaitable[_Found]]") -> _Found:
+        """Call an async function with a session at the chain."""
+        return _run_in(self.chain.open_session(self._make_person(), reads=self.reads), function)
+
+
+def _run_in(
+    opening: AbstractAsyncContextManager[_Session], function: Callable[[_Session], Awaitable[_Found]]
+) -> _Found:
+    async def call() -> _Found:
+        async with opening as opened:
+            return await function(opened)
+
+    return run_async(call)
+
+
+def command(
+    group: typer.Typer,
+    name: str,
+    *examples: str,
+    shared: Shared = OWNING,
+    aliases: tuple[tuple[typer.Typer, str], ...] = (),
+    hidden: bool = False,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Turn a function into a command, whose argument `access` comes from the `shared` options that stand in its place.
+
+    An option that the function declares itself counts instead of the shared one of its name. `aliases` are further
+    names, by group, which help does not show.
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        own = dict(inspect.signature(function).parameters)
+
+        def run(**given: Any) -> None:  # typer reads the signature that is set below
+            from psyche.backends.port import TargetOptions
+
+            options = {one.name: given[one.name] for one in fields(TargetOptions) if one.name in given}
+            access = Access(TargetOptions(**options), given.get("yes", False), shared is CHAIN)
+            function(access=access, **{name: value for name, value in given.items() if name in own})
+
+        parameters: list[inspect.Parameter] = []
+        for one in own.values():
+            others = [two for two in shared.values() if two.name not in own]
+            parameters += others if one.name == "access" else [one]
+        run.__doc__ = function.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        epilog = format_examples(*examples)
+        group.command(name, hidden=hidden, epilog=epilog)(run)
+        for other, alias in aliases:
+            other.command(alias, hidden=True, epilog=epilog)(run)
+        return function
+
+    return register
+
+
+async def tell_return(session: "ChainSession", before: int) -> None:
+    from psyche.backends.solana.amounts import format_sol
+
+    after = await session.rpc.get_balance(session.key)
+    typer.echo(f"{format_sol(max(0, after - before))} came back to {session.key}")
+
+
+async def carry_out(session: "ChainSession", plan: "ChainPlan", done: str, nothing: str) -> None:
+    """Carry out a plan and say what happened and that it is done, or `nothing` if there was nothing to do."""
+    from psyche.cli.helpers.refusals import put_in_words
+    from psyche.core.state.errors import CoordinatorError
+    from psyche.errors import BackendError
+
+    try:
+        landed = await session.carry_out(plan)
+    except CoordinatorError as error:
+        raise BackendError(put_in_words(error)) from error
+    if landed is None:
+        typer.echo(nothing)
+    else:
+        for event in landed.events:
+            typer.echo(str(event))
+        for line in plan.outcome:
+            typer.echo(line)
+        typer.echo(f"{done} (transaction {landed.signature})")

@@ -19,7 +19,7 @@ SEARCHES = {
     "test_any_state.py",
     "test_assignment_chance.py",
     "test_decision_liars.py",
-    "test_machine_stateful.py",
+    "test_random_runs.py",
     "test_small_worlds.py",
 }
 

@@ -12,12 +12,13 @@ from model_checker.forms import build_copy
 from model_checker.inputs import ENTROPY
 from model_checker.worlds import World
 from psyche.core.committee.assignment import compute_assignments
+from psyche.core.committee.elections import get_roles
 from psyche.core.encoding.account import encode_state
 from psyche.core.encoding.tables import ACCOUNT
 from psyche.core.rules.apply import apply
 from psyche.core.state.bits import get_members
-from psyche.core.state.enums import ClientFlag, ClientState, RoundFlag, RunState, SlotState, WitnessFlag
-from psyche.core.state.limits import STATE_BYTES, WITNESS_SILENCE_LIMIT
+from psyche.core.state.enums import ClientFlag, ClientState, Role, RoundFlag, RunState, SlotState, WitnessFlag
+from psyche.core.state.limits import MAX_WITNESSES, STATE_BYTES, U16_MAX, WITNESS_SILENCE_LIMIT
 from psyche.core.state.messages import Resume, Tick
 from psyche.core.state.state import ZERO32, Client, Coordinator, Round, Slot, WitnessRecord
 from psyche.core.state.timeline import get_attested_height, get_round, is_last_drain
@@ -227,7 +228,7 @@ def check_order(before: Coordinator, after: Coordinator) -> None:
     if ended:
         stands = (after.progress.step, after.progress.epoch_start_data_index)
         demand("P3: where the run stands", stands, (after.certified.step, after.certified.data_index))
-        demand("P3: the epoch's number", after.progress.epoch, before.progress.epoch + 1)
+        demand("P3: the epoch's number", after.progress.epoch, min(before.progress.epoch + 1, U16_MAX))
         return
     demand("T7: the epoch's number", after.progress.epoch, before.progress.epoch)
     if (
@@ -320,7 +321,8 @@ def check_electors(before: Coordinator, state: Coordinator) -> None:
     round_ = state.current
     known = [m for m in get_members(round_.members) if not before.clients[m].flags & ClientFlag.PROBATION]
     demand("M10: electors", get_members(round_.electors), known or get_members(round_.members))
-    demand("M10: n", round_.witnesses_expected, round_.electors.bit_count())
+    most = min(state.config.witness_nodes or MAX_WITNESSES, MAX_WITNESSES)
+    demand("M10: n", round_.witnesses_expected, min(most, round_.electors.bit_count()))
     for client in state.clients:
         if client.flags & ClientFlag.PROBATION:
             slot = state.registry.slots[client.slot]
@@ -354,7 +356,9 @@ def check_close(before: Coordinator, after: Coordinator) -> None:
     if closed is None:
         raise Broken("T6: the closed round is not in the ring")
     height = get_attested_height(before.config, before.epoch, round_.height)
-    attested = 0 if height is None else _get_members(before, height)
+    last = None if height is None else get_round(before, height)
+    attested = last.members if last else 0
+    idle = {m for m, role in get_roles(last, before.config).items() if role is not Role.TRAINER} if last else set[int]()
     _check_reason(before, closed, has_due=height is not None)
     held = _compute_set(round_, attested)
     demand("I4, C2: the set", get_members(closed.agreed_held), held)
@@ -364,12 +368,7 @@ def check_close(before: Coordinator, after: Coordinator) -> None:
         demand("I2, H2: credit at the close", new.credits - old.credits, int(earned))
         reported = old.state is ClientState.HEALTHY and any(r.member == member for r in round_.witnesses)
         demand("H4: silences at the close", new.witness_missed, 0 if reported else old.witness_missed)
-    _check_judgement(before, after, attested, has_due=height is not None)
-
-
-def _get_members(state: Coordinator, height: int) -> int:
-    round_ = get_round(state, height)
-    return round_.members if round_ else 0
+    _check_judgement(before, after, attested if height is not None else 0, idle)
 
 
 def _count(records: Sequence[WitnessRecord], get: Callable[[WitnessRecord], int], member: int) -> int:
@@ -402,7 +401,7 @@ def _compute_set(round_: Round, attested: int) -> list[int]:
     return [m for m in get_members(attested) if _count(round_.witnesses, _get_held, m) >= round_.quorum]
 
 
-def _check_judgement(before: Coordinator, after: Coordinator, attested: int, *, has_due: bool) -> None:
+def _check_judgement(before: Coordinator, after: Coordinator, attested: int, idle: set[int]) -> None:
     """H1 to H3: counters, and who is dropped; fewer than q records can neither accuse nor clear."""
     round_, config = before.current, before.config
     judged = [m for m in get_members(round_.members) if before.clients[m].state is ClientState.HEALTHY]
@@ -410,8 +409,8 @@ def _check_judgement(before: Coordinator, after: Coordinator, attested: int, *, 
     doomed: list[int] = []
     for member in judged:
         client = before.clients[member]
-        due = has_due and bool(attested >> member & 1)
-        missed, late = _compute_counts(round_, client, member, due=due)
+        due = bool(attested >> member & 1)
+        missed, late = _compute_counts(round_, client, member, due=due, is_idle=member in idle)
         wanted[member] = missed, late
         too_late = late >= config.late_limit and late > client.late
         if (missed >= config.evict_after and missed > client.missed) or too_late:
@@ -426,11 +425,13 @@ def _check_judgement(before: Coordinator, after: Coordinator, attested: int, *, 
     demand("H3: the epoch stops", spared and after.run_state is not RunState.COOLDOWN, False)
 
 
-def _compute_counts(round_: Round, client: Client, member: int, *, due: bool) -> tuple[int, int]:
+def _compute_counts(round_: Round, client: Client, member: int, *, due: bool, is_idle: bool) -> tuple[int, int]:
     q, records = round_.quorum, round_.witnesses
     heard, held = _count(records, _get_heard, member), _count(records, _get_held, member)
     if len(records) - heard >= q:
         return client.missed + 1, client.late
+    if is_idle:  # a verifier owes no payload yet, and is good if it was heard
+        return (0, 0) if due and heard >= q else (client.missed, client.late)
     if due and len(records) - held >= q:
         return 0, client.late + 1
     if due and held >= q:

@@ -247,12 +247,12 @@ class Config:
         unit="steps", least=1, example=1001,
     )  # fmt: skip
     init_min_clients: int = key(
-        "u16", "members with which an epoch starts", is_needed=True, unit="members", not_below="min_clients",
+        "u16", "members with which an epoch starts", is_needed=True, unit="members", not_below="min_clients", least=1,
         most=MAX_CLIENTS, beyond=f"is above {MAX_CLIENTS}, the most that can join", example=2,
     )  # fmt: skip
     min_clients: int = key(
-        "u16", "members with which an epoch still goes on", is_needed=True, unit="members", least=1,
-        allowed="1 to init_min_clients", example=2,
+        "u16", "members with which an epoch still goes on", is_needed=True, unit="members", least=1, most=MAX_CLIENTS,
+        beyond=f"is above {MAX_CLIENTS}, the most that can join", allowed="1 to init_min_clients", example=2,
     )  # fmt: skip
     witness_nodes: int = key(
         "u16", f"witnesses of a round; 0: everybody, up to {MAX_WITNESSES}", is_needed=True, unit="members",
@@ -264,7 +264,7 @@ class Config:
     )  # fmt: skip
     global_batch_size_end: int = key(
         "u16", "batch of a round after the ramp", is_needed=True, unit="samples", not_below="global_batch_size_start",
-        example=32,
+        least=1, example=32,
     )  # fmt: skip
     verification_percent: int = key(
         "u8", "share of members that verify instead of training; they verify nothing yet", is_needed=True,

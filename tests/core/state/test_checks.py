@@ -1,14 +1,24 @@
-"""Every rule on a run's configuration, broken once."""
+"""The rules on a run's configuration: each broken once, what is said then, and the last values that they accept."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from psyche.core.encoding.account import encode_config, encode_model
-from psyche.core.state.config_checks import check_config, find_config_problems
+from psyche.core.state.config_checks import (
+    BrokenRule,
+    check_config,
+    find_bootstrap_problems,
+    find_config_problems,
+    find_metadata_problems,
+    find_progress_problems,
+    find_version_problems,
+)
 from psyche.core.state.errors import ConfigRefused
+from psyche.core.state.limits import MAX_BOOTSTRAP, MAX_DATA_INDEX, MAX_TIME_S
+from psyche.core.state.settings import MOST, get_keys
 from psyche.core.state.state import (
     Checkpoint,
     CheckpointKind,
@@ -18,188 +28,244 @@ from psyche.core.state.state import (
     HttpLocation,
     HttpLocationKind,
     LrSchedule,
+    Metadata,
     Model,
     Optimizer,
     OptimizerKind,
+    Progress,
     ScheduleKind,
 )
 from psyche.testing.builders import build_config, build_model
 
-BAD_CONFIGS: list[tuple[str, dict[str, int]]] = [
-    ("cooldown_time", {"cooldown_time": 0}),
-    ("max_round_train_time", {"max_round_train_time": 0}),
-    ("round_witness_time", {"round_witness_time": 0}),
-    ("rounds_per_epoch", {"rounds_per_epoch": 0}),
-    ("total_steps", {"total_steps": 0}),
-    ("min_clients", {"min_clients": 0}),
-    ("init_min_clients", {"min_clients": 3, "init_min_clients": 2}),
-    ("init_min_clients", {"init_min_clients": 257}),
-    ("witness_nodes", {"witness_nodes": 33}),
-    ("global_batch_size_start", {"global_batch_size_start": 0}),
-    ("global_batch_size_end", {"global_batch_size_end": 11}),
-    ("verification_percent", {"verification_percent": 100}),
-    ("canary_permille", {"canary_permille": 1_001}),
-    ("waiting_for_members_extra_time", {"waiting_for_members_extra_time": 0}),
-    ("waiting_for_members_extra_time", {"waiting_for_members_extra_time": 256}),
-    ("evict_after", {"evict_after": 0}),
-    ("late_limit", {"late_limit": 0}),
-    ("straggler_percent", {"straggler_percent": 65_536}),
-    ("min_stake", {"min_stake": -1}),
-    ("warmup_time", {"warmup_time": 1 << 64}),
-    ("warmup_time", {"epoch_time": 30}),
-    ("max_round_train_time", {"warmup_time": 1, "epoch_time": 20}),
-]
+U16, U32, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
+FITS = "does not fit the record"
+FINITE = "a finite float32, at least 0"
+
+# --- one key
+
+ROOM = {"epoch_time": 0, "rounds_per_epoch": 1, "min_clients": 1, "init_min_clients": 256, "global_batch_size_start": 1,
+        "global_batch_size_end": U16}  # fmt: skip
+NUMBERS = [(record, name) for record in (Config, Model) for name, key in get_keys(record).items() if key.width in MOST]
 
 
-@pytest.mark.parametrize(("key", "changes"), BAD_CONFIGS)
-def test_a_broken_rule_names_its_key(key: str, changes: dict[str, int]) -> None:
-    problems = find_config_problems(build_config(**changes), build_model())
-    assert f"config.{key}" in [problem.key for problem in problems]
-    assert all(problem.what and problem.right for problem in problems)
-    with pytest.raises(ConfigRefused, match=f"config.{key}: "):
-        check_config(build_config(**changes), build_model())
+def find_problems(record: type, **changes: Any) -> list[BrokenRule]:
+    if record is Model:
+        return find_config_problems(build_config(), build_model(**changes))
+    return find_config_problems(build_config(**(ROOM | changes)), build_model())
 
 
-GOOD_CONFIGS: list[dict[str, int]] = [
-    {},
-    {"warmup_time": 0},
-    {"rounds_per_epoch": 0, "epoch_time": 31},
-    {"epoch_time": 31},
-    {"witness_nodes": 32, "min_clients": 1},
-    {"min_clients": 256},
-    {"verification_percent": 99},
-    {"straggler_percent": 0},
-]
+@pytest.mark.parametrize(("record", "name"), NUMBERS, ids=lambda one: one if isinstance(one, str) else one.__name__)
+def test_a_key_takes_every_number_of_its_range_and_no_other(record: type, name: str) -> None:
+    key, others = get_keys(record)[name], {"epoch_time": MAX_TIME_S} if name == "rounds_per_epoch" else {}
+    path = f"{'config' if record is Config else 'model.LLM'}.{name}"
+    for value in (key.least, key.limit):
+        assert find_problems(record, **{**others, name: value}) == []
+    for value in (key.least - 1, key.limit + 1, MOST[key.width] + 1):
+        problems = find_problems(record, **{**others, name: value})
+        assert path in [problem.key for problem in problems]
+        assert all(problem.what and problem.right for problem in problems)
 
 
-@pytest.mark.parametrize("changes", GOOD_CONFIGS)
-def test_what_obeys_every_rule_has_no_problems_and_fits_on_record(changes: dict[str, int]) -> None:
-    config = build_config(**changes)
-    assert find_config_problems(config, build_model()) == []
-    assert len(encode_config(config)) == 128
+@pytest.mark.parametrize(
+    ("record", "changes", "what", "right"),
+    [
+        (Config, {"canary_permille": 1_001}, "1001 is more than all", "0 to 1000"),
+        (Config, {"witness_nodes": 33}, "33 is above 32, the records of a round", "0 to 32"),
+        (Config, {"evict_after": 256}, f"256 {FITS}", "1 to 255"),
+        (Config, {"entropy_delay": -1}, f"-1 {FITS}", "0 to 255"),
+        (Config, {"min_clients": 0}, "must not be zero", "above 0"),
+        (Config, {"cooldown_time": MAX_TIME_S + 1}, f"{MAX_TIME_S + 1} s is longer than a run can count",
+         f"1 to {MAX_TIME_S} seconds, which is 136 years"),
+        (Config, {"min_clients": 3, "init_min_clients": 2}, "2 is below min_clients 3", "3 to 256"),
+        (Config, {"global_batch_size_start": 12, "global_batch_size_end": 11},
+         "11 is below global_batch_size_start 12", f"12 to {U16}"),
+        (Config, {"rounds_per_epoch": 0}, "an epoch would never end: neither rounds_per_epoch nor epoch_time is set",
+         "one of the two above 0"),
+        (Config, {"max_round_train_time": 31, "epoch_time": 31}, "31 is not below epoch_time 31", "below 31"),
+        (Config, {"epoch_time": 30}, "30 is not below epoch_time 30", "below 30"),
+        (Model, {"max_seq_len": 1 << 32}, f"{1 << 32} {FITS}", f"1 to {U32}"),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_says_what_is_wrong_and_what_is_right(
+    record: type, changes: dict[str, int], what: str, right: str
+) -> None:
+    assert (what, right) in [(problem.what, problem.right) for problem in find_problems(record, **changes)]
 
 
-def test_all_problems_are_named_at_once() -> None:
-    problems = find_config_problems(Config(), Model())
-    assert {"config.total_steps", "config.min_clients", "model.LLM.max_seq_len", "model.LLM.checkpoint"} <= {
-        problem.key for problem in problems
-    }
-
-
-def test_a_problem_says_what_is_wrong_and_then_what_would_be_right() -> None:
-    (problem,) = find_config_problems(build_config(entropy_delay=-1), build_model())
-    assert problem.what == "-1 does not fit the record"
-    assert problem.right == "0 to 255"
+def test_all_problems_are_named_at_once_and_in_one_refusal() -> None:
+    keys = {problem.key for problem in find_config_problems(Config(), Model())}
+    assert keys >= {"config.total_steps", "config.min_clients", "model.LLM.max_seq_len", "model.LLM.checkpoint"}
     with pytest.raises(ConfigRefused, match=r"config.min_clients: must not be zero \(right: above 0\)"):
         check_config(build_config(min_clients=0), build_model())
+    assert len(encode_config(build_config())) == 128
 
 
-def test_a_schedule_that_is_too_short_is_told_its_length_and_then_the_least_one() -> None:
-    schedule = replace(COSINE, warmup_steps=101)
-    (problem,) = find_config_problems(build_config(), build_model(lr_schedule=schedule))
-    assert problem.what == "total_steps 100 is below warmup_steps 101"
-    assert problem.right == "at least 101"
+# --- an epoch's end
 
 
-def test_an_epoch_that_ends_before_its_first_round_holds_no_cold_start() -> None:
-    config = build_config(epoch_time=30, warmup_time=30, max_round_train_time=1)
-    keys = [problem.key for problem in find_config_problems(config, build_model(cold_start_warmup_steps=1))]
-    assert keys == ["config.warmup_time", "model.LLM.cold_start_warmup_steps"]
-    shorter = build_config(epoch_time=25, warmup_time=30, max_round_train_time=1)
-    assert [problem.key for problem in find_config_problems(shorter, build_model())] == ["config.warmup_time"]
+@pytest.mark.parametrize(
+    ("epoch", "warmup", "train", "cold", "broken"),
+    [
+        (31, 30, 30, 0, []),
+        (30, 30, 1, 1, ["config.warmup_time", "model.LLM.cold_start_warmup_steps"]),
+        (25, 30, 1, 0, ["config.warmup_time"]),
+        (32, 30, 1, 2, []),  # rounds are counted by their longest time
+        (32, 30, 0, 0, ["config.max_round_train_time"]),
+        (110, 30, 20, 4, []),
+        (109, 30, 20, 4, ["model.LLM.cold_start_warmup_steps"]),
+        (0, 30, 20, 4, []),  # only where epoch_time is set
+    ],
+)
+def test_an_epoch_that_ends_by_time_holds_its_warmup_a_round_and_the_cold_start(
+    epoch: int, warmup: int, train: int, cold: int, broken: list[str]
+) -> None:
+    config = build_config(epoch_time=epoch, warmup_time=warmup, max_round_train_time=train)
+    problems = find_config_problems(config, build_model(cold_start_warmup_steps=cold))
+    assert [problem.key for problem in problems] == broken
+    if epoch == 109:
+        assert problems[0].what == "4 is more than the 3 rounds that epoch_time is sure to hold"
+        assert problems[0].right == "at most 3"
 
 
-def test_the_rounds_of_an_epoch_are_counted_by_their_longest_time() -> None:
-    config = build_config(epoch_time=32, warmup_time=30, max_round_train_time=1)
-    assert find_config_problems(config, build_model(cold_start_warmup_steps=2)) == []
-    timeless = build_config(epoch_time=32, warmup_time=30, max_round_train_time=0)
-    assert [p.key for p in find_config_problems(timeless, build_model())] == ["config.max_round_train_time"]
+# --- the model
 
 
-def test_a_cold_start_must_fit_into_an_epoch_that_ends_by_time() -> None:
-    model = build_model(cold_start_warmup_steps=4)
-    assert find_config_problems(build_config(epoch_time=110), model) == []
-    (problem,) = find_config_problems(build_config(epoch_time=109), model)
-    assert problem.key == "model.LLM.cold_start_warmup_steps"
-    assert find_config_problems(build_config(), model) == [], "only where epoch_time is set"
+def http(kind: HttpLocationKind = HttpLocationKind.SINGLE_URL, url: str = "http://x", **more: Any) -> DataLocation:
+    return DataLocation(DataLocationKind.HTTP, http=HttpLocation(kind, url, **more))
 
 
-def http(kind: HttpLocationKind = HttpLocationKind.SINGLE_URL, url: str = "http://x", **fields: object) -> DataLocation:
-    location = HttpLocation(kind, url)
-    for name, value in fields.items():
-        setattr(location, name, value)
-    return DataLocation(DataLocationKind.HTTP, http=location)
+def numbered(**more: Any) -> DataLocation:
+    return http(HttpLocationKind.NUMBERED_FILES, "http://x/{}", **({"num_files": 1} | more))
 
 
 DISTRO = build_model().optimizer
 ADAMW = Optimizer(OptimizerKind.ADAMW, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 COSINE = LrSchedule(ScheduleKind.COSINE, base_lr=1e-3, warmup_steps=10, total_steps=100, final_lr=1e-4)
 WSD = LrSchedule(ScheduleKind.WARMUP_STABLE_DECAY, base_lr=3.0, cosine_decay_final_lr=2.0, linear_decay_final_lr=1.0)
-NUMBERED = HttpLocationKind.NUMBERED_FILES
+LINEAR = replace(COSINE, kind=ScheduleKind.LINEAR)
+HUB, GCP = CheckpointKind.HUB, HttpLocationKind.GCP
+SERVER, LOCAL = DataLocationKind.SERVER, DataLocationKind.LOCAL
+SOURCES = "'Local', 'Hub', 'Gcs' or 'Dummy'"
+GONE = "peers cannot be the source: they may all be gone"
+FALL = "the rates must fall: linear_decay_final_lr <= cosine_decay_final_lr <= base_lr"
+ORDER = "rates in this order"
 
-BAD_MODELS: list[tuple[str, dict[str, object]]] = [
-    ("max_seq_len", {"max_seq_len": 0}),
-    ("max_seq_len", {"max_seq_len": 1 << 32}),
-    ("cold_start_warmup_steps", {"cold_start_warmup_steps": -1}),
-    ("checkpoint", {"checkpoint": Checkpoint()}),
-    ("checkpoint", {"checkpoint": Checkpoint(CheckpointKind.P2P, "org/x")}),
-    ("checkpoint", {"checkpoint": Checkpoint(CheckpointKind.P2P_GCS, "bucket")}),
-    ("checkpoint", {"checkpoint": Checkpoint(CheckpointKind.HUB)}),
-    ("checkpoint", {"checkpoint": Checkpoint(CheckpointKind.LOCAL, "x" * 129)}),
-    ("checkpoint", {"checkpoint": Checkpoint(CheckpointKind.HUB, "x" * 65)}),
-    ("checkpoint", {"checkpoint": Checkpoint(CheckpointKind.HUB, "x", "y" * 65)}),
-    ("checkpoint", {"checkpoint": Checkpoint(CheckpointKind.GCS, "x\0")}),
-    ("data_location", {"data_location": DataLocation(DataLocationKind.SERVER)}),
-    ("data_location", {"data_location": DataLocation(DataLocationKind.SERVER, "x" * 65)}),
-    ("data_location", {"data_location": DataLocation(DataLocationKind.LOCAL, "x" * 193)}),
-    ("data_location", {"data_location": http(url="")}),
-    ("data_location", {"data_location": http(url="x" * 193)}),
-    ("data_location", {"data_location": http(HttpLocationKind.GCP, url="x" * 65)}),
-    ("data_location", {"data_location": http(HttpLocationKind.GCP, filter_directory="x" * 193)}),
-    ("data_location", {"data_location": http(NUMBERED)}),
-    ("data_location", {"data_location": http(NUMBERED, num_files=1, start_index=-1)}),
-    ("data_location", {"data_location": http(NUMBERED, num_files=1, n_left_pad_zeros=256)}),
-    ("data_location", {"data_location": replace(http(), shuffle_seed=b"short")}),
-    ("lr_schedule", {"lr_schedule": LrSchedule(base_lr=-1.0)}),
-    ("lr_schedule", {"lr_schedule": LrSchedule(base_lr=math.nan)}),
-    ("lr_schedule", {"lr_schedule": replace(COSINE, final_lr=math.inf)}),
-    ("lr_schedule", {"lr_schedule": replace(COSINE, warmup_steps=101)}),
-    ("lr_schedule", {"lr_schedule": replace(COSINE, kind=ScheduleKind.LINEAR, warmup_steps=101)}),
-    ("lr_schedule", {"lr_schedule": replace(COSINE, total_steps=1 << 32)}),
-    ("lr_schedule", {"lr_schedule": replace(WSD, cosine_decay_final_lr=4.0)}),
-    ("lr_schedule", {"lr_schedule": replace(WSD, linear_decay_final_lr=2.5)}),
-    ("optimizer", {"optimizer": replace(DISTRO, clip_grad_norm=0.0)}),
-    ("optimizer", {"optimizer": replace(DISTRO, clip_grad_norm=-1.0)}),
-    ("optimizer", {"optimizer": replace(DISTRO, weight_decay=math.nan)}),
-    ("optimizer", {"optimizer": replace(DISTRO, compression_decay=1.5)}),
-    ("optimizer", {"optimizer": replace(DISTRO, compression_decay=math.nan)}),
-    ("optimizer", {"optimizer": replace(DISTRO, compression_topk=0)}),
-    ("optimizer", {"optimizer": replace(DISTRO, compression_chunk=129)}),
-    ("optimizer", {"optimizer": replace(ADAMW, betas=(0.9, 1.0))}),
-    ("optimizer", {"optimizer": replace(ADAMW, betas=(-0.5, 0.9))}),
-    ("optimizer", {"optimizer": replace(ADAMW, eps=0.0)}),
-]
-
-
-@pytest.mark.parametrize(("key", "changes"), BAD_MODELS)
-def test_a_broken_model_rule_names_its_key(key: str, changes: dict[str, object]) -> None:
-    problems = find_config_problems(build_config(), build_model(**changes))
-    assert [problem.key for problem in problems] == [f"model.LLM.{key}"]
-
-
-GOOD_MODELS: list[Callable[[], Model]] = [
-    lambda: build_model(optimizer=ADAMW, lr_schedule=COSINE),
-    lambda: build_model(optimizer=Optimizer(), lr_schedule=WSD),
-    lambda: build_model(optimizer=replace(ADAMW, betas=(0.0, 0.0))),
-    lambda: build_model(checkpoint=Checkpoint(CheckpointKind.DUMMY)),
-    lambda: build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "x" * 128), max_seq_len=(1 << 32) - 1),
-    lambda: build_model(data_location=DataLocation(DataLocationKind.SERVER, "host:20001")),
-    lambda: build_model(data_location=replace(http(NUMBERED, url="http://x/{}", num_files=3), shuffle_seed=bytes(32))),
-    lambda: build_model(data_location=http(HttpLocationKind.GCP, url="bucket", filter_directory="folder")),
-]
+BAD_MODELS: list[tuple[str, Any, str, str]] = [
+    ("checkpoint", Checkpoint(), "'Ephemeral' names no weights", SOURCES),
+    ("checkpoint", Checkpoint(CheckpointKind.P2P, "org/x"), GONE, SOURCES),
+    ("checkpoint", Checkpoint(CheckpointKind.P2P_GCS, "bucket"), GONE, SOURCES),
+    ("checkpoint", Checkpoint(HUB), "must not be empty", "1 to 64 bytes"),
+    ("checkpoint", Checkpoint(HUB, "x" * 65), "has 65 bytes", "at most 64 bytes"),
+    ("checkpoint", Checkpoint(HUB, "x", "y" * 65), "has 65 bytes", "at most 64 bytes"),
+    ("checkpoint", Checkpoint(CheckpointKind.LOCAL, "x" * 129), "has 129 bytes", "at most 128 bytes"),
+    ("checkpoint", Checkpoint(CheckpointKind.GCS, "x\0"), "contains a zero byte", "text without zero bytes"),
+    ("data_location", DataLocation(SERVER), "must not be empty", "1 to 64 bytes"),
+    ("data_location", DataLocation(SERVER, "x" * 65), "has 65 bytes", "at most 64 bytes"),
+    ("data_location", DataLocation(LOCAL, "x" * 193), "has 193 bytes", "at most 192 bytes"),
+    ("data_location", http(url=""), "must not be empty", "1 to 192 bytes"),
+    ("data_location", http(url="x" * 193), "has 193 bytes", "at most 192 bytes"),
+    ("data_location", http(GCP, "x" * 65), "has 65 bytes", "at most 64 bytes"),
+    ("data_location", http(GCP, filter_directory="x" * 193), "has 193 bytes", "at most 192 bytes"),
+    ("data_location", numbered(num_files=0), "num_files must not be zero", "above 0"),
+    ("data_location", numbered(start_index=-1), f"start_index -1 {FITS}", f"0 to {U32}"),
+    ("data_location", numbered(n_left_pad_zeros=256), f"n_left_pad_zeros 256 {FITS}", "0 to 255"),
+    ("data_location", replace(http(), shuffle_seed=b"short"), "the shuffle's seed has 5 bytes", "32 bytes"),
+    ("lr_schedule", LrSchedule(base_lr=-1.0), "base_lr -1.0 is no learning rate", FINITE),
+    ("lr_schedule", LrSchedule(base_lr=math.nan), "base_lr nan is no learning rate", FINITE),
+    ("lr_schedule", replace(COSINE, final_lr=math.inf), "final_lr inf is no learning rate", FINITE),
+    ("lr_schedule", replace(COSINE, stable_steps=-1), f"stable_steps -1 {FITS}", f"0 to {U32}"),
+    ("lr_schedule", replace(COSINE, total_steps=1 << 32), f"total_steps {1 << 32} {FITS}", f"0 to {U32}"),
+    ("lr_schedule", replace(COSINE, warmup_steps=101), "total_steps 100 is below warmup_steps 101", "at least 101"),
+    ("lr_schedule", replace(LINEAR, warmup_steps=101), "total_steps 100 is below warmup_steps 101", "at least 101"),
+    ("lr_schedule", replace(WSD, cosine_decay_final_lr=4.0), FALL, ORDER),
+    ("lr_schedule", replace(WSD, linear_decay_final_lr=2.5), FALL, ORDER),
+    ("optimizer", replace(DISTRO, clip_grad_norm=0.0), "clip_grad_norm 0 would remove every gradient",
+     "above 0, or leave it out"),
+    ("optimizer", replace(DISTRO, clip_grad_norm=-1.0), "clip_grad_norm -1.0 is not usable", FINITE),
+    ("optimizer", replace(DISTRO, weight_decay=-1.0), "weight_decay -1.0 is not usable", FINITE),
+    ("optimizer", replace(DISTRO, weight_decay=math.nan), "weight_decay nan is not usable", FINITE),
+    ("optimizer", replace(DISTRO, compression_decay=-0.5), "compression_decay -0.5 is not usable", "0 to 1"),
+    ("optimizer", replace(DISTRO, compression_decay=1.5), "compression_decay 1.5 is not usable", "0 to 1"),
+    ("optimizer", replace(DISTRO, compression_decay=math.nan), "compression_decay nan is not usable", "0 to 1"),
+    ("optimizer", replace(DISTRO, compression_topk=0), "compression_topk 0 is not usable", f"1 to {U16}"),
+    ("optimizer", replace(DISTRO, compression_topk=U16 + 1), "compression_topk 65536 is not usable", f"1 to {U16}"),
+    ("optimizer", replace(DISTRO, compression_chunk=0), "compression_chunk 0 is not usable", "1 to 128"),
+    ("optimizer", replace(DISTRO, compression_chunk=129), "compression_chunk 129 is not usable", "1 to 128"),
+    ("optimizer", replace(ADAMW, betas=(0.9, 1.0)), "betas [0.9, 1.0] are not usable", "two numbers from 0 to below 1"),
+    ("optimizer", replace(ADAMW, betas=(-0.5, 0.9)), "betas [-0.5, 0.9] are not usable",
+     "two numbers from 0 to below 1"),
+    ("optimizer", replace(ADAMW, eps=0.0), "eps 0.0 is not usable", "a small number above 0"),
+    ("optimizer", replace(ADAMW, eps=math.inf), "eps inf is not usable", "a small number above 0"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("make", GOOD_MODELS)
-def test_a_model_that_obeys_every_rule_fits_on_record(make: Callable[[], Model]) -> None:
-    assert find_config_problems(build_config(), make()) == []
-    assert len(encode_model(make())) == 960
+@pytest.mark.parametrize(("name", "value", "what", "right"), BAD_MODELS)
+def test_a_broken_rule_of_the_model_says_what_is_wrong_and_what_is_right(
+    name: str, value: object, what: str, right: str
+) -> None:
+    assert find_problems(Model, **{name: value}) == [BrokenRule(f"model.LLM.{name}", what, right)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": ADAMW, "lr_schedule": COSINE},
+        {"optimizer": Optimizer(), "lr_schedule": WSD},
+        {"optimizer": replace(ADAMW, betas=(0.0, 0.0))},
+        {"optimizer": replace(DISTRO, compression_decay=0.0, compression_topk=1, compression_chunk=1)},
+        {"optimizer": replace(DISTRO, compression_decay=1.0, compression_topk=U16, compression_chunk=128)},
+        {"checkpoint": Checkpoint(CheckpointKind.DUMMY)},
+        {"checkpoint": Checkpoint(CheckpointKind.LOCAL, "x" * 128)},
+        {"data_location": DataLocation(SERVER, "host:20001")},
+        {"data_location": replace(numbered(start_index=U32, n_left_pad_zeros=255, num_files=U32),
+                                  shuffle_seed=bytes(32))},
+        {"data_location": http(GCP, url="bucket", filter_directory="folder")},
+        {"lr_schedule": replace(WSD, stable_steps=U32)},
+        {"lr_schedule": replace(COSINE, total_steps=10)},
+        {"lr_schedule": replace(WSD, linear_decay_final_lr=2.0)},
+        {"lr_schedule": replace(WSD, cosine_decay_final_lr=3.0)},
+    ],
+)  # fmt: skip
+def test_a_model_that_obeys_every_rule_fits_on_record(changes: dict[str, Any]) -> None:
+    assert find_problems(Model, **changes) == []
+    assert len(encode_model(build_model(**changes))) == 960
+
+
+def test_what_no_rule_names_and_does_not_fit_the_record_is_refused_all_the_same() -> None:
+    (problem,) = find_problems(Config, overlap=300)
+    assert (problem.key, problem.what[:16]) == ("model.LLM", "Config.overlap: ")
+
+
+# --- where a run begins, and what people see of it
+
+
+def test_where_a_run_begins_is_told_by_key_fault_and_remedy() -> None:
+    config = build_config(total_steps=10, global_batch_size_start=8, global_batch_size_end=8)
+    assert [*find_progress_problems(Progress(epoch=U16 + 1, step=0), config)][:2] == [
+        BrokenRule("progress.epoch", f"{U16 + 1} {FITS}", f"0 to {U16}"),
+        BrokenRule("progress.step", "must not be zero", "above 0"),
+    ]
+    for step, samples in ((2, 64), (10, 0), (99, 0)):  # a run that is past its last step takes no more
+        last = Progress(step=step, epoch_start_data_index=MAX_DATA_INDEX - samples)
+        assert not list(find_progress_problems(last, config))
+        beyond = replace(last, epoch_start_data_index=MAX_DATA_INDEX - samples + 1)
+        (problem,) = find_progress_problems(beyond, config)
+        assert problem.right == f"0 to {MAX_DATA_INDEX - samples}"
+
+
+def test_a_run_whose_samples_have_no_room_can_begin_at_the_first_alone() -> None:
+    config = build_config(total_steps=U32, global_batch_size_start=U32, global_batch_size_end=U32)
+    assert (U32 - 1) * U32 > MAX_DATA_INDEX
+    assert not list(find_progress_problems(Progress(step=1), config))
+    assert list(find_progress_problems(Progress(step=1, epoch_start_data_index=1), config))
+
+
+def test_what_people_see_and_where_nodes_are_is_told_by_key_fault_and_remedy() -> None:
+    (problem,) = find_metadata_problems(Metadata(vocab_size=U64 + 1))
+    assert problem == BrokenRule("metadata.vocab_size", f"{U64 + 1} {FITS}", f"0 to {U64}")
+    assert not list(find_version_problems("")), "any version will do"
+    many, wrong = find_bootstrap_problems(["/ip4/192.0.2.1/tcp/1"] * MAX_BOOTSTRAP + ["nowhere"])
+    assert (many.key, many.what) == ("bootstrap", f"{MAX_BOOTSTRAP + 1} addresses")
+    assert (wrong.key, wrong.what) == ("bootstrap", "'nowhere' is no multiaddr or too long")
+    assert many.right == wrong.right
+    assert many.right.startswith(f"at most {MAX_BOOTSTRAP} multiaddrs")

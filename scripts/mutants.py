@@ -213,6 +213,7 @@ def choose(options: argparse.Namespace) -> tuple[list[Mutant], dict[str, str]]:
         print(f"{EQUIVALENT.name}: no mutant of {stale[0]} turns «{stale[1]}» into «{stale[2]}»: delete the entry")
     wanted = [m for m in changes if not options.module or Path(m.path).stem in options.module]
     wanted = [m for m in wanted if changes[m] not in equivalent]
+    wanted = [m for m in wanted if not options.only or f"{m.path}:{m.line}" in options.only]
     if options.sample and options.sample < len(wanted):
         wanted = random.Random(options.seed).sample(wanted, options.sample)
     return wanted, texts
@@ -247,6 +248,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="that many mutants, drawn at random (all)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (0)")
     parser.add_argument("--module", nargs="+", default=[], metavar="NAME", help="only mutants of these modules")
+    parser.add_argument("--only", nargs="+", default=[], metavar="FILE:LINE", help="only mutants of these lines")
     parser.add_argument("--tier", choices=TIERS, default="first", help="the tests of this tier (first)")
     parser.add_argument("--longest", type=float, default=5.0, metavar="S", help="leave out tests over S seconds (5)")
     parser.add_argument("--searches", action="store_true", help="with the tests that search small worlds")

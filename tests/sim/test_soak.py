@@ -172,3 +172,27 @@ def test_a_stage_beside_others_ends_with_them() -> None:
     stage = checks.Stage("seeds", [sys.executable, "-c", "import time; time.sleep(600)"])
     with pytest.raises(KeyboardInterrupt), checks.running_beside([stage]):
         raise KeyboardInterrupt
+
+
+def test_the_checks_say_when_everything_was_run_last_and_what_came_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = load("run_checks")
+    monkeypatch.setattr(checks, "STAMP", tmp_path / "stamp")
+    done = [checks.Outcome(checks.Stage(name, []), code, 1.0) for name, code in (("lint", 0), ("tests", 1))]
+    assert checks.summarize(done, 1, 2.0) == 1
+    assert "was run last: never in this checkout" in capsys.readouterr().out
+    checks.write_stamp(done)
+    checks.summarize(done, 1, 2.0)
+    assert "failed: tests" in capsys.readouterr().out
+    checks.write_stamp(done[:1])
+    assert checks.read_stamp().endswith("all was well")
+
+
+def test_the_second_tier_has_all_that_the_first_leaves_out() -> None:
+    checks = load("run_checks")
+    names = {tier: {stage.name for stage in checks.get_tests(tier, 1)} for tier in checks.TIERS}
+    assert names["whole"] - names["first"] == {"other Pythons"}
+    assert checks.get_programs("first")[0].command[-1] == "--verify"
+    first, whole = (checks.TIERS[tier] for tier in ("first", "whole"))
+    assert all(getattr(whole, name) > getattr(first, name) for name in whole.__dataclass_fields__)

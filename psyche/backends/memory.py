@@ -74,11 +74,12 @@ class MemoryBackend:
     reconnect_soon: None = None  # it cannot be lost
 
     async def states(self) -> AsyncGenerator[Coordinator, None]:
-        nonce = -1
+        """Receive the newest states. Their nonce rises, unless an older record was put back."""
+        last: Coordinator | None = None
         while True:
             state = self.coordinator.show()
-            if state.nonce > nonce:
-                nonce = state.nonce
+            if state is not last:
+                last = state
                 yield state
             else:
                 await self.coordinator.wait_change()

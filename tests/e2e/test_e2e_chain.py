@@ -24,7 +24,7 @@ from psyche.core.state.state import ClientState, RunState
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import Line, read_lines
 from psyche.testnet import supervisor
-from psyche.testnet.backends import Prepared, get_rpc_url
+from psyche.testnet.backends import ChainBackend, Prepared, get_rpc_url
 from psyche.testnet.commands import get_client_argv
 from psyche.testnet.prepare import prepare
 from psyche.testnet.process import Child
@@ -197,18 +197,18 @@ def test_three_clients_train_on_a_chain_and_are_paid(
 async def open_paid_run(
     prepared: Prepared, settings: TestnetSettings, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[PaidRun]:
-    """A testnet whose run is not founded yet, and whose second client joins in the name of another wallet."""
+    """A testnet whose run is not created yet, and whose second client joins in the name of another wallet."""
     lead = folder / "lead.json"
     write_wallet(lead, Wallet())
 
-    async def found_nothing(*_args: object) -> None:
+    async def create_nothing(*_args: object) -> None:
         pass
 
     def get_argv(prepared: Prepared, settings: TestnetSettings, number: int) -> list[str]:
         argv = get_client_argv(prepared, settings, number)
         return [*argv, "--authorizer", str(read_wallet(lead).pubkey())] if number == 2 else argv
 
-    monkeypatch.setattr(supervisor, "found_run", found_nothing)
+    monkeypatch.setattr(ChainBackend, "create_run", create_nothing)
     monkeypatch.setattr(supervisor, "get_client_argv", get_argv)
     async with (
         open_testnet(prepared, settings, Console(io.StringIO(), live=False)) as testnet,

@@ -203,7 +203,7 @@ def test_each_group_of_commands_is_followed_by_one_of_these_tests() -> None:
 
 
 PROBED: Final = functools.cache(checks._probe)  # torch is loaded for the first example of doctor, not for each
-ALONE: Final = ("doctor", "init", "train", "simulate", "data", "model")
+ALONE: Final = ("doctor", "init", "train", "simulate", "replay", "data", "model")
 
 
 @pytest.mark.e2e

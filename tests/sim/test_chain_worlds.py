@@ -170,7 +170,7 @@ def test_a_plan_of_a_run_on_a_chain_is_the_same_after_it_was_written_and_read() 
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [
-        (Scenario(backend="moon"), "backend is 'moon', must be one of tcp, chain"),
+        (Scenario(backend="moon"), "backend is 'moon', must be one of tcp, solana"),
         (Scenario(faults=(ChainHalt(for_s=1.0),)), "chain_halt: needs a run on a chain, this one is on a server"),
         (build_on_chain(1, LostAnswer(who=("all",), for_s=1.0)), "lost_answer: a run on a chain has no server"),
         (build_on_chain(1, Kill(who=("server",))), "kill: a run on a chain has no server"),

@@ -100,13 +100,13 @@ def test_both_results_are_of_the_named_run_round_and_member(
 def test_what_core_refuses_stays_refused(court: Court, report: ReportEquivocation, error: type) -> None:
     named = {"epoch": report.epoch, "height": report.height, "member": report.member}
     evidence = court.sign(FIRST, **named), court.sign(SECOND, **named)
-    assert court.refuse(*court.build(*evidence, report)) == 6_000 + error().number
+    assert court.refuse(*court.build(*evidence, report)) == 6_000 + error("").number
 
 
 def test_a_member_is_ejected_once(court: Court) -> None:
     report = court.build(court.sign(FIRST), court.sign(SECOND))
     court.stage.bank.send(*report)
-    assert court.refuse(*report) == 6_000 + InvalidEvidence().number
+    assert court.refuse(*report) == 6_000 + InvalidEvidence("").number
 
 
 def test_signatures_of_another_key_prove_nothing(court: Court) -> None:

@@ -106,7 +106,7 @@ class TestCollect:
     def test_who_has_no_slot_has_no_earnings(self, wallets: Wallets) -> None:
         stage, nobody = wallets.stage, Keypair().pubkey()
         collect = build_collect(stage.run, stage.bank.payer.pubkey(), wallets.uid, nobody)
-        assert stage.bank.refuse(collect) == 6_000 + UnknownMember().number
+        assert stage.bank.refuse(collect) == 6_000 + UnknownMember("").number
         assert not stage.bank.get_data(get_earned_points_address(wallets.uid, nobody))
 
     def test_points_beyond_64_bits_do_not_keep_a_run_from_being_freed(self, wallets: Wallets) -> None:

@@ -377,16 +377,6 @@ def test_nodes_kinds_times_and_rounds_narrow_a_trace() -> None:
     assert all("height=1" in line for line in show(height=1))
 
 
-def test_logs_of_several_nodes_are_read_in_the_order_of_time(tmp_path: Path) -> None:
-    for node in ("a", "b"):
-        (tmp_path / node).mkdir()
-        lines = [json.dumps(e) for e in build_log().lines if e["node"] == node]
-        (tmp_path / node / "events.jsonl").write_text("\n".join(lines) + "\n")
-    times = [event["t"] for event in read_trace([tmp_path])]
-    assert times == sorted(times)
-    assert len(times) > 10
-
-
 def test_logs_of_several_folders_are_one_trace_and_a_log_counts_once(tmp_path: Path) -> None:
     """As a run's are by default: each client's beside its key, the server's with its journal."""
     wanted = [event for event in build_log().lines if event["node"] in ("a", "b")]

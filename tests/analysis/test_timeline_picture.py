@@ -15,7 +15,6 @@ from psyche.telemetry import types
 
 @pytest.fixture(scope="module")
 def few() -> Forecast:
-    """Five machines, of which an epoch takes three at once."""
     return play(build_question((build_machines(), 5), rounds=2, init_min_clients=3))
 
 

@@ -28,7 +28,6 @@ def build_machines(name: str = "home", **changes: Any) -> ClassTable:
 
 
 def build_question(*parts: tuple[ClassTable, int], parameters: int = 10**9, **changes: Any) -> Question:
-    """Two rounds' worth of questions; keywords are fields of the question, or keys of [config]."""
     run = load_run(RUN)
     own = {name: changes.pop(name) for name in ("rounds", "seed", "faults") if name in changes}
     count = sum(number for _, number in parts)
@@ -45,5 +44,4 @@ def build_question(*parts: tuple[ClassTable, int], parameters: int = 10**9, **ch
 
 
 def read_log(log: bytes) -> Accounts:
-    """The accounts of a simulated run from its log alone."""
     return read_accounts(read_entry(json.loads(line)) for line in log.splitlines())

@@ -12,7 +12,6 @@ AWAY = Kill(who=("client-1",), at_s=15.0, for_s=40.0)
 
 
 def play_with(fault: Fault, tokens_per_s: float) -> Forecast:
-    """Four machines, one of which something befalls at 15 s."""
     machines = build_machines(tokens_per_s=tokens_per_s)
     return play(build_question((machines, 4), rounds=8, init_min_clients=3, faults=(fault,)), keep_lines=True)
 

@@ -305,7 +305,6 @@ def test_all_figures_are_plain_data(uneven: Forecast) -> None:
 
 @pytest.fixture(scope="module")
 def crowded() -> Forecast:
-    """Eight machines, of which an epoch takes three at once."""
     return play(build_question((build_machines(), 8), rounds=ROUNDS, init_min_clients=3), keep_lines=True)
 
 

@@ -21,8 +21,6 @@ def uneven() -> Forecast:
 
 
 class Changed:
-    """Accounts of a run that is so many times as fast, and loses so many times as much."""
-
     def __init__(self, forecast: Forecast, factor: float, lost: float) -> None:
         self._accounts = forecast.accounts
         rounds = [replace(one, start=one.start / factor, end=one.end / factor) for one in forecast.accounts.data_rounds]

@@ -17,8 +17,6 @@ GRAIN_S: Final = 1.0  # the record's times are whole seconds (T1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How large a scenario is played."""
-
     seed: int = 1  # of all chance
     clients: int = 16  # how many
     rounds: int = 100
@@ -28,8 +26,6 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What was seen, and whether it is what was promised."""
-
     seen: str
     holds: bool
 
@@ -55,8 +51,6 @@ class Named:
 
 
 def judge_all(*judges: Judge) -> Judge:
-    """One judge of several: all must hold."""
-
     def judge(outcome: Outcome, size: Size) -> Judgement:
         found = [one(outcome, size) for one in judges]
         return Judgement("; ".join(one.seen for one in found if one.seen), all(one.holds for one in found))
@@ -65,24 +59,20 @@ def judge_all(*judges: Judge) -> Judge:
 
 
 def get_events(outcome: Outcome, event_type: type[types.Event], node: str = "") -> list[Entry]:
-    """Events of a type, of one machine or of all."""
     return [one for one in outcome.entries if isinstance(one.event, event_type) and node in ("", one.node)]
 
 
 def get_ledger(outcome: Outcome) -> Ledger:
-    """What the record says of rounds, epochs and members."""
     found = outcome.facts["ledger"]
     assert isinstance(found, Ledger), "every outcome has one"
     return found
 
 
 def is_finished(outcome: Outcome) -> bool:
-    """Whether the run came to its end."""
     return outcome.state.run_state is RunState.FINISHED and not outcome.violations
 
 
 def get_byzantine(outcome: Outcome) -> set[str]:
-    """The machines that lie."""
     return {f"client-{liar.who}" for liar in outcome.scenario.byzantine}
 
 
@@ -106,5 +96,4 @@ def get_durations(rounds: list[RoundFacts]) -> list[float]:
 
 
 def compute_median(values: list[float]) -> float:
-    """The middle one of rising values; 0 without any."""
     return values[len(values) // 2] if values else 0.0

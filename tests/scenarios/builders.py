@@ -90,7 +90,6 @@ def build_split(size: Size, *, bridge: bool) -> Scenario:
 
 
 def build_lossy(size: Size) -> Scenario:
-    """F8."""
     line = LinkConditions(latency_s=0.02, jitter_s=0.3, loss=0.2, duplicate=0.1)
     return build_base(size, classes=(MachineClass(count=size.clients, uplink=line, machine=MACHINE),))
 

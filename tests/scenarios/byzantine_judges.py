@@ -13,7 +13,6 @@ from scenarios.judges import judge_nobody_dropped
 
 
 def judge_told(outcome: Outcome, size: Size) -> Judgement:
-    """They all lied."""
     told = outcome.facts["told"]
     return Judgement(f"{sum(told.values())} lies of {len(told)}", bool(told) and all(told.values()))
 
@@ -69,7 +68,6 @@ def judge_inclusion(outcome: Outcome, size: Size) -> Judgement:
 
 
 def _count_wrong(rounds: Iterable[RoundFacts]) -> int:
-    """Results in a set that nobody sent."""
     return sum(((one.applied | one.agreed) & ~one.sent).bit_count() for one in rounds)
 
 

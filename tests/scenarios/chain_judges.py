@@ -14,7 +14,6 @@ LANDING_S: Final = 2.0  # slots until a transaction is in a block, skipped ones 
 
 
 def get_chain_facts(outcome: Outcome) -> ChainFacts:
-    """What happened on the chain."""
     found = outcome.facts["chain"]
     assert isinstance(found, ChainFacts), "every run on a chain has them"
     return found

@@ -41,14 +41,12 @@ SLOWDOWN: Final = 1.1
 
 
 def judge_end(outcome: Outcome, size: Size) -> Judgement:
-    """All rounds are done."""
     rounds, wanted = outcome.state.progress.step - 1, outcome.state.config.total_steps - 1
     seen = f"{rounds} steps, {outcome.rounds} rounds, {outcome.simulated_s:.0f} s"
     return Judgement(seen, is_finished(outcome) and rounds >= wanted)
 
 
 def judge_nobody_dropped(outcome: Outcome, size: Size) -> Judgement:
-    """No honest member was dropped by the record."""
     lost = sorted(name for name in outcome.facts["dropped"] if name not in get_byzantine(outcome))
     return Judgement(f"dropped: {', '.join(lost) or 'nobody'}", not lost)
 

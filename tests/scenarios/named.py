@@ -105,7 +105,6 @@ SCENARIOS: Final[dict[str, Named]] = {one.name: one for one in (*FAULTS, *MISBEH
 
 
 def get_command(name: str, size: Size) -> str:
-    """The command that plays a scenario at this size."""
     command = f"python scripts/named_scenarios.py --names {name}"
     command += f" --clients {size.clients} --rounds {size.rounds} --seeds {size.seed}"
     for option in ("hours", "points"):

@@ -49,12 +49,10 @@ def test_a_named_scenario_reaches_its_figure(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def played() -> Outcome:
-    """A quiet run."""
     return simulate(build_base(Size(clients=3, rounds=3)))
 
 
 def change(outcome: Outcome, **changes: object) -> Outcome:
-    """The same run with another ledger."""
     known = get_ledger(outcome)
     ledger = Ledger(known.names, known.honest)
     for name in ("rounds", "phases", "formations", "epochs", "samples"):

@@ -19,7 +19,6 @@ def build(
 
 
 def play(scenario: Scenario) -> Outcome:
-    """Play it; nothing may be violated."""
     outcome = simulate(scenario)
     assert not outcome.violations, outcome.describe()
     return outcome

@@ -11,7 +11,6 @@ from psyche.sim.world import simulate
 
 
 def build_scenario(seed: int) -> Scenario:
-    """Three members and a latecomer without the model."""
     newcomer = MachineClass(count=1, join_s=20.0, has_model=False)
     return Scenario(seed=seed, classes=(MachineClass(count=3), newcomer), config={"total_steps": 10})
 
@@ -30,7 +29,6 @@ def build_repeated() -> dict[str, Scenario]:
 
 
 def play_digest(scenario: Scenario) -> str:
-    """The digest of its event log."""
     outcome = simulate(scenario)
     assert not outcome.violations, outcome.describe()
     return outcome.digest

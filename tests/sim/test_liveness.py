@@ -19,7 +19,6 @@ FLIP = BitFlip(at_epoch=0, at_height=2, who=("client-1",), place=3)
 
 
 def find_first(scenario: Scenario) -> Violation:
-    """What is violated first; a run that bears it says nothing."""
     found = simulate(scenario).violations
     assert found, "nothing is violated"
     return found[0]

@@ -29,7 +29,6 @@ from psyche.wire.trainer import SentResult
 
 
 def get_names(scenario: Scenario, prepare: Callable[[World], None] | None = None) -> set[str]:
-    """The invariants that a run violates."""
     return {violation.name for violation in simulate(scenario, prepare=prepare).violations}
 
 

@@ -29,8 +29,6 @@ from psyche.telemetry import types
 
 
 def break_record(world: World) -> None:
-    """Something is wrong as soon as anybody trains."""
-
     def see(_node: str, event: types.Event) -> None:
         if isinstance(event, types.Trained):
             world.invariants.fail("I2", "nothing", "something")
@@ -39,7 +37,6 @@ def break_record(world: World) -> None:
 
 
 def read_printed(text: str) -> Scenario:
-    """The plan that a report shows."""
     return read_scenario(text.split("# plan.toml begins\n")[1].split("# plan.toml ends\n", maxsplit=1)[0])
 
 

@@ -38,7 +38,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def outcome() -> Outcome:
-    """One run that tests look at."""
     return simulate(build_scenario(5))
 
 
@@ -198,8 +197,6 @@ def test_what_a_simulation_leaves_behind_is_gone_when_the_next_one_begins() -> N
 
 
 class Cycle:
-    """Something that only a collection frees."""
-
     def __init__(self) -> None:
         self.itself = self
 
@@ -220,8 +217,7 @@ def test_what_was_there_before_a_simulation_is_not_looked_at_for_the_next_one() 
     assert gc.get_freeze_count() > 0, "what is frozen is not looked at"
 
 
-async def _run_nothing(_function: object, *_args: object) -> None:
-    """Nothing runs."""
+async def _run_nothing(_function: object, *_args: object) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +237,6 @@ def interpreters() -> list[str]:
 
 @pytest.fixture(scope="module")
 def digests() -> list[str]:
-    """What this interpreter makes of them."""
     return [f"{name} {play_digest(scenario)}" for name, scenario in build_repeated().items()]
 
 

@@ -9,7 +9,6 @@ from psyche.telemetry import types
 
 
 def play_watched(seed: int) -> tuple[list[ClientStatistics], str]:
-    """The statistics of a client at every tenth of a second of a run, and the digest of its log."""
     found: list[ClientStatistics] = []
 
     def prepare(world: World) -> None:

@@ -47,7 +47,6 @@ def play_undisturbed(sample_s: float, limit_s: float, config: tuple[tuple[str, i
 
 
 def count_steps(outcome: Outcome) -> int:
-    """Steps since the strangers came."""
     changes = get_events(outcome, types.StateChanged, "server")
     before = max((seen.event.step for seen in changes if seen.t < JOIN_S), default=0)
     return outcome.state.progress.step - before

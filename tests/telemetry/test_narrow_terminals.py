@@ -51,7 +51,6 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> tuple[Console, list[str]]:
 
 
 def fill(log: EventLog) -> None:
-    """Events after which a client's line is as long as it gets."""
     log.emit(make(types.ClientStarted, run_id="r"))
     log.emit(types.StateChanged(run_state=RunState.ROUND_TRAIN, epoch=1234, height=12345, step=1_234_567, members=256))
     log.emit(make(types.Trained, loss=12.345, tokens=123_456_789, seconds=1.0))

@@ -68,35 +68,22 @@ def format_accounts(accounts: Accounts) -> str:
         for node in sort_nodes(accounts.nodes.values()) if node.present
     ]  # fmt: skip
     small = ["the log says of no real model: tokens and bytes are those of the small one that was played"]
-    return "\n".join(
-        [
-            f"{format_number(len(rounds), 'round')} in {format_seconds(accounts.rounds_s)}",
-            *(small if accounts.is_stand_in else ()),
-            "",
-            *format_times(accounts),
-            "",
-            *format_between(accounts),
-            f"tokens per second      {format_count(accounts.tokens_per_s)}",
-            f"rounds waited for      {last}",
-            "",
-            format_tables(head, rows),
-        ]
-    )
+    return "\n".join([
+        f"{format_number(len(rounds), 'round')} in {format_seconds(accounts.rounds_s)}",
+        *(small if accounts.is_stand_in else ()), "", *format_times(accounts), "", *format_between(accounts),
+        f"tokens per second      {format_count(accounts.tokens_per_s)}", f"rounds waited for      {last}", "",
+        format_tables(head, rows),
+    ])  # fmt: skip
 
 
 def build_accounts_json(accounts: Accounts) -> dict[str, Any]:
     """The figures of a run's log as plain data; `stand_in`: its tokens and bytes are of no real model."""
     return {
-        "stand_in": accounts.is_stand_in,
-        "tokens_per_s": accounts.tokens_per_s,
-        "tokens": accounts.tokens,
-        "shares": {what.value: share for what, share in accounts.shares.items()},
-        "rounds_s": accounts.rounds_s,
-        "before_rounds_s": accounts.before_s,
-        "whole_training_share": accounts.whole_training_share,
-        "seconds_by_state": dict(accounts.phases),
-        "rounds": [get_round_json(one) for one in accounts.rounds],
-    }
+        "stand_in": accounts.is_stand_in, "tokens_per_s": accounts.tokens_per_s, "tokens": accounts.tokens,
+        "shares": {what.value: share for what, share in accounts.shares.items()}, "rounds_s": accounts.rounds_s,
+        "before_rounds_s": accounts.before_s, "whole_training_share": accounts.whole_training_share,
+        "seconds_by_state": dict(accounts.phases), "rounds": [get_round_json(one) for one in accounts.rounds],
+    }  # fmt: skip
 
 
 def get_round_json(one: RoundAccount) -> dict[str, Any]:

@@ -120,14 +120,12 @@ def build_limits(workload: Workload, slowest_bytes_s: float) -> NetworkLimits:
     patience_s = workload.payload_bytes / usual.slowest_rate_bytes_s
     part_bytes = workload.weights_bytes / PARTS
     return replace(
-        usual,
-        slowest_rate_bytes_s=min(usual.slowest_rate_bytes_s, slowest),
+        usual, slowest_rate_bytes_s=min(usual.slowest_rate_bytes_s, slowest),
         min_progress_s=max(usual.min_progress_s, patience_s),
         file_progress_s=max(usual.file_progress_s, part_bytes / usual.slowest_rate_bytes_s),
-        take_over_s=max(usual.take_over_s, 3 * part_bytes / slowest_bytes_s),
-        blobs_in_flight=1,
+        take_over_s=max(usual.take_over_s, 3 * part_bytes / slowest_bytes_s), blobs_in_flight=1,
         write_s=usual.write_s * max(1.0, workload.payload_bytes / PART_BYTES, workload.weights_bytes / PART_BYTES),
-    )
+    )  # fmt: skip
 
 
 def build_class(one: ClassTable, count: int, workload: Workload) -> MachineClass:

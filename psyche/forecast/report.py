@@ -244,35 +244,23 @@ def build_json(forecast: Forecast, with_server: Forecast | None = None) -> dict[
     """
     question, accounts = forecast.question, forecast.accounts
     return {
-        "run": question.run.run_id,
-        "seed": question.seed,
-        "backend": question.backend.name,
-        "chain": build_chain_json(forecast, with_server),
-        "clients": question.clients,
+        "run": question.run.run_id, "seed": question.seed, "backend": question.backend.name,
+        "chain": build_chain_json(forecast, with_server), "clients": question.clients,
         "members_of_rounds": len(forecast.members),
         "classes": {one.name: count for one, count in zip(question.classes, question.counts, strict=True)},
-        "changes": dict(question.changes),
-        "workload": asdict(question.workload),
-        "simulated_s": forecast.outcome.simulated_s,
-        "stood_still": forecast.stood_still,
-        "came_to_nothing": forecast.came_to_nothing,
-        "digest": forecast.outcome.digest,
-        "tokens_per_s": accounts.tokens_per_s,
-        "tokens": accounts.tokens,
-        "samples": forecast.samples,
-        "samples_lost": forecast.lost_samples,
-        "cut_offs": forecast.cut_offs,
-        "shares": {what.value: share for what, share in accounts.shares.items()},
-        "rounds_s": accounts.rounds_s,
-        "before_rounds_s": accounts.before_s,
-        "whole_training_share": accounts.whole_training_share,
+        "changes": dict(question.changes), "workload": asdict(question.workload),
+        "simulated_s": forecast.outcome.simulated_s, "stood_still": forecast.stood_still,
+        "came_to_nothing": forecast.came_to_nothing, "digest": forecast.outcome.digest,
+        "tokens_per_s": accounts.tokens_per_s, "tokens": accounts.tokens, "samples": forecast.samples,
+        "samples_lost": forecast.lost_samples, "cut_offs": forecast.cut_offs,
+        "shares": {what.value: share for what, share in accounts.shares.items()}, "rounds_s": accounts.rounds_s,
+        "before_rounds_s": accounts.before_s, "whole_training_share": accounts.whole_training_share,
         "seconds_by_state": dict(accounts.phases),
         "bounds": [{"kind": kind, "class": who, "rounds": n} for (kind, who), n in count_bounds(forecast)],
-        "whole_run": build_whole_json(compute_whole_run(forecast)),
-        "exits": [asdict(one) for one in forecast.exits],
+        "whole_run": build_whole_json(compute_whole_run(forecast)), "exits": [asdict(one) for one in forecast.exits],
         "rounds": [get_round_json(one) for one in accounts.rounds],
         "members": [_get_member(forecast, node) for node in sort_nodes(accounts.nodes.values())],
-    }
+    }  # fmt: skip
 
 
 def _get_member(forecast: Forecast, node: NodeAccount) -> dict[str, Any]:

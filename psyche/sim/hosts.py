@@ -318,16 +318,11 @@ class ClientHost(Host):
             self.trainer.tamper = program.change_payload
         await self.trainer.start()  # M2: join only once the trainer is up
         async with AsyncExitStack() as stack:
-            self.network = await stack.enter_async_context(
-                self.world.hub.open_node(
-                    self.identity,
-                    self.folder / "network",
-                    limits=self.world.scenario.limits,
-                    run_io=run_in_thread,
-                    get_unix=lambda: int(self.unix()),
-                    address=None if self.world.backend.lists_addresses else get_fixed_address(self.number),
-                )
-            )
+            self.network = await stack.enter_async_context(self.world.hub.open_node(
+                self.identity, self.folder / "network", limits=self.world.scenario.limits, run_io=run_in_thread,
+                get_unix=lambda: int(self.unix()),
+                address=None if self.world.backend.lists_addresses else get_fixed_address(self.number),
+            ))  # fmt: skip
             self.backend = await stack.enter_async_context(self._open_backend(life))
             self.shell = self._build_shell(life, self.network, self.backend, self.trainer)
             async with trio.open_nursery() as nursery:
@@ -358,16 +353,11 @@ class ClientHost(Host):
         self.engine = RoundEngine(self.identity, share=shares)
         check = PayloadCheck(self.world.codec.check)
         parts = Parts(
-            engine=self.engine,
-            backend=self._watch_backend(backend),
-            network=wrap_network(network, self, self.programs) if self.programs else network,
-            trainer=trainer,
-            data=LocalProvider(DummyData(self.world.model.max_seq_len, VOCAB)),
-            log=life.log,
-            unix_now=self.unix,
-            check_payload=check,
-            on_loaded=lambda event: check.set_plan(event.plan),
-        )
+            engine=self.engine, backend=self._watch_backend(backend),
+            network=wrap_network(network, self, self.programs) if self.programs else network, trainer=trainer,
+            data=LocalProvider(DummyData(self.world.model.max_seq_len, VOCAB)), log=life.log, unix_now=self.unix,
+            check_payload=check, on_loaded=lambda event: check.set_plan(event.plan),
+        )  # fmt: skip
         settings = ClientSettings(
             run_id=RUN_ID, data_dir=self.folder,
             local_root=self.folder, node_name=self.name, share_checkpoints=shares,

@@ -409,20 +409,12 @@ def simulate(scenario: Scenario, *, keep_lines: bool = True, prepare: Callable[[
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Outcome(
-        scenario=scenario,
-        violations=world.invariants.violations,
-        rounds=world.invariants.rounds,
-        events=world.trace.count,
-        records=world.shadow.seq,
-        digest=world.trace.digest,
-        simulated_s=simulated_s,
-        wall_s=perf_counter() - started,
-        state=world.shadow.state,
-        codes=tuple(host.code for host in world.clients),
-        entries=world.trace.entries,
-        last=world.trace.describe_last(),
+        scenario=scenario, violations=world.invariants.violations, rounds=world.invariants.rounds,
+        events=world.trace.count, records=world.shadow.seq, digest=world.trace.digest, simulated_s=simulated_s,
+        wall_s=perf_counter() - started, state=world.shadow.state, codes=tuple(host.code for host in world.clients),
+        entries=world.trace.entries, last=world.trace.describe_last(),
         facts=world.invariants.get_facts() | world.backend.get_facts(),
-    )
+    )  # fmt: skip
 
 
 async def _play(world: World) -> float:

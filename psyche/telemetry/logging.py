@@ -134,11 +134,9 @@ def _build_formatter(bound: dict[str, Any], *processors: structlog.typing.Proces
         return {**bound, **event, **hexed}
 
     shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        add_bound,
-        structlog.stdlib.add_log_level,
+        structlog.contextvars.merge_contextvars, add_bound, structlog.stdlib.add_log_level,
         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-    ]
+    ]  # fmt: skip
     return structlog.stdlib.ProcessorFormatter(processors=[*shared, *processors])
 
 

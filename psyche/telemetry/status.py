@@ -21,15 +21,10 @@ LASTING: Final = frozenset({
     types.Dropped,
 })  # fmt: skip  # notices of these types stay until their cause ends
 PHASES: Final = {
-    RunState.UNINITIALIZED: "not started",
-    RunState.WAITING_FOR_MEMBERS: "waiting for members",
-    RunState.WARMUP: "warmup",
-    RunState.ROUND_TRAIN: "training",
-    RunState.ROUND_WITNESS: "witness",
-    RunState.COOLDOWN: "cooldown",
-    RunState.FINISHED: "finished",
-    RunState.PAUSED: "paused",
-}
+    RunState.UNINITIALIZED: "not started", RunState.WAITING_FOR_MEMBERS: "waiting for members",
+    RunState.WARMUP: "warmup", RunState.ROUND_TRAIN: "training", RunState.ROUND_WITNESS: "witness",
+    RunState.COOLDOWN: "cooldown", RunState.FINISHED: "finished", RunState.PAUSED: "paused",
+}  # fmt: skip
 CONNECTING: Final = "connecting"
 STARTING: Final = "starting"
 LOADING: Final = "starting: loads PyTorch, which takes longest the first time"

@@ -34,13 +34,9 @@ class Child:
         with output.open("ab") as file:
             self._start_bytes = file.tell()
             self._popen = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
-                start_new_session=True,
-            )
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})}, start_new_session=True,
+            )  # fmt: skip
         self.pid = self._popen.pid
         self._pidfd = os.pidfd_open(self.pid)
         self._reaped = False

@@ -231,13 +231,7 @@ def _get_worst(clients: Sequence[ClientReport]) -> tuple[int, int]:
 
 def _get_row(client: ClientReport) -> list[str]:
     return [
-        client.name,
-        str(client.rounds_applied),
-        "-" if client.loss is None else f"{client.loss:.3f}",
-        client.digest[:HEX_SHOWN] or "-",
-        client.weights_sha256[:HEX_SHOWN] or "-",
-        format_bytes(client.bytes_sent),
-        format_bytes(client.bytes_received),
-        str(client.kills),
-        str(client.heals),
-    ]
+        client.name, str(client.rounds_applied), "-" if client.loss is None else f"{client.loss:.3f}",
+        client.digest[:HEX_SHOWN] or "-", client.weights_sha256[:HEX_SHOWN] or "-", format_bytes(client.bytes_sent),
+        format_bytes(client.bytes_received), str(client.kills), str(client.heals),
+    ]  # fmt: skip

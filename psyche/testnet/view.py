@@ -155,16 +155,10 @@ class LiveView:
     def _get_row(self, view: NodeView) -> list[str]:
         loss = "" if view.loss is None else f"{view.loss:.3f}"
         return [
-            view.node.removeprefix("client-"),
-            str(view.epoch),
-            str(view.height),
-            view.phase,
-            loss,
-            str(view.members or ""),
-            format_count(view.tokens_per_s) if view.tokens_per_s >= 1 else "",
-            format_bytes(view.bytes_sent),
-            format_bytes(view.bytes_received),
-        ]
+            view.node.removeprefix("client-"), str(view.epoch), str(view.height), view.phase, loss,
+            str(view.members or ""), format_count(view.tokens_per_s) if view.tokens_per_s >= 1 else "",
+            format_bytes(view.bytes_sent), format_bytes(view.bytes_received),
+        ]  # fmt: skip
 
     def draw_line(self) -> str:
         views = list(self.clients.values())

@@ -27,16 +27,11 @@ def play_with(strangers: int, kind: str, sample_s: float, limit_s: float, **conf
     if strangers:
         classes.append(MachineClass(count=strangers, machine=machine, join_s=JOIN_S))
     settings = {"total_steps": 100_000, "init_min_clients": MEMBERS, "min_clients": 2, "global_batch_size_start": BATCH}
-    outcome = simulate(
-        Scenario(
-            seed=1,
-            classes=tuple(classes),
-            byzantine=tuple(ByzantineMember(who=MEMBERS + number, kind=kind) for number in range(strangers)),
-            config=settings | config,
-            must_advance=False,
-            limit_s=limit_s,
-        )
-    )
+    outcome = simulate(Scenario(
+        seed=1, classes=tuple(classes),
+        byzantine=tuple(ByzantineMember(who=MEMBERS + number, kind=kind) for number in range(strangers)),
+        config=settings | config, must_advance=False, limit_s=limit_s,
+    ))  # fmt: skip
     assert not outcome.violations, outcome.describe()
     return outcome
 

@@ -162,12 +162,9 @@ def test_a_lost_server_is_named_once_and_before_what_cannot_come_without_it() ->
 
 def test_a_restart_keeps_the_counters_and_drops_the_waits() -> None:
     view = fold(
-        make(types.ClientStarted),
-        wait_for("x", 5.0, "y"),
-        make(types.Network, bytes_sent=100, bytes_received=200),
-        make(types.ClientStarted),
-        make(types.Network, bytes_sent=10, bytes_received=20),
-    )
+        make(types.ClientStarted), wait_for("x", 5.0, "y"), make(types.Network, bytes_sent=100, bytes_received=200),
+        make(types.ClientStarted), make(types.Network, bytes_sent=10, bytes_received=20),
+    )  # fmt: skip
     assert (view.starts, view.bytes_sent, view.bytes_received) == (2, 110, 220)
     assert view.waiting is None
 
@@ -180,12 +177,9 @@ def test_a_replayed_round_counts_once() -> None:
 
 def test_failures_and_the_end_are_seen() -> None:
     view = fold(
-        make(types.EpochFailed, reason="no digest", steps_lost=8),
-        make(types.Behind),
-        make(types.Healed),
-        make(types.Digest, digest=b"\xcc", agreed=True),
-        make(types.Finished, digest=b"\xdd", step=240, held=True),
-    )
+        make(types.EpochFailed, reason="no digest", steps_lost=8), make(types.Behind), make(types.Healed),
+        make(types.Digest, digest=b"\xcc", agreed=True), make(types.Finished, digest=b"\xdd", step=240, held=True),
+    )  # fmt: skip
     assert (view.epochs_failed, view.steps_lost, view.heals, view.agreed) == (1, 8, 1, True)
     assert (view.finished, view.digest, view.step, view.phase) == (True, "dd", 240, "finished")
 

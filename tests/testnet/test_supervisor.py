@@ -85,12 +85,9 @@ log.emit(types.Finished(digest=bytes.fromhex(digest), step=11, held=True))
 @pytest.fixture
 def settings(tmp_path: Path) -> TestnetSettings:
     return TestnetSettings(
-        num_clients=3,
-        config_path=CONFIG / "dummy",
-        run_dir=tmp_path / "run",
-        cache_dir=tmp_path / "cache",
+        num_clients=3, config_path=CONFIG / "dummy", run_dir=tmp_path / "run", cache_dir=tmp_path / "cache",
         sample=False,
-    )
+    )  # fmt: skip
 
 
 def use_stand_ins(monkeypatch: pytest.MonkeyPatch, digests: dict[int, str] | None = None, seconds: float = 0.0) -> None:

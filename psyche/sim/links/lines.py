@@ -17,12 +17,10 @@ class End(Protocol):
 
 def join_conditions(up: LinkConditions, down: LinkConditions) -> LinkConditions:
     return LinkConditions(
-        latency_s=up.latency_s + down.latency_s,
-        bandwidth_bytes_s=min(up.bandwidth_bytes_s, down.bandwidth_bytes_s),
-        loss=1 - (1 - up.loss) * (1 - down.loss),
-        jitter_s=up.jitter_s + down.jitter_s,
+        latency_s=up.latency_s + down.latency_s, bandwidth_bytes_s=min(up.bandwidth_bytes_s, down.bandwidth_bytes_s),
+        loss=1 - (1 - up.loss) * (1 - down.loss), jitter_s=up.jitter_s + down.jitter_s,
         duplicate=1 - (1 - up.duplicate) * (1 - down.duplicate),
-    )
+    )  # fmt: skip
 
 
 class Lines:

@@ -130,18 +130,10 @@ FAREWELL_S = 60.0  # for the news of the end, and for goodbyes
 LANDING_SLOTS = 4
 RESENDS_S = 4.0
 DEFAULTS: Mapping[str, int] = {
-    "warmup_time": 30,
-    "cooldown_time": 5,
-    "max_round_train_time": 20,
-    "round_witness_time": 6,
-    "rounds_per_epoch": 8,
-    "total_steps": 16,
-    "init_min_clients": 2,
-    "min_clients": 2,
-    "global_batch_size_start": 8,
-    "global_batch_size_end": 8,
-    "waiting_for_members_extra_time": 3,
-}
+    "warmup_time": 30, "cooldown_time": 5, "max_round_train_time": 20, "round_witness_time": 6, "rounds_per_epoch": 8,
+    "total_steps": 16, "init_min_clients": 2, "min_clients": 2, "global_batch_size_start": 8,
+    "global_batch_size_end": 8, "waiting_for_members_extra_time": 3,
+}  # fmt: skip
 
 
 def build_run_config(scenario: Scenario) -> Config:

@@ -117,6 +117,7 @@ class Judge:
     wallet: bytes
     view: RecordView
     time: ChainTime = field(default_factory=lambda: ChainTime(0, 0))
+    _sent: object = None  # the last message to be sent, with the record and the time by which that was decided
 
     def judge(self, message: Message) -> Advice:
         """Decide what to do with a message now."""
@@ -124,6 +125,7 @@ class Judge:
             return Advice.DONE
         state = self.view.copy_state()
         apply(state, self.time.unix, self.time.slot, self.wallet, message)
+        self._sent = message, self.view.version, self.time
         due = not isinstance(message, Join) and is_tick_due(state, self.wallet, self.time)
         return Advice.SEND_WITH_TICK if due else Advice.SEND
 
@@ -140,8 +142,8 @@ class Judge:
 
     def is_over(self, message: Message) -> bool:
         """Whether there is no use in sending a message any more: it is on record, or too late (T7)."""
-        if not self.view.is_usable:
-            return False
+        if not self.view.is_usable or self._sent == (message, self.view.version, self.time):
+            return False  # decoding and trying a record takes milliseconds, and this is asked at each reading
         try:
             return self.judge(message) is Advice.DONE
         except CoordinatorError:

@@ -45,8 +45,9 @@ EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 MEMORY_BYTES = 4 << 30  # a mutant may loop for ever
 TEST_GRACE_S, TEST_SLOWER = 5.0, 5.0  # of CPU time: by how much one test may take longer with a mutant
 NOT_PATCHED = 3
-NAMES = {0: "survived", NOT_PATCHED: "runs at import", -signal.SIGPROF: "too slow"}
-SURVIVED = ("survived", "not covered")
+# No test of at most --longest seconds runs it: since all lines are covered, it runs at import.
+NOT_TRIED = "not tried"
+NAMES = {0: "survived", NOT_PATCHED: NOT_TRIED, -signal.SIGPROF: "too slow"}
 
 
 class Baseline:
@@ -132,7 +133,7 @@ class Stage:
             print(f"{len(baseline.seconds)} tests, {len(self._mutants)} mutants", flush=True)
             for mutant in self._mutants:
                 tests = [items[test] for test in baseline.get_tests(mutant, self._options.longest)]
-                found = "not covered"
+                found = NOT_TRIED
                 if tests:
 
                     def play(mutant: Mutant = mutant, tests: list[Any] = tests) -> int:
@@ -146,7 +147,7 @@ class Stage:
 
     def _report(self, mutant: Mutant, found: str) -> None:
         self.outcomes[mutant] = found
-        if found in SURVIVED:
+        if found == "survived":
             print(f"{mutant.path}:{mutant.line} {found}\n{mutant.get_diff(self._texts[mutant.path])}", flush=True)
         elif len(self.outcomes) % 50 == 0:
             print(f"{len(self.outcomes)} of {len(self._mutants)}", flush=True)
@@ -220,7 +221,7 @@ def choose(options: argparse.Namespace) -> tuple[list[Mutant], dict[str, str]]:
 
 
 def play(options: argparse.Namespace) -> dict[Mutant, str]:
-    """The outcome of each mutant: killed, too slow, survived, not covered."""
+    """The outcome of each mutant that was tried: killed, too slow, survived."""
     import pytest
     from hypothesis import settings
 
@@ -231,13 +232,13 @@ def play(options: argparse.Namespace) -> dict[Mutant, str]:
     ignored = [] if options.searches else [f"--ignore={SEARCHES}"]
     os.chdir(ROOT)
     pytest.main([*arguments, "--hypothesis-profile=mutants", *ignored, *TESTS], plugins=[stage])
-    return {mutant: found for mutant, found in stage.outcomes.items() if found != NAMES[NOT_PATCHED]}
+    return {mutant: found for mutant, found in stage.outcomes.items() if found != NOT_TRIED}
 
 
 def print_table(outcomes: dict[Mutant, str]) -> None:
     print(f"\n{'module':<40} {'mutants':>8} {'survived':>9} {'killed':>7}")
     by_module = Counter(mutant.path for mutant in outcomes)
-    left = Counter(mutant.path for mutant, found in outcomes.items() if found in SURVIVED)
+    left = Counter(mutant.path for mutant, found in outcomes.items() if found == "survived")
     for module, count in [*sorted(by_module.items()), ("all", by_module.total())]:
         survived = left.total() if module == "all" else left[module]
         print(f"{module:<40} {count:>8,} {survived:>9,} {1 - survived / (count or 1):>7.1%}")
@@ -263,7 +264,7 @@ def main() -> int:
         os.execv(sys.executable, [sys.executable, *sys.argv])
     outcomes = play(options)
     print_table(outcomes)
-    dead = sum(found not in SURVIVED for found in outcomes.values())
+    dead = sum(found != "survived" for found in outcomes.values())
     return 0 if outcomes and 100 * dead >= options.at_least * len(outcomes) else 1
 
 

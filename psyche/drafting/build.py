@@ -48,7 +48,6 @@ class Draft:
     data: DataChoice
     tokenizer: TextTokenizer  # for texts that are to be tokenized
     tokenizer_path: Path | None  # its files, which the model's folder gets; None: the byte tokenizer's
-    backend: str  # how members reach the coordinator: host:port of a server, or an RPC endpoint of a chain
     is_prepared: bool  # tokens and first weights are made at once
     is_tokenizer_named: bool
 
@@ -158,7 +157,7 @@ def _write_all(draft: Draft, scratch: Path, make_weights: MakeWeights, progress:
         ).train.tokens
     text = write_data_file(
         _get_data_folder(draft), size_bytes, model.sequence_tokens, secrets.token_hex(32),
-        for_members=draft.answers.is_on_chain,
+        for_members=draft.answers.backend.data_server is None,
     )  # fmt: skip
     (scratch / DATA_FILE).write_text(text, encoding="utf-8")
     if model.size is not None:

@@ -72,12 +72,12 @@ def write_run_file(answers: Answers, model: ModelChoice, plan: Plan) -> str:
     text.say(
         f"A run of {who} a model of {format_count(model.parameters)} parameters for {answers.steps:,} steps, written "
         "by `psyche init`. `psyche server validate-config` checks it after changes; docs/configuration.md lists every "
-        "key." + (" Its record is on a chain, where `psyche auth` says who may join." if answers.is_on_chain else "")
+        "key." + answers.backend.about
     )
     text.set(RunFile, {"run_id": answers.run_id})
     text.open("config")
     text.set(ConfigTable, plan.config, _get_config_notes(answers, model))
-    if not answers.is_on_chain:
+    if answers.backend.has_allow_list:
         text.open("access", "Who may join: `psyche run allow KEY` lets a key in, while the run goes on too.")
         text.set(AccessTable, {"open": False})
     text.open("metadata", "For people, and for `psyche simulate`.")
@@ -96,12 +96,12 @@ def write_run_file(answers: Answers, model: ModelChoice, plan: Plan) -> str:
 
 def _write_location(text: _Text, answers: Answers) -> None:
     key = "model.LLM.data_location"
-    if answers.is_on_chain:
+    if answers.backend.data_server is None:
         text.open(key, "A chain serves no data: each member reads it itself, and needs data.toml and the token files.")
         text.set(LocalData, {"Local": DATA_FILE})
     else:
         text.open(key, "The server serves what data.toml names; the port must be reachable too.")
-        text.set(ServerData, {"Server": answers.data_server})
+        text.set(ServerData, {"Server": answers.backend.data_server})
 
 
 def _write_training(text: _Text, answers: Answers, model: ModelChoice, plan: Plan) -> None:

@@ -6,6 +6,7 @@ from typing import Final
 from psyche.config.schema import ConfigTable
 from psyche.core.state.limits import U16_MAX
 from psyche.core.state.state import Optimizer, OptimizerKind
+from psyche.drafting.backends import DraftedBackend
 from psyche.drafting.model_choice import ModelChoice
 from psyche.forecast.whole_run import WholeRun
 from psyche.forecast.workload import compute_even_shapes, compute_payload_bytes
@@ -18,32 +19,19 @@ APPLY_S: Final = 0.5  # a round's results, on a usual machine
 LOAD_S: Final = 10.0  # in Warmup
 TENS_S: Final = 10
 LEAST_COOLDOWN_S: Final = 3
-CHAIN_WITNESS_S: Final = 10  # a report is on record only seconds after it was sent
 WARMUP_SHARE: Final = 20  # the learning rate rises during a twentieth of the run
 FINAL_LR_SHARE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the owner decides of a run, besides model and data.
-
-    Args:
-        run_id: its name.
-        members: clients with which an epoch starts.
-        min_members: clients with which it goes on.
-        steps: how many are trained.
-        data_server: "host:port" where members fetch samples; empty: the run is on a chain, which serves none.
-    """
+    """What the owner decides of a run, besides model and data."""
 
     run_id: str
-    members: int
-    min_members: int
-    steps: int
-    data_server: str
-
-    @property
-    def is_on_chain(self) -> bool:
-        return not self.data_server
+    members: int  # clients with which an epoch starts
+    min_members: int  # clients with which it goes on
+    steps: int  # that are trained
+    backend: DraftedBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +42,6 @@ class Plan:
     schedule_warmup_steps: int
     final_lr: float
     cold_start_steps: int
-
-    @property
-    def samples(self) -> int:
-        return self.config["global_batch_size_end"] * (self.config["total_steps"] - 1)
 
 
 def compute_run_plan(answers: Answers, model: ModelChoice) -> Plan:
@@ -71,7 +55,7 @@ def compute_run_plan(answers: Answers, model: ModelChoice) -> Plan:
         "cooldown_time": max(LEAST_COOLDOWN_S, save_s),
         "waiting_for_members_extra_time": ConfigTable.model_fields["waiting_for_members_extra_time"].default,
         "max_round_train_time": recipe.train_s,
-        "round_witness_time": max(recipe.witness_s, CHAIN_WITNESS_S) if answers.is_on_chain else recipe.witness_s,
+        "round_witness_time": max(recipe.witness_s, answers.backend.least_witness_s),
         "rounds_per_epoch": epoch_rounds,
         "total_steps": answers.steps + 1,
         "init_min_clients": answers.members,

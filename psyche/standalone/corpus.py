@@ -27,10 +27,6 @@ class Corpus:
         seed: seed of the order.
         eval_tokens: number of tokens held out at the end if there are no `eval_paths`; None: a tenth of them, but
             at most `MOST_HELD_OUT`.
-
-    Raises:
-        DataError: a file cannot be used.
-        ConfigError: nothing is left to train on.
     """
 
     def __init__(

@@ -20,7 +20,8 @@ SMALL_PARAMETERS: Final = 20_000_000  # in smaller models, threads wait for each
 @dataclass(frozen=True, slots=True)
 class Sample:
     """What a model has `written` after `prompt`, and both as one `text`; `held_out_loss` in nats per token, None if
-    nothing was held out. `no_text` says why there is no text: the model is sound, but not its tokenizer."""
+    nothing was held out. `no_text` says why there is no text: the model is sound, but not its tokenizer.
+    """
 
     prompt: str
     written: str
@@ -42,9 +43,6 @@ def sample_model(
         temperature: 0 takes the most likely token each time.
         seed: the seed of the sampling.
         held_out: a file of 2-byte token ids to measure the loss on.
-
-    Raises:
-        ConfigError: the folder or the file cannot be read.
     """
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder}: no config.json; name a model's folder")

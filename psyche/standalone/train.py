@@ -70,11 +70,6 @@ def train_model(settings: TrainSettings, on_progress: OnProgress = lambda _: Non
     """Train from beginning to end, and export the model if `settings.out` is set.
 
     `on_progress` is called after every step; an exception from it ends the training, nothing is exported.
-
-    Raises:
-        ConfigError: settings or a model config that cannot be used.
-        DataError: data that cannot be used.
-        TrainerError: a model folder that cannot be loaded, gradients that are not finite, a full disk.
     """
     settings.check()
     if settings.threads is not None:

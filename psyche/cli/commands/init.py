@@ -97,8 +97,8 @@ def show_draft(draft: "Draft", built: "Built") -> None:
     basis = f"if each member trains {model.recipe.tokens_per_s:,} tokens/s of this model"
     typer.echo("\n".join(format_whole_run(estimate_whole_run(answers, model), basis)))
     simulation = f"psyche simulate --state {quote(draft.folder)} --clients {answers.members} --profile PROFILE"
-    chain = " --backend solana" if answers.is_on_chain else ""
-    show_commands("with your own machines (docs/simulate.md describes PROFILE):", [f"{simulation}{chain}"])
+    flag = answers.backend.flag
+    show_commands("with your own machines (docs/simulate.md describes PROFILE):", [f"{simulation}{flag}"])
     show_commands("to be made first:", list_preparations(draft))
     show_commands("then:" if not draft.is_prepared else "next:", list_next(draft))
 
@@ -137,28 +137,10 @@ def list_preparations(draft: "Draft") -> list[str]:
 
 def list_next(draft: "Draft") -> list[str]:
     folder, answers = quote(draft.folder), draft.answers
-    if answers.is_on_chain:
-        return list_next_on_chain(draft)
-    address, port = f"--server-addr {draft.backend}", draft.backend.rpartition(":")[2]
     return [
         "# try it, everything on this machine",
-        f"psyche local-testnet start --num-clients {answers.members} --config-path {folder}",
-        "# for real: the server; for each member a client, which shows its KEY; then let it in",
-        f"psyche server run --state {folder} --server-port {port}",
-        f"psyche client train --run-id {answers.run_id} {address} --local-root {folder} --data-dir client-1",
-        f"psyche run allow KEY {address} --state-dir psyche-data/server-{answers.run_id}",
-        "# several clients on one machine: each with another --data-dir, and with its share of the cores (--threads)",
-    ]
-
-
-def list_next_on_chain(draft: "Draft") -> list[str]:
-    folder, answers, rpc = quote(draft.folder), draft.answers, f"--rpc {shlex.quote(draft.backend)}"
-    trial = f"psyche local-testnet start --backend solana --num-clients {answers.members} --config-path {folder}"
-    return [
-        "# try it, everything on this machine",
-        trial,
-        "# for real: with your wallet, which pays; it says what comes next",
-        f"psyche run create --state {folder} {rpc}",
+        f"psyche local-testnet start{answers.backend.flag} --num-clients {answers.members} --config-path {folder}",
+        *answers.backend.list_next(folder, answers.run_id),
     ]
 
 

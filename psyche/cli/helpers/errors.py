@@ -54,12 +54,7 @@ class Debug:
 
 
 def show_errors(error: BaseException) -> None:
-    """Print our own errors and those of the system as messages; re-raise anything else, which is a bug.
-
-    Raises:
-        BaseException: `error` itself, if it contains anything but `PsycheError` and `OSError`.
-        typer.Exit: 130 if it was Ctrl-C in several tasks, or the exit code of an error that has one of its own.
-    """
+    """Print our own errors and those of the system as messages; re-raise anything else, which is a bug."""
     leaves = list(get_leaves(error))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -14,6 +14,7 @@ from psyche.cli.helpers.common import is_terminal
 from psyche.config.load import RUN_NAME
 from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, U32_MAX
 from psyche.data.tokenize import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
+from psyche.drafting.backends import DraftedBackend, draft_chain, draft_server
 from psyche.drafting.build import Draft
 from psyche.drafting.data_choice import LIBRARY, DataChoice, choose_data
 from psyche.drafting.files import RUN_FILE
@@ -53,11 +54,7 @@ class Flags:
 
 
 class Interviewer:
-    """Asks what no flag has answered; off a terminal, without defaults, it collects what is missing.
-
-    Args:
-        takes_defaults: nothing is asked; a default answers (`--yes`).
-    """
+    """Asks what no flag has answered; off a terminal, without defaults, it collects what is missing."""
 
     def __init__(self, *, takes_defaults: bool) -> None:
         self._takes_defaults = takes_defaults
@@ -104,25 +101,20 @@ def ask_draft(questions: Interviewer, flags: Flags) -> Draft:
         "--steps", flags.steps, f"Steps, each a round that trains {format_count(round_tokens)} tokens",
         model.recipe.steps, partial(read_number, "--steps", MAX_STEPS),
     )  # fmt: skip
-    backend, data_server = _ask_backend(questions, flags)
-    answers = Answers(make_run_id(folder), members, least, steps, data_server)
+    answers = Answers(make_run_id(folder), members, least, steps, _ask_backend(questions, flags))
     is_prepared = ask("--prepare or --no-prepare", flags.prepare, "Write tokens and first weights now?",
                       "yes" if is_small(model, data) else "no", read_yes)  # fmt: skip
-    return Draft(
-        folder, answers, model, data, tokenizer, tokenizer_path, backend, is_prepared, flags.tokenizer is not None
-    )
+    return Draft(folder, answers, model, data, tokenizer, tokenizer_path, is_prepared, flags.tokenizer is not None)
 
 
-def _ask_backend(questions: Interviewer, flags: Flags) -> tuple[str, str]:
+def _ask_backend(questions: Interviewer, flags: Flags) -> DraftedBackend:
     if flags.rpc is not None:
         if flags.server_addr is not None:
             raise ConfigError("--server-addr and --rpc: a run has one backend; name the one that it is to have")
         parse_endpoint(flags.rpc)
-        return flags.rpc, ""
+        return draft_chain(flags.rpc)
     question = "The server, as members reach it"
-    address = questions.ask("--server-addr", flags.server_addr, question, ADDRESS, read_address)
-    host, _, port = address.rpartition(":")
-    return address, f"{host}:{int(port) + 1}"
+    return draft_server(questions.ask("--server-addr", flags.server_addr, question, ADDRESS, read_address))
 
 
 def _ask_tokenizer(

@@ -16,19 +16,10 @@ from psyche.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One file.
-
-    Args:
-        name: what it is, for people.
-        path: where; None: it is not wanted.
-        write: writes it there.
-        hint: what to do with it.
-    """
-
-    name: str
-    path: Path | None
+    name: str  # what it is, for people
+    path: Path | None  # None: it is not wanted
     write: Callable[[Path], object]
-    hint: str = ""
+    hint: str = ""  # what to do with it
 
 
 def check_target(option: str, path: Path | None) -> None:

@@ -28,9 +28,6 @@ async def call_in_words(
     """Call `function` with a run's backend; a refusal of the record becomes a sentence for the run's owner.
 
     `write` writes the commands that it names.
-
-    Raises:
-        BackendError: the record refuses the command; the message says why, and what to do.
     """
     try:
         return await function(backend)

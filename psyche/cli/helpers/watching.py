@@ -90,11 +90,7 @@ def get_plain_run(status: RunStatus, members: Members | None = None, name_key: N
 async def ask_once(
     backend: Administration, with_members: bool, as_json: bool, write: WriteCommand = write_briefly
 ) -> str:
-    """Return the state of a run as text or JSON.
-
-    Raises:
-        BackendError: the backend refuses, or could not be reached in time.
-    """
+    """Return the state of a run as text or JSON."""
     status, members = await _ask(backend, with_members=with_members)
     if as_json:
         return json.dumps(get_plain_run(status, members, backend.name_key), indent=2)

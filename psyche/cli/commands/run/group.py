@@ -71,15 +71,11 @@ def info(
 
     with_members, write = access.target.shows_members, access.target.write_command
     if address:
-        show_what_is_known(access, address)
+        typer.echo(json.dumps(access.describe_wallet(address), indent=2))
     elif watch:
         access.run(lambda one: watch_until_signal(one, with_members, as_json, write), as_anybody=True, is_quiet=True)
     else:
         typer.echo(access.run(lambda one: ask_once(one, with_members, as_json, write), as_anybody=True))
-
-
-def show_what_is_known(access: Access, address: str) -> None:
-    typer.echo(json.dumps(access.describe_wallet(address), indent=2))
 
 
 @_command("json-info-dump", f"psyche run info {ON_CHAIN} --json", hidden=True)
@@ -96,7 +92,7 @@ def dump_wallet(
     access: Access,
 ) -> None:
     """Print what a run knows of a wallet as JSON; `psyche run info --address` does the same."""
-    show_what_is_known(access, address)
+    typer.echo(json.dumps(access.describe_wallet(address), indent=2))
 
 
 def show_status(access: Access, status: "RunStatus") -> None:
@@ -186,11 +182,7 @@ def set_future_epoch_rates(
 
 
 async def set_rates(backend: "Administration", rates: dict[str, str | None]) -> "RunStatus":
-    """Set the rates that are named, in units of the token in which the backend's run pays.
-
-    Raises:
-        ConfigError: a rate is no such amount.
-    """
+    """Set the rates that are named, in units of the token in which the backend's run pays."""
     from psyche.backends.solana.amounts import format_amount, parse_amount
     from psyche.core.state.messages import SetRates
     from psyche.errors import ConfigError

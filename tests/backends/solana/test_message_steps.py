@@ -15,8 +15,9 @@ from psyche.backends.solana.session import ChainSession
 from psyche.cli.commands.run.changes import prepare_update, send_update
 from psyche.config import update
 from psyche.core.rules.apply import apply
-from psyche.core.state.messages import Join, LeaveRun, Message, Pause, Tick, Update
-from psyche.core.state.state import Coordinator, Metadata
+from psyche.core.state.messages import Join, Message, Pause, Tick, Update, WarmupWitness
+from psyche.core.state.state import Coordinator, Metadata, RunState
+from psyche.testing.builders import build_config
 from psyche.wire.commands import write_briefly
 from psyche.wire.key_file import make_identity
 
@@ -64,7 +65,8 @@ async def test_an_update_is_tried_twice_and_the_record_read_twice_before_it_is_s
 
 
 async def test_a_members_message_is_tried_once_here_and_once_on_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_chain_run() as kit:
+    alone = build_config(init_min_clients=1, min_clients=1, waiting_for_members_extra_time=1, warmup_time=600)
+    async with open_chain_run(config=alone) as kit:
         wallet, identity = kit.fund(), make_identity()
         async with (
             open_link(kit.rpc, kit.run, wallet, identity, kit.authorization) as link,
@@ -72,6 +74,9 @@ async def test_a_members_message_is_tried_once_here_and_once_on_the_chain(monkey
         ):
             with trio.fail_after(30):
                 await backend.submit(Join(identity.public))
+                async for state in backend.states():
+                    if state.run_state is RunState.WARMUP:
+                        break
                 counter = Counter(monkeypatch, kit)
-                await backend.submit(LeaveRun())
+                await backend.submit(WarmupWitness(state.progress.epoch, 0, b"\5" * 32))
         assert counter.tries == ["here", "chain"]

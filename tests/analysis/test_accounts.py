@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kits.events import make
+from kits.log import make
 
 from psyche.analysis.accounts import Accounts, What, find_reference, is_overlapped, read_accounts
 from psyche.analysis.summary import format_accounts

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from forecast.forecast_kit import build_machines, build_question
-from kits.events import make
+from kits.log import make
 
 from psyche.analysis.accounts import Accounts
 from psyche.analysis.timeline import COLORS, NO_MEMBER, check_picture, get_absences, write_picture

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kits.events import make
+from kits.log import make
 
 from psyche.telemetry import types
 

@@ -17,8 +17,8 @@ import trio
 from blake3 import blake3
 from independent_client import fetch, follow, greet_wrongly
 from kits.log import Log
+from kits.packages import install_modules
 from kits.server import OWNER, SERVER, RunFile
-from kits.strangers.packages import install_modules
 
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.gossip import Leave

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trio
 from box import BoxedRun, begin_run, fund, make_mint
-from kits.strangers.packages import install, install_modules
+from kits.packages import install, install_modules
 from solders.pubkey import Pubkey
 
 from psyche.backends.solana.interface.addresses import AUTHORIZER, COORDINATOR

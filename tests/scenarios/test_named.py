@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from kits.events import make
+from kits.log import make
 
 from psyche.backends.solana.member import following, view
 from psyche.backends.solana.member.following import RecordFollower

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 import trio
-from kits.events import make
+from kits.log import make
 from sim_kit import build, play
 
 from psyche.core.state.state import Coordinator, RunState

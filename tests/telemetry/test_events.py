@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kits.events import make
+from kits.log import make
 
 from psyche.telemetry import types
 from psyche.telemetry.events import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from kits.events import make
+from kits.log import make
 
 from psyche.errors import ConfigError
 from psyche.telemetry import types

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kits.events import make
+from kits.log import make
 
 from psyche.analysis.summary import COLUMN_NAMES
 from psyche.cli.helpers.progress import format_progress

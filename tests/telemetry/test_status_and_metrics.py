@@ -4,7 +4,7 @@ import io
 import time
 
 import pytest
-from kits.events import make
+from kits.log import make
 
 from psyche.core.state.enums import RunState
 from psyche.telemetry import types

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from kits.events import make
+from kits.log import make
 
 from psyche.core.state.enums import RunState
 from psyche.telemetry import types

@@ -5,8 +5,7 @@ from typing import cast
 
 import pytest
 import trio
-from kits.events import make
-from kits.log import Log
+from kits.log import Log, make
 from trio.testing import MockClock
 
 from psyche.backends import port

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from kits.events import make
-from kits.log import Log
+from kits.log import Log, make
 from runtime_kit import KEYS, FakeData, FakeNetwork
 from trio.testing import MockClock
 

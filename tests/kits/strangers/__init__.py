@@ -1,1 +1,0 @@
-"""Programs that are not of this project, for tests of those who write them."""

@@ -1,4 +1,4 @@
-"""Draws the tables of docs/events.md from the event classes, between their markers.
+"""Generates the tables of docs/events.md from the event classes, between their markers.
 
 python scripts/generate_events.py           write them
 python scripts/generate_events.py --check   only report whether the page is stale
@@ -27,7 +27,7 @@ def get_defined(module: ModuleType, base: type) -> list[type]:
     return sorted((cls for cls in found if issubclass(cls, base)), key=lambda cls: inspect.getsourcelines(cls)[1])
 
 
-def draw_subject(module: ModuleType) -> Iterator[str]:
+def generate_subject(module: ModuleType) -> Iterator[str]:
     title, _, about = inspect.cleandoc(module.__doc__ or "").removesuffix(".").partition(": ")
     yield from (f"### {title}", "")
     if about:
@@ -43,12 +43,12 @@ def draw_subject(module: ModuleType) -> Iterator[str]:
         yield from (f"{inspect.cleandoc(code.__doc__ or '').removesuffix('.')}: {values}.", "")
 
 
-def draw_subjects() -> list[str]:
-    lines = [line for module in SUBJECTS for line in draw_subject(module)]
+def generate_subjects() -> list[str]:
+    lines = [line for module in SUBJECTS for line in generate_subject(module)]
     return lines[:-1]  # without the empty line after the last
 
 
-BLOCKS: Final = {"kinds": draw_subjects}
+BLOCKS: Final = {"kinds": generate_subjects}
 
 
 if __name__ == "__main__":

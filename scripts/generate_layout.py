@@ -1,4 +1,4 @@
-"""Draws the tables of docs/protocol.md and its reference that follow from the code, between their markers.
+"""Generates the tables of docs/protocol.md and its reference that follow from the code, between their markers.
 
     python scripts/generate_layout.py           write them
     python scripts/generate_layout.py --check   only report whether a page is stale
@@ -17,7 +17,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
 import page_blocks
-from page_blocks import draw_table
+from page_blocks import format_table
 
 from psyche.core.committee.bloom import BLOOM_BYTES
 from psyche.core.committee.elections import compute_liar_bound, compute_quorum
@@ -93,9 +93,9 @@ class Row:
     kind: str
 
 
-def draw_rows(rows: Iterable[Row]) -> list[str]:
+def format_rows(rows: Iterable[Row]) -> list[str]:
     lines = [(f"{row.offset:,}", f"{row.size:,}", row.name, row.kind) for row in rows]
-    return draw_table(("offset", "bytes", "field", "type"), lines)
+    return format_table(("offset", "bytes", "field", "type"), lines)
 
 
 # --- records of the state -------------------------------------------------------------------------------
@@ -176,26 +176,26 @@ def find_records(fields_: Iterable[Field]) -> Iterator[RecordLayout[Any] | Tagge
                 pass
 
 
-def draw_account() -> list[str]:
+def generate_account() -> list[str]:
     """The state from its first byte to its last."""
     parts = [name for name, _, part in PARTS for _ in part]
     rows = list(list_rows(ACCOUNT, "Coordinator"))
     lines = [(part, f"{r.offset:,}", f"{r.size:,}", r.name, r.kind) for part, r in zip(parts, rows, strict=True)]
     assert rows[-1].offset + rows[-1].size == ACCOUNT.size, "the rows cover the account"
-    return [*draw_table(("part", "offset", "bytes", "field", "type"), lines), "", f"In all {ACCOUNT.size:,} bytes."]
+    return [*format_table(("part", "offset", "bytes", "field", "type"), lines), "", f"In all {ACCOUNT.size:,} bytes."]
 
 
-def draw_records() -> list[str]:
+def generate_records() -> list[str]:
     """All records inside the state; offsets count from the record's start."""
     records = {record.label: record for record in find_records(ACCOUNT.fields)}
     lines: list[str] = []
     for label, record in records.items():
         lines += ["", f"**{label}**, {record.size:,} bytes", ""]
-        lines += draw_rows(list_rows(record, label)) if isinstance(record, RecordLayout) else draw_tagged(record)
+        lines += format_rows(list_rows(record, label)) if isinstance(record, RecordLayout) else generate_tagged(record)
     return lines[1:]
 
 
-def draw_tagged(tagged: TaggedLayout[Any]) -> list[str]:
+def generate_tagged(tagged: TaggedLayout[Any]) -> list[str]:
     """A record whose first u32 selects the fields that follow; kinds with equal fields are grouped."""
     kinds = vars(tagged)["_kinds"]
     variants = [
@@ -206,30 +206,30 @@ def draw_tagged(tagged: TaggedLayout[Any]) -> list[str]:
         names = ", ".join(name for name, _ in group)
         found = [(f"{r.offset:,}", f"{r.size:,}", r.name, r.kind) for r in rows] or [("", "", "", "nothing")]
         lines += [((names if place == 0 else ""), *line) for place, line in enumerate(found)]
-    return draw_table(("kind: u32 at 0", "offset", "bytes", "field", "type"), lines)
+    return format_table(("kind: u32 at 0", "offset", "bytes", "field", "type"), lines)
 
 
-def draw_enumerations() -> list[str]:
+def generate_enumerations() -> list[str]:
     """The names and numbers of the enumerations."""
     kinds = [kind for kind in vars(enums).values() if isinstance(kind, type) and issubclass(kind, IntEnum | IntFlag)]
     kinds = [*(kind for kind in kinds if kind not in (IntEnum, IntFlag)), NumericClass, ReadyFlag]
-    return draw_table(("name", "values"), ((k.__name__, ", ".join(f"{int(m)} {m.name}" for m in k)) for k in kinds))
+    return format_table(("name", "values"), ((k.__name__, ", ".join(f"{int(m)} {m.name}" for m in k)) for k in kinds))
 
 
-def draw_refusals() -> list[str]:
+def generate_refusals() -> list[str]:
     """The numbers of the refusals, with the first line of each class's documentation."""
     rows = ((number, f"`{one.__name__}`", (one.__doc__ or "").splitlines()[0]) for number, one in REFUSALS.items())
-    return draw_table(("number", "refusal", "meaning"), rows)
+    return format_table(("number", "refusal", "meaning"), rows)
 
 
 # --- messages -------------------------------------------------------------------------------------------
 
 
-def draw_header() -> list[str]:
-    return draw_rows(list_rows(HEADER, "ResultHeader"))
+def generate_header() -> list[str]:
+    return format_rows(list_rows(HEADER, "ResultHeader"))
 
 
-def draw_witness() -> list[str]:
+def generate_witness() -> list[str]:
     """The witness message, without the discriminator of a chain instruction."""
     message = WitnessMessage(0, 0, 0, enums.WitnessFlag(0), 0, 0, 0, 0, bytes(BLOOM_BYTES), ZERO32, ZERO32)
     *parts, _ = split_body(message)
@@ -240,10 +240,10 @@ def draw_witness() -> list[str]:
         end += len(raw)
     rows += [Row(end, 4, "length of the metadata", "u32"), Row(end + 4, METADATA_BYTES, "metadata, at most", "bytes")]
     total = f"{end + 4:,} to {end + 4 + METADATA_BYTES:,} bytes"
-    return [*draw_rows(rows), "", f"In all {total}."]
+    return [*format_rows(rows), "", f"In all {total}."]
 
 
-def draw_gossip() -> list[str]:
+def generate_gossip() -> list[str]:
     """The sizes of signed messages, as the encoder produces them."""
     identity = Identity(bytes(32))
     bodies: tuple[tuple[GossipBody, str], ...] = (
@@ -260,17 +260,17 @@ def draw_gossip() -> list[str]:
         tag = signed[: signed.index(b"/1") + 2].decode("ascii")
         rest = total - len(signed) - SIGNATURE_BYTES
         lines.append((type(body).__name__, f"`{tag}`", content, len(signed), SIGNATURE_BYTES, rest or "", total))
-    return draw_table(("message", "tag", "body", "signed bytes", "signature", "header behind", "in all"), lines)
+    return format_table(("message", "tag", "body", "signed bytes", "signature", "header behind", "in all"), lines)
 
 
-def draw_messages() -> list[str]:
+def generate_messages() -> list[str]:
     """All coordinator messages: number, name, fields with their rules, and permitted senders."""
     kinds: tuple[AnyKind, ...] = (*KINDS, *ACCESS_KINDS)
     lines: list[tuple[object, ...]] = []
     for kind in kinds:
         sender = kind.sender.name.lower().replace("_", " ") if isinstance(kind, Kind) else "owner or join authority"
         lines.append((kind.number, f"`{kind.name}`", f"`{kind.type.__name__}`", describe_fields(kind), sender))
-    return draw_table(("number", "name", "type", "fields, in order", "from"), lines)
+    return format_table(("number", "name", "type", "fields, in order", "from"), lines)
 
 
 def describe_fields(kind: AnyKind) -> str:
@@ -308,7 +308,7 @@ def describe_plain(plain: Any, rule: Between | Sized) -> str:
 # --- timelines and committees ---------------------------------------------------------------------------
 
 
-def draw_timeline(*, overlap: bool) -> list[str]:
+def generate_timeline(*, overlap: bool) -> list[str]:
     """The timeline of an epoch with three data rounds, round by round."""
     config = Config(overlap=overlap)
     epoch = Epoch(drain_from_height=EXAMPLE_ROUNDS)
@@ -325,7 +325,7 @@ def draw_timeline(*, overlap: bool) -> list[str]:
                 f"D({height})" + (", all weights" if is_full_digest_height(config, epoch, height) else ""),
             )
         )
-    return draw_table(("round", "applied at its start", "trained", "reported and decided", "digest"), lines)
+    return format_table(("round", "applied at its start", "trained", "reported and decided", "digest"), lines)
 
 
 def compute_tail(bad: int, drawn: int, at_least: int) -> float:
@@ -335,11 +335,11 @@ def compute_tail(bad: int, drawn: int, at_least: int) -> float:
     return ways / math.comb(MAX_CLIENTS, drawn)
 
 
-def draw_chance(chance: float) -> str:
+def format_chance(chance: float) -> str:
     return f"{chance:.2f}" if chance >= 0.01 else f"{chance:.0e}".replace("e-0", "e-")
 
 
-def draw_committees() -> list[str]:
+def generate_committees() -> list[str]:
     """The probability per round that liars have a quorum, and that they can block one; 256 members."""
     lines: list[tuple[object, ...]] = []
     for n in WITNESSES:
@@ -347,9 +347,9 @@ def draw_committees() -> list[str]:
         chances: list[str] = []
         for share in BAD_SHARES:
             bad = round(MAX_CLIENTS * share)
-            chances.append(" / ".join(draw_chance(compute_tail(bad, n, least)) for least in (q, n - q + 1)))
+            chances.append(" / ".join(format_chance(compute_tail(bad, n, least)) for least in (q, n - q + 1)))
         lines.append((n, q, *chances))
-    return draw_table(("n", "q", *(f"{share:.0%} bad" for share in BAD_SHARES)), lines)
+    return format_table(("n", "q", *(f"{share:.0%} bad" for share in BAD_SHARES)), lines)
 
 
 def compute_stall_chance(n: int, liars: int) -> float:
@@ -365,7 +365,7 @@ def compute_stall_chance(n: int, liars: int) -> float:
     )
 
 
-def draw_decisions() -> list[str]:
+def generate_decisions() -> list[str]:
     """For every n: q, f, E, and the cost for a member with two results to stay undecided; 256 members."""
     lines: list[tuple[object, ...]] = []
     for n in range(1, MAX_WITNESSES + 1):
@@ -376,37 +376,37 @@ def draw_decisions() -> list[str]:
             continue
         chance, least = compute_stall_chance(n, f), enough[0]
         few = f"2^{-math.log2(compute_stall_chance(n, least)):.1f}"
-        lines.append((n, q, f, q - f, draw_chance(chance), round(1 / chance), least, f + 1 - least, few))
+        lines.append((n, q, f, q - f, format_chance(chance), round(1 / chance), least, f + 1 - least, few))
     with_all, with_least = ("chance, f liars", "tries"), ("least L for 2^40", "false positives needed", "tries")
-    return draw_table(("n", "q", "f", "E", *with_all, *with_least), lines)
+    return format_table(("n", "q", "f", "E", *with_all, *with_least), lines)
 
 
-def draw_quorums() -> list[str]:
+def generate_quorums() -> list[str]:
     """q(n) for every n, in one line."""
     pairs = ", ".join(f"{n}→{compute_quorum(n)}" for n in range(1, 33))
     return [f"`{pairs}`"]
 
 
-def draw_model_files() -> list[str]:
+def generate_model_files() -> list[str]:
     """The names of a model's small files, in one line."""
     return [", ".join(f"`{name}`" for name in sorted(FILE_NAMES))]
 
 
 BLOCKS: Final[dict[str, Callable[[], list[str]]]] = {
-    "quorums": draw_quorums,
-    "timeline with overlap": lambda: draw_timeline(overlap=True),
-    "timeline without overlap": lambda: draw_timeline(overlap=False),
-    "decisions": draw_decisions,
-    "committees": draw_committees,
-    "model files": draw_model_files,
-    "gossip": draw_gossip,
-    "messages": draw_messages,
-    "header": draw_header,
-    "witness": draw_witness,
-    "account": draw_account,
-    "records": draw_records,
-    "enumerations": draw_enumerations,
-    "refusals": draw_refusals,
+    "quorums": generate_quorums,
+    "timeline with overlap": lambda: generate_timeline(overlap=True),
+    "timeline without overlap": lambda: generate_timeline(overlap=False),
+    "decisions": generate_decisions,
+    "committees": generate_committees,
+    "model files": generate_model_files,
+    "gossip": generate_gossip,
+    "messages": generate_messages,
+    "header": generate_header,
+    "witness": generate_witness,
+    "account": generate_account,
+    "records": generate_records,
+    "enumerations": generate_enumerations,
+    "refusals": generate_refusals,
 }
 
 

@@ -27,7 +27,7 @@ from msgspec.inspect import (
     VarTupleType,
     type_info,
 )
-from page_blocks import draw_table
+from page_blocks import format_table
 
 from psyche.core.state.errors import REFUSALS
 from psyche.core.state.limits import MAX_ADDRESSES, MAX_MESSAGE_BYTES
@@ -103,7 +103,7 @@ def get_fields(struct: type[msgspec.Struct]) -> list[tuple[str, str]]:
     return [(field.name, describe_type(field.type)) for field in info.fields]
 
 
-def draw_fields(struct: type[msgspec.Struct], rules: dict[str, str]) -> list[str]:
+def format_fields(struct: type[msgspec.Struct], rules: dict[str, str]) -> list[str]:
     """A table of a struct's fields; `rules` has what each means and must be.
 
     Raises:
@@ -112,10 +112,10 @@ def draw_fields(struct: type[msgspec.Struct], rules: dict[str, str]) -> list[str
     found = get_fields(struct)
     if [name for name, _ in found] != list(rules):
         raise ValueError(f"{struct.__name__}: its fields are {[name for name, _ in found]}")
-    return draw_table(("field, in order", "type", "rule"), [(f"`{n}`", kind, rules[n]) for n, kind in found])
+    return format_table(("field, in order", "type", "rule"), [(f"`{n}`", kind, rules[n]) for n, kind in found])
 
 
-def draw_kinds(
+def format_kinds(
     kinds: Iterable[type[msgspec.Struct]], more: Mapping[str, Sequence[str]], head: Sequence[str]
 ) -> list[str]:
     """A table of tagged messages: tag, fields, and what else is to say of each."""
@@ -123,13 +123,13 @@ def draw_kinds(
     for kind in kinds:
         fields = "; ".join(f"{name}: {text}" for name, text in get_fields(kind)) or "none"
         rows.append((f"`{kind.__struct_config__.tag}`", fields, *more[kind.__name__]))
-    return draw_table(head, rows)
+    return format_table(head, rows)
 
 
 # --- between peers --------------------------------------------------------------------------------------
 
 
-def draw_protocols() -> list[str]:
+def generate_protocols() -> list[str]:
     what = {
         streams.HELLO: ("who dialed", "the introduction", "one per introduction"),
         streams.GOSSIP: ("each side its own", "announcements, sent only", "one, kept open"),
@@ -139,10 +139,10 @@ def draw_protocols() -> list[str]:
     ours = [(f"`{protocol}`", *what[protocol]) for protocol in streams.PROTOCOLS]
     mesh = ("`/meshsub/1.1.0`, `/meshsub/1.0.0`", "each side its own", "the gossip mesh", "one, kept open")
     ping = ("`/ipfs/ping/1.0.0`", "either", "32 bytes, sent back unchanged", "one per ping")
-    return draw_table(("protocol", "opened by", "what", "streams"), [*ours, mesh, ping])
+    return format_table(("protocol", "opened by", "what", "streams"), [*ours, mesh, ping])
 
 
-def draw_hello() -> list[str]:
+def generate_hello() -> list[str]:
     rules = {
         "version": f"{hello.HELLO_VERSION}; any other is refused",
         "run_uid": "32 bytes: the run; another is refused",
@@ -151,29 +151,29 @@ def draw_hello() -> list[str]:
         f"send {', '.join(f'`{one}`' for one in hello.CAPABILITIES)}; no rule reads them yet",
         "record": "your own address record, signed by the key of the connection",
     }
-    return draw_fields(hello.Hello, rules)
+    return format_fields(hello.Hello, rules)
 
 
-def draw_record() -> list[str]:
+def generate_record() -> list[str]:
     rules = {
         "p2p": "the key of the node",
         "addresses": "multiaddrs without `/p2p/…`, in ASCII: `/ip4/…/tcp/PORT`, or with `ip6`, `dns`, `dns4`, `dns6`",
         "expires_unix": "Unix seconds; nodes sign for 24 hours. Of two records of a key the later one counts",
         "signature": "Ed25519 by `p2p` over the bytes below",
     }
-    return draw_fields(address_record.AddressRecord, rules)
+    return format_fields(address_record.AddressRecord, rules)
 
 
-def draw_statuses() -> list[str]:
+def generate_statuses() -> list[str]:
     what = {
         Status.OK: "the body follows",
         Status.UNKNOWN: "the node does not have the blob, or has it no longer; ask again later, or another",
         Status.REFUSED: "the range leaves the blob",
     }
-    return draw_table(("status", "name", "meaning"), ((int(one), one.name, what[one]) for one in Status))
+    return format_table(("status", "name", "meaning"), ((int(one), one.name, what[one]) for one in Status))
 
 
-def draw_limits() -> list[str]:
+def generate_limits() -> list[str]:
     """What a peer must keep, and what happens if it does not."""
     x = DEFAULTS
     rows: list[tuple[str, str, str]] = [
@@ -209,13 +209,13 @@ def draw_limits() -> list[str]:
         (f"{MAX_BLOB_BYTES // MIB:,} MiB", "a blob", "never asked for"),
         (f"{x.idle_stream_s:g} s", "without a question or request on a stream", "the stream is reset"),
     ]  # fmt: skip
-    return draw_table(("limit", "of what", "otherwise"), rows)
+    return format_table(("limit", "of what", "otherwise"), rows)
 
 
 # --- the line to the servers ----------------------------------------------------------------------------
 
 
-def draw_requests() -> list[str]:
+def generate_requests() -> list[str]:
     first = "keys with a slot, allowed keys, owners (K7)"
     follow = "keys that may join or command, and members"
     more: dict[str, Sequence[str]] = {
@@ -231,10 +231,10 @@ def draw_requests() -> list[str]:
         "MembersRequest": ("`members`", first),
         "RecordRequest": ("`state`", follow),
     }
-    return draw_kinds(get_args(backend.RequestBody), more, ("type", "fields, in order", "body of the answer", "who"))
+    return format_kinds(get_args(backend.RequestBody), more, ("type", "fields, in order", "body of the answer", "who"))
 
 
-def draw_messages() -> list[str]:
+def generate_messages() -> list[str]:
     more: dict[str, Sequence[str]] = {
         "Reply": ("the answer to the request with this id",),
         "FullState": ("the whole state; also the body of an answer to `record`",),
@@ -248,38 +248,38 @@ def draw_messages() -> list[str]:
     }  # fmt: skip
     answers = [one for one in get_args(backend.ReplyBody) if one.__name__ in bodies]
     return [
-        *draw_kinds(get_args(backend.ServerMessage), more, ("type", "fields, in order", "what")), "",
+        *format_kinds(get_args(backend.ServerMessage), more, ("type", "fields, in order", "what")), "",
         "Bodies of answers, besides `state`:", "",
-        *draw_kinds(answers, bodies, ("type", "fields, in order", "answer")),
+        *format_kinds(answers, bodies, ("type", "fields, in order", "answer")),
     ]  # fmt: skip
 
 
-def draw_nested() -> list[str]:
+def generate_nested() -> list[str]:
     """Structs without a tag that messages contain."""
     kinds = (backend.MemberInfo, backend.SelfReport, backend.ChangedBytes)
     rows = [(f"`{kind.__name__}`", "; ".join(f"{n}: {text}" for n, text in get_fields(kind))) for kind in kinds]
-    return draw_table(("array", "fields, in order"), rows)
+    return format_table(("array", "fields, in order"), rows)
 
 
-def draw_codes() -> list[str]:
+def generate_codes() -> list[str]:
     """Every code of a refusal, with the first line of its class's documentation."""
     kinds = [one for one in vars(backend).values() if isinstance(one, type) and issubclass(one, BackendError)]
     own = [one for one in kinds if one.__module__ == backend.__name__]
     found = [(f"`{one.__name__}`", (one.__doc__ or "").splitlines()[0]) for one in (*own, *REFUSALS.values())]
-    return draw_table(("code", "meaning"), found)
+    return format_table(("code", "meaning"), found)
 
 
-def draw_data() -> list[str]:
+def generate_data() -> list[str]:
     more = {
         "Rows": ("what was asked for: rows one after another, ids little-endian",),
         "Refused": ("why there are none; `may_retry`: ask again",),
     }
     request = [(f"`{name}`", text) for name, text in get_fields(data.FetchRequest)]
-    answers = draw_kinds((data.Rows, data.Refused), more, ("type", "fields, in order", "what"))
-    return [*draw_table(("field, in order", "type"), request), "", *answers]
+    answers = format_kinds((data.Rows, data.Refused), more, ("type", "fields, in order", "what"))
+    return [*format_table(("field, in order", "type"), request), "", *answers]
 
 
-def draw_line_limits() -> list[str]:
+def generate_line_limits() -> list[str]:
     x = server_limits
     rows = [
         (f"{x.HANDSHAKE_TIMEOUT_S:g} s", "for TLS and the handshake, and again for the first request"),
@@ -294,21 +294,21 @@ def draw_line_limits() -> list[str]:
         (f"{data.MAX_REPLY_BYTES:,} bytes", "a frame of the data server"),
         (f"{data.MAX_ROWS_BYTES:,} bytes", "of token ids in one reply: ask for no more samples than that"),
     ]
-    return draw_table(("limit", "of what"), rows)
+    return format_table(("limit", "of what"), rows)
 
 
 BLOCKS: Final[dict[str, Callable[[], list[str]]]] = {
-    "protocols": draw_protocols,
-    "hello": draw_hello,
-    "address record": draw_record,
-    "statuses": draw_statuses,
-    "limits": draw_limits,
-    "requests": draw_requests,
-    "server messages": draw_messages,
-    "nested": draw_nested,
-    "codes": draw_codes,
-    "data": draw_data,
-    "line limits": draw_line_limits,
+    "protocols": generate_protocols,
+    "hello": generate_hello,
+    "address record": generate_record,
+    "statuses": generate_statuses,
+    "limits": generate_limits,
+    "requests": generate_requests,
+    "server messages": generate_messages,
+    "nested": generate_nested,
+    "codes": generate_codes,
+    "data": generate_data,
+    "line limits": generate_line_limits,
 }
 
 

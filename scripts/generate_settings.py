@@ -1,4 +1,4 @@
-"""Draws docs/configuration.md, with every key that users write, from `psyche.config`.
+"""Generates docs/configuration.md, with every key that users write, from `psyche.config`.
 
 Every table of keys has an example with values from the schema; kinds with content have a table of kinds too.
 
@@ -83,16 +83,16 @@ def walk(path: str, table: type[Table]) -> Iterator[Found]:
 def describe_value(field: FieldInfo) -> str:
     """Describe the permitted values: a kind of value, or the names of variants."""
     if variants := find_variants(field):
-        return draw_choice(one.name for one in variants)
+        return format_choice(one.name for one in variants)
     if find_tables(field.annotation):
         return "tables" if get_origin(field.annotation) is list else "table"
     kind = next(one for one in find_types(field.annotation) if one is not type(None))
     if get_origin(kind) is Literal:
-        return draw_choice(get_args(kind))
+        return format_choice(get_args(kind))
     return f"list of {PLURALS[kind]}" if is_list(field.annotation) else KINDS[kind]
 
 
-def draw_choice(names: Iterable[str]) -> str:
+def format_choice(names: Iterable[str]) -> str:
     return "one of " + ", ".join(f"`{name}`" for name in names)
 
 
@@ -134,28 +134,28 @@ def find_variants(field: FieldInfo) -> list[Variant]:
     return found
 
 
-def draw_table(table: type[Table]) -> list[str]:
-    return [*HEAD, *(draw_row(get_key(name, one), one) for name, one in table.model_fields.items())]
+def format_table(table: type[Table]) -> list[str]:
+    return [*HEAD, *(format_row(get_key(name, one), one) for name, one in table.model_fields.items())]
 
 
-def draw_row(key: str, field: FieldInfo) -> str:
+def format_row(key: str, field: FieldInfo) -> str:
     cells = (describe_value(field), get_unit(field), get_range(field), describe_default(field), describe_meaning(field))
     return f"| `{key}` | {' | '.join(cells)} |"
 
 
-def draw_kinds(path: str, key: str, field: FieldInfo) -> list[str]:
+def format_kinds(path: str, key: str, field: FieldInfo) -> list[str]:
     """The table of a key's variants; nothing if it has none."""
     variants = find_variants(field)
     if not variants:
         return []
     head, line = KINDS_HEAD
     place = f"{path}.{key}"
-    rows = (f"| `{one.name}` | {draw_spelling(place, one)} | {judge(place, one.name)} | {one.meaning} |"
+    rows = (f"| `{one.name}` | {format_spelling(place, one)} | {judge(place, one.name)} | {one.meaning} |"
             for one in variants)  # fmt: skip
     return ["", head.format(name=f"kinds of `{key}`"), line, *rows]
 
 
-def draw_spelling(place: str, variant: Variant) -> str:
+def format_spelling(place: str, variant: Variant) -> str:
     """How a variant of the key at `place` is written."""
     key = place.rpartition(".")[2]
     if variant.table is str:
@@ -163,7 +163,7 @@ def draw_spelling(place: str, variant: Variant) -> str:
     (field,) = variant.table.model_fields.values()
     if find_tables(field.annotation):
         return f"the table `[{place}.{variant.name}]`"
-    return f"`{key} = {draw_value({variant.name: field.examples[0]})}`"
+    return f"`{key} = {format_example_value({variant.name: field.examples[0]})}`"
 
 
 def judge(place: str, name: str) -> str:
@@ -180,27 +180,27 @@ def judge(place: str, name: str) -> str:
     return "yes"
 
 
-def draw_value(value: Any) -> str:
+def format_example_value(value: Any) -> str:
     """A value of an example as TOML."""
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{name} = {draw_value(one)}' for name, one in value.items())} }}"
+        return f"{{ {', '.join(f'{name} = {format_example_value(one)}' for name, one in value.items())} }}"
     if isinstance(value, list):
-        return f"[{', '.join(map(draw_value, value))}]"
+        return f"[{', '.join(map(format_example_value, value))}]"
     return format_value(value)
 
 
-def draw_example(path: str, table: type[Table]) -> list[str]:
+def generate_example(path: str, table: type[Table]) -> list[str]:
     """A TOML block with all keys that are needed or have an example; nothing if a needed one has none."""
     fields = {get_key(name, one): one for name, one in table.model_fields.items()}
     if any(one.is_required() and not one.examples for one in fields.values()):
         return []
-    pairs = [f"{key} = {draw_value(one.examples[0])}" for key, one in fields.items() if one.examples]
+    pairs = [f"{key} = {format_example_value(one.examples[0])}" for key, one in fields.items() if one.examples]
     header = f"[[{path}]]" if path in LISTS else f"[{path}]"
     return ["", "```toml", *([header] if path else []), *pairs, "```"] if pairs else []
 
 
-def draw_file(root: type[Table]) -> list[str]:
-    """Draw a file's tables one after another; a table that occurs in several places is drawn once."""
+def generate_file(root: type[Table]) -> list[str]:
+    """A file's tables one after another; a table that occurs in several places stands once."""
     places: dict[type[Table], list[str]] = {}
     for path, table in walk("", root):
         places.setdefault(table, []).append(path)
@@ -210,14 +210,14 @@ def draw_file(root: type[Table]) -> list[str]:
             names = ", ".join(f"`[[{path}]]`" if path in LISTS else f"`[{path}]`" for path in paths)
             text = describe_table(table)
             lines += ["", f"### {names}", "", f"{text[:1].upper()}{text[1:]}."]
-        lines += ["", *draw_table(table)]
+        lines += ["", *format_table(table)]
         lines += [line for name, one in table.model_fields.items()
-                  for line in draw_kinds(paths[0], get_key(name, one), one)]  # fmt: skip
-        lines += [line for path in paths for line in draw_example(path, table)]
+                  for line in format_kinds(paths[0], get_key(name, one), one)]  # fmt: skip
+        lines += [line for path in paths for line in generate_example(path, table)]
     return lines[1:]
 
 
-BLOCKS: Final = {name: partial(draw_file, root) for name, root in FILES.items()}
+BLOCKS: Final = {name: partial(generate_file, root) for name, root in FILES.items()}
 
 
 if __name__ == "__main__":

@@ -75,10 +75,15 @@ def suggest(name: str, known: Sequence[str]) -> str:
 
 
 def get_known_keys(root: type[Table], path: KeyPath) -> list[str]:
+    return sorted({field.alias or name for table in _find_tables_at(root, path)
+                   for name, field in table.model_fields.items()})  # fmt: skip
+
+
+def _find_tables_at(root: type[Table], path: KeyPath) -> list[type[Table]]:
     tables = [root]
     for part in path:
         tables = [t for table in tables for t in _get_tables_below(table, part)]
-    return sorted({alias for table in tables for alias in _get_aliases(table)})
+    return tables
 
 
 def _get_tables_below(table: type[Table], key: str | int) -> Iterator[type[Table]]:
@@ -96,15 +101,8 @@ def _find_tables(annotation: object) -> Iterator[type[Table]]:
         yield from _find_tables(inner)
 
 
-def _get_aliases(table: type[Table]) -> list[str]:
-    return [field.alias or name for name, field in table.model_fields.items()]
-
-
 def _get_description(root: type[Table], path: KeyPath) -> str:
-    tables = [root]
-    for part in path[:-1]:
-        tables = [t for table in tables for t in _get_tables_below(table, part)]
-    for table in tables:
+    for table in _find_tables_at(root, path[:-1]):
         for name, field in table.model_fields.items():
             if path and (field.alias or name) == path[-1]:
                 return describe_key(field)

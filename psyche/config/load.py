@@ -1,4 +1,7 @@
-"""Loading of run.toml, state.toml and data.toml: each file is checked as a whole and all problems are reported."""
+"""Loading of run.toml, state.toml and data.toml: each file is checked as a whole and all problems are reported.
+
+Whatever is wrong with a file is a `ConfigProblems`, with file, line, key, rule and remedy of each problem.
+"""
 
 import re
 import tomllib
@@ -96,11 +99,7 @@ class _Document:
 
 
 def find_run_file(path: Path) -> Path:
-    """The file meant by `--state`: the path itself, or a folder's first of state.toml, run.toml, config.toml.
-
-    Raises:
-        ConfigProblems: the folder has none of them.
-    """
+    """The file meant by `--state`: the path itself, or a folder's first of state.toml, run.toml, config.toml."""
     if not path.is_dir():
         return path
     for name in RUN_FILE_NAMES:
@@ -111,11 +110,7 @@ def find_run_file(path: Path) -> Path:
 
 
 def load_run(path: Path) -> LoadedRun:
-    """Load a run.toml or state.toml, or the one in a folder.
-
-    Raises:
-        ConfigProblems: the file has problems; each has file, line, key, rule and remedy.
-    """
+    """Load a run.toml or state.toml, or the one in a folder."""
     document = _read(find_run_file(path).absolute())
     table, problems = _parse(document, RunFile)
     problems += _find_broken_rules(document, table)
@@ -134,47 +129,25 @@ def load_run(path: Path) -> LoadedRun:
     if problems or table is None:
         raise ConfigProblems(problems)
     config, model, access = _get_config(table.config), _get_model(table.model), get_access(table.access)
+    warnings = (*find_warnings(config, model), *find_access_warnings(access))
     return LoadedRun(
-        run_id=run_id,
-        config=config,
-        model=model,
-        metadata=Metadata(**dict(table.metadata)),
-        path=document.file,
-        warnings=(*find_warnings(config, model), *find_access_warnings(access)),
-        progress=Progress(**dict(table.progress)),
-        pending_pause=table.pending_pause,
-        bootstrap=tuple(table.bootstrap),
-        access=access,
-        lines=document.lines,
-    )
+        run_id, config, model, Metadata(**dict(table.metadata)), document.file, warnings,
+        Progress(**dict(table.progress)), table.pending_pause, tuple(table.bootstrap), access, document.lines,
+    )  # fmt: skip
 
 
 def load_data(path: Path) -> LoadedData:
-    """Load a data.toml, or the one in a folder.
-
-    Raises:
-        ConfigProblems: the file has problems; each has file, line, key, rule and remedy.
-    """
+    """Load a data.toml, or the one in a folder."""
     document = _read((path / "data.toml" if path.is_dir() else path).absolute())
     table, problems = _parse(document, DataFile)
     if table is None:
         raise ConfigProblems(problems)
-    return LoadedData(
-        folder=resolve_path(document.file.parent, table.dir),
-        token_size_bytes=TOKEN_SIZE_BYTES[table.token_size],
-        sequence_length=table.seq_len,
-        shuffle_seed=table.shuffle_seed,
-        path=document.file,
-        lines=document.lines,
-    )
+    folder, size_bytes = resolve_path(document.file.parent, table.dir), TOKEN_SIZE_BYTES[table.token_size]
+    return LoadedData(folder, size_bytes, table.seq_len, table.shuffle_seed, document.file, document.lines)
 
 
 def read_table(path: Path, kind: type[_T]) -> _T:
-    """Load any other TOML file as a table of type `kind`.
-
-    Raises:
-        ConfigProblems: the file has problems; each has file, line, key, rule and remedy.
-    """
+    """Load any other TOML file as a table of type `kind`."""
     table, problems = _parse(_read(path.absolute()), kind)
     if table is None:
         raise ConfigProblems(problems)
@@ -182,11 +155,7 @@ def read_table(path: Path, kind: type[_T]) -> _T:
 
 
 def find_local_data(path: Path) -> LoadedData | None:
-    """Load the data.toml that a Local data location names or contains; None for a plain file or folder.
-
-    Raises:
-        ConfigProblems: the data.toml has problems.
-    """
+    """Load the data.toml that a Local data location names or contains; None for a plain file or folder."""
     if path.suffix == ".toml" or (path / "data.toml").is_file():
         return load_data(path)
     return None

@@ -117,11 +117,7 @@ class ProfileFile(Table):
 
 
 def load_profile(path: Path) -> ProfileFile:
-    """Read a profile; its classes are in the order of the file.
-
-    Raises:
-        ConfigProblems: the file has problems; each has file, line, key, rule and remedy.
-    """
+    """Read a profile; its classes are in the order of the file."""
     profile = read_table(path, ProfileFile)
     names = [one.name for one in profile.classes]
     twice = sorted({name for name in names if names.count(name) > 1})

@@ -33,14 +33,9 @@ class Table(BaseModel):
 
 
 def key(meaning: str, *, unit: str = "", allowed: str = "", example: object = None, **options: Any) -> Any:
-    """Declare a key of a table, with everything that people are told about it.
+    """Declare a key of a table: its meaning, the unit of its number, and what is permitted, if less than its type has.
 
-    Args:
-        meaning: what the key sets, without unit and range.
-        unit: what its number counts, as in "seconds"; empty if it counts nothing.
-        allowed: the permitted values in words, if fewer are than the key's type permits.
-        example: a value for examples; None takes the default.
-        options: those of pydantic's `Field`, such as default and alias.
+    `example` is a value for examples; None takes the default. `options` are those of pydantic's `Field`.
     """
     examples = None if example is None else [example]
     return Field(

@@ -34,12 +34,9 @@ class ConfigReport:
 
 
 def validate_config(state: Path, data_config: Path | None = None) -> ConfigReport:
-    """Check a run configuration and, if there is one, the data server's. Problems are reported, not raised.
+    """Check a run configuration, or its folder's, and the data server's; problems are reported, not raised.
 
-    Args:
-        state: a state.toml or run.toml, or its folder.
-        data_config: a data.toml, or its folder; None takes the one beside the run's file, if the run gets its data
-            from a data server.
+    Without `data_config` the data.toml beside the run's file is checked, if the run gets its data from a data server.
     """
     problems: list[Problem] = []
     run: LoadedRun | None = None

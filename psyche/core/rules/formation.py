@@ -46,12 +46,14 @@ def process_formation(state: Coordinator, now: int, slots: list[int]) -> None:
         warmup_failures=old.warmup_failures,
         cold_start=old.cold_start,
     )
+    # nothing of the last epoch stays but how often Warmup failed and the cold start, which go over epochs (P4, P5)
     state.rounds = [Round() for _ in range(STORED_ROUNDS)]
     state.clients = []
     for number in slots:
         slot = registry.slots[number]
         slot.active, slot.last_epoch = registry.next_active, state.progress.epoch
         state.clients.append(_build_member(state, number, on_probation=is_led and not slot.proven))
+    # M7: rates are those of the whole epoch, so an owner cannot change what is being worked for
     registry.current_earning_rate = registry.future_earning_rate
     registry.current_slashing_rate = registry.future_slashing_rate
     process_state_change(state, now, RunState.WARMUP)
@@ -113,6 +115,7 @@ def process_abandonment(state: Coordinator, now: int) -> None:
 def _process_rollback(state: Coordinator) -> None:
     """Roll back to the checkpoint if nobody could show the certified weights in several Warmups in a row (P5)."""
     mark = state.checkpoint
+    # going back over several epochs costs more, so more Warmups must fail before it (P5)
     is_old = mark.epoch + 1 < state.certified.epoch
     limit = WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT if is_old else WARMUP_FAILURE_LIMIT
     if state.epoch.warmup_failures < limit:

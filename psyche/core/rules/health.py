@@ -41,6 +41,7 @@ def compute_judgement(state: Coordinator, attested: Round | None) -> Judgement:
     judged = round_.members & get_healthy(state)
     heard = compute_at_least((r.heard for r in records), q, judged)
     absent = compute_at_least((~r.heard for r in records), q, judged)
+    # between q that heard a member and q that did not, the records say nothing about it, and neither does the close
     present = judged & ~absent
     if attested is None:
         return Judgement(absent, late=0, good=0, heard=heard)
@@ -69,6 +70,7 @@ def process_health(state: Coordinator) -> bool:
     for member in get_members(judged & compute_bits(record.member for record in state.current.witnesses)):
         # H4: reset here and not when the record arrives; accusations from the round before may come until the close
         state.clients[member].witness_missed = 0
+    # H3 asks who would go after all counts are taken: dropping one by one would depend on the order of members
     doomed = [m for m in get_members(judged) if _process_counts(state, m, judgement)]
     electors = judged & state.current.electors
     if 2 * (compute_bits(doomed) & electors).bit_count() > electors.bit_count():
@@ -87,6 +89,7 @@ def _process_counts(state: Coordinator, member: int, judgement: Judgement) -> bo
     if judgement.heard >> member & 1:
         client.good_streak = min(client.good_streak + 1, U8_MAX)
     if judgement.late >> member & 1:
+        # H2: it was heard, so it has not crashed; latenesses add up until it delivers once
         client.missed, client.late = 0, min(client.late + 1, U8_MAX)
         return client.late >= config.late_limit
     if judgement.good >> member & 1:
@@ -174,6 +177,7 @@ def process_credits(state: Coordinator) -> None:
     """
     for member in get_members(state.current.agreed_held):
         client = state.clients[member]
+        # M7: who left after its work was done has earned it all the same; an ejected one has not (R7)
         if client.state is not ClientState.EJECTED:
             client.credits += 1
             state.epoch.credit_total += 1

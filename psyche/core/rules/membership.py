@@ -59,6 +59,7 @@ def check_join(state: Coordinator, signer: bytes, join: Join) -> int:
         raise InvalidJoin(f"expires_unix: {join.expires_unix} does not fit 64 bits", "M2")
     slots = state.registry.slots
     own = next((i for i, s in enumerate(slots) if s.state is not SlotState.FREE and s.signer == signer), None)
+    # M6: the ban is in the slot, all that the record has for a key; once that is reclaimed its signer may come again
     if own is not None and slots[own].state is SlotState.BANNED:
         raise Banned("the signer was ejected from this run", "M6")
     if any(s.p2p == join.p2p and s.state is not SlotState.FREE and i != own for i, s in enumerate(slots)):
@@ -123,6 +124,7 @@ def process_departure(state: Coordinator, now: int, client: Client, how: ClientS
         client.exited_height = compute_exit_height(state)
         return
     get_slot(state, client).active = 0
+    # E1: the seed can be known once its slot is armed; a count that fell then would choose among draws
     if not is_armed(state):
         process_unready(state, client)
         process_ready_quorum(state, now)
@@ -146,6 +148,7 @@ def process_leave(state: Coordinator, context: Context, message: LeaveRun) -> bo
     member = find_member(state, number)
     if member is not None and state.clients[member].state is ClientState.HEALTHY:
         process_departure(state, context.now, state.clients[member], ClientState.WITHDRAWN)
+    # a member of the running epoch can still earn, so its slot is freed when that is settled (`process_vacancies`)
     if member is None and not slot.earned:
         process_vacancy(state, number)
     return True
@@ -219,6 +222,7 @@ def process_reclaim(state: Coordinator, context: Context, message: ReclaimSlot) 
     number = find_reclaimable(state)
     if number is None:
         return False
+    # nothing of it stays, unlike of a slot that is given up; asked for only where a newcomer finds no free slot
     state.registry.slots[number] = Slot()
     return True
 
@@ -256,6 +260,7 @@ def process_ejection(state: Coordinator, context: Context, message: ReportEquivo
     if client.state is ClientState.HEALTHY:
         client.exited_height = compute_exit_height(state)
     client.state = ClientState.EJECTED
+    # what the sets decided stands: others have applied the results, only what they earn is lost
     state.epoch.credit_total -= client.credits
     client.credits = 0
     slot.state, slot.active = SlotState.BANNED, 0

@@ -78,6 +78,7 @@ def process_round_witness(state: Coordinator, now: int, slot: int, entropy: Entr
     is_agreed = is_round_agreed(state)
     if not is_agreed and not is_timed_out(now, state.state_start_unix, state.config.round_witness_time):
         return False
+    # E2: without the entropy the round stays open, also when it is agreed: records may still come in
     if entropy is None:
         return False
     if entropy is EXPIRED:
@@ -101,6 +102,7 @@ def process_close(state: Coordinator, now: int, entropy: bytes) -> None:
     process_streaks(epoch, round_, attested=attested is not None, agreed=is_digest_agreed(state))
     if not is_drain(round_):
         state.progress.step = min(state.progress.step + 1, U32_MAX)
+    # E1: the draw was taken above; whoever health took out since then is in the next round as a silent witness
     took_out = bool(round_.members & ~get_healthy(state))
     turn, reason = compute_turn(state, now, mass_drop=mass_drop, took_out=took_out)
     epoch.stop_reason = reason

@@ -68,6 +68,7 @@ def _check_ready(state: Coordinator, context: Context, message: WarmupWitness) -
         raise DuplicateWitness(f"member {member} is ready already", "K3")  # a retry may land after the start
     if client is None or state.run_state is not RunState.WARMUP:
         raise InvalidRunState(f"ready messages belong to WARMUP, not to {state.run_state.name}")
+    # E1: on a chain the entropy is public before a tick brings it; a late ready could pick the draw that suits it
     if is_armed(state):
         raise InvalidRunState(f"ready of member {member} comes too late: the start is fixed", "E1")
     if client.state is not ClientState.HEALTHY:
@@ -140,6 +141,7 @@ def is_start_due(state: Coordinator, now: int, starters: int) -> bool:
         return False
     pace = compute_elapsed(epoch.ready_quorum_unix, state.state_start_unix) * config.straggler_percent
     elapsed = compute_elapsed(now, state.state_start_unix)
+    # not before half of warmup_time: that long slow loaders have, however fast the others were
     return elapsed * 100 >= pace and is_timed_out(now, state.state_start_unix, config.warmup_time // 2)
 
 
@@ -161,6 +163,7 @@ def get_starters(state: Coordinator) -> int:
 
 
 def _find_winner(state: Coordinator) -> int | None:
+    # a quorum of those who are ready, not of all members: who loads nothing must not keep the others from agreeing
     quorum = compute_quorum(state.epoch.ready_len)
     return next((i for i, c in enumerate(state.epoch.start_candidates) if c.count >= quorum), None)
 

@@ -12,6 +12,7 @@ def process_agreement(round_: Round, record: WitnessRecord) -> None:
     A zero root never wins, and a record without a digest does not count for one. Two sets cannot both win, since
     2q > n.
     """
+    # once agreed it never changes: with 2q > n no other can win, and clients act on it at once (W5)
     if record.results_root != ZERO32 and not round_.flags & RoundFlag.ROOT:
         same = sum((r.results_root, r.held) == (record.results_root, record.held) for r in round_.witnesses)
         if same >= round_.quorum:

@@ -72,6 +72,7 @@ def _check_election(state: Coordinator, client: Client, member: int) -> None:
         raise InvalidWitness(f"member {member} is {client.state.name}, not Healthy", "W4")
     if not is_witness(round_, member):
         raise InvalidWitness(f"member {member} is not an elected witness of round {round_.height}", "W4")
+    # before the check for room, so that a resend is told apart from a record that comes too late (K3)
     if any(record.member == member for record in round_.witnesses):
         raise DuplicateWitness(f"member {member} has already reported on round {round_.height}", "W4, K3")
     if len(round_.witnesses) >= round_.witnesses_expected:
@@ -93,6 +94,7 @@ def _check_bitmaps(state: Coordinator, message: WitnessMessage) -> None:
 def _check_fields(message: WitnessMessage) -> None:
     if len(message.broadcast_bloom) != BLOOM_BITS // 8:
         raise InvalidBloom(f"broadcast_bloom: {len(message.broadcast_bloom)} bytes, must be {BLOOM_BITS // 8}", "W4")
+    # a filter with all bits set would vouch for every commitment that anybody makes up later (C2)
     limit = min(BLOOM_HASHES * message.held.bit_count(), BLOOM_BIT_CAP)
     if (count := get_bit_count(message.broadcast_bloom)) > limit:
         raise InvalidBloom(f"broadcast_bloom: {count} bits set, at most {limit} are possible", "W4")

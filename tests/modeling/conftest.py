@@ -41,7 +41,6 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Hugging Face folder of about 26,000 parameters, with one extra file beside it."""
     from psyche.modeling.model import init_model
 
     extra = tmp_path_factory.mktemp("extra") / "tokenizer_config.json"
@@ -67,5 +66,4 @@ def run_model() -> Model:
 
 @pytest.fixture
 def load_request(tiny_model: Path, run_model: Model) -> LoadRequest:
-    """To load the tiny model's first weights."""
     return LoadRequest(path=str(tiny_model), is_snapshot=False, model=run_model, micro_batch_size=2, device="cpu")

@@ -21,7 +21,6 @@ SHAPES = {"a": (48, 32), "b": (20,), "c": (3, 7, 16), "d": (16, 37), "e": (13, 6
 
 
 def load_vectors(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Tensors and settings of a vector file."""
     with safe_open(VECTORS / f"{name}.safetensors", "pt") as file:
         settings = {key: _parse(value) for key, value in (file.metadata() or {}).items()}
         return {key: file.get_tensor(key) for key in file.keys()}, settings  # noqa: SIM118
@@ -51,7 +50,6 @@ def make_distro(plan: TransformPlan, seed: int = 0, decay: float = 0.9) -> tuple
 
 
 def cut_chunks(plan: TransformPlan, tensors: Mapping[str, torch.Tensor], group: PlanGroup) -> torch.Tensor:
-    """All chunks of a group, [chunks, h, w], by way of deliberately small blocks."""
     strips = view_all_strips(plan, tensors)
     chunks = torch.empty((group.chunks, *group.edges), dtype=strips[0].dtype)
     for block in compute_blocks(plan, group, 7 * group.area):
@@ -61,7 +59,6 @@ def cut_chunks(plan: TransformPlan, tensors: Mapping[str, torch.Tensor], group: 
 
 
 def join_chunks(plan: TransformPlan, groups: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The inverse of `cut_chunks` over all groups: tensors by name."""
     tensors = {t.name: torch.full(t.dims, float("nan"), dtype=groups[0].dtype) for t in plan.tensors}
     strips = view_all_strips(plan, tensors)
     for group, chunks in zip(plan.groups, groups, strict=True):

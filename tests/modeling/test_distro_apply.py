@@ -38,7 +38,6 @@ def _load_case(name: str) -> tuple[TransformPlan, list[list[ChunkSets]], dict[st
 
 
 def _invert(plan: TransformPlan, votes: list[list[ChunkSets]], device: str) -> tuple[Applier, torch.Tensor]:
-    """The inverse of all chunks of a plan of one tensor in one block."""
     weights = {"w": torch.zeros(plan.tensors[0].dims, device=device)}
     applier = Applier(plan, view_all_strips(plan, weights))
     (block,) = applier._blocks[0]

@@ -43,7 +43,6 @@ class Peer:
 
 
 def _get_decoded(peer: Peer, payloads: list[bytes]) -> Tensors:
-    """The averaged votes as weights: before the sign."""
     applier = peer.distro._applier
     sets = [decode_payload(peer.plan, payload) for payload in payloads]
     groups = []
@@ -56,7 +55,6 @@ def _get_decoded(peer: Peer, payloads: list[bytes]) -> Tensors:
 
 
 def _get_sent(plan: TransformPlan, payload: bytes) -> dict[str, list[dict[int, float]]]:
-    """What a payload sends, per tensor and chunk."""
     sent: dict[str, list[dict[int, float]]] = {}
     for group, sets in zip(plan.groups, decode_payload(plan, payload), strict=True):
         rows = [

@@ -23,7 +23,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @pytest.fixture(scope="module")
 def byte_model(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with the byte tokenizer, as `psyche model init` makes it."""
     folder = tmp_path_factory.mktemp("bytes")
     write_tokenizer(folder / "tokenizer")
     config = folder / "config.json"

@@ -61,7 +61,6 @@ def engine(load_request: LoadRequest) -> TrainerEngine:
 
 
 def read_all(engine: TrainerEngine) -> dict[str, bytes]:
-    """Masters and momentum, every byte."""
     loaded = engine._get_loaded()
     state = {**loaded.parameters, **loaded.distro.momentum_state()}
     return {name: tensor.detach().numpy().tobytes() for name, tensor in state.items()}

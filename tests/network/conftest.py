@@ -20,7 +20,6 @@ from psyche.wire.address_record import sign_address_record
 
 @pytest.fixture(params=["memory", "libp2p"])
 def open_any(request: pytest.FixtureRequest, tmp_path: Path) -> OpenNode:
-    """Opens node number n of one transport."""
     hub = MemoryHub(random.Random(1))
 
     @asynccontextmanager
@@ -40,7 +39,6 @@ def open_any(request: pytest.FixtureRequest, tmp_path: Path) -> OpenNode:
 
 @pytest.fixture
 def open_group(open_any: OpenNode) -> OpenGroup:
-    """Opens and connects so many nodes."""
 
     @asynccontextmanager
     async def opening(count: int, limits: NetworkLimits | None = None) -> AsyncIterator[list[BaseNode]]:

@@ -27,7 +27,6 @@ OpenGroup = Callable[..., AbstractAsyncContextManager[list[Any]]]
 
 
 def introduce(nodes: Sequence[BaseNode], plans: Sequence[bytes] | None = None) -> None:
-    """Let the nodes know and allow one another."""
     keys = frozenset(n.key for n in nodes)
     records = [n.address_record() for n in nodes]
     for index, node in enumerate(nodes):
@@ -61,7 +60,6 @@ class Victim:
 
 @asynccontextmanager
 async def open_beside(number: int, victim: Victim, folder: Path, **settings: Any) -> AsyncIterator[P2PNode]:
-    """A node of this process that knows and allows the victim, and dials it."""
     async with open_node(build_identity(number), "127.0.0.1", 0, folder, **settings) as node:
         node.set_plan(RUN, PLAN)
         node.set_allowed(frozenset({victim.record.p2p}))
@@ -71,7 +69,6 @@ async def open_beside(number: int, victim: Victim, folder: Path, **settings: Any
 
 @asynccontextmanager
 async def open_peer(number: int, victim: Victim, folder: Path, **settings: Any) -> AsyncIterator[P2PNode]:
-    """The same, connected with the victim."""
     async with open_beside(number, victim, folder, **settings) as node:
         with trio.fail_after(VICTIM_S):
             await node.wait_for_peers(frozenset({victim.record.p2p}))

@@ -20,7 +20,6 @@ QUICK = NetworkLimits(hello_s=0.5, redial_first_s=0.2)
 
 
 async def until_refused(node: BaseNode, key: bytes, reason: str) -> None:
-    """Until `node` has closed `key`, or was closed by it, for that reason."""
     with trio.fail_after(15):
         while reason not in node.refusals().get(key, ""):
             await trio.sleep(0.02)
@@ -47,30 +46,24 @@ async def test_a_peer_of_another_run_or_plan_is_refused_with_the_reason(
         assert a.connected() == frozenset()
 
 
-async def test_a_joiner_that_does_not_know_the_plan_yet_is_let_in(open_any: OpenNode) -> None:
+@pytest.mark.parametrize("plan", [PLAN, OTHER])
+async def test_a_joiner_that_does_not_know_the_plan_yet_is_let_in_until_it_has_another(
+    open_any: OpenNode, plan: bytes
+) -> None:
     async with AsyncExitStack() as stack:
         a, b = await open_two(stack, open_any)
         introduce([a, b], plans=[PLAN, bytes(32)])
         with trio.fail_after(10):
             await a.wait_for_peers(frozenset({b.key}))
             await b.wait_for_peers(frozenset({a.key}))
-        b.set_plan(RUN, PLAN)
+        b.set_plan(RUN, plan)
+        if plan == OTHER:
+            await until_refused(b, a.key, "another transform plan")
         await trio.sleep(0.1)
-        assert b.key in a.connected()
+        assert (b.key in a.connected()) == (plan == PLAN)
 
 
-async def test_a_joiner_whose_plan_turns_out_different_is_closed(open_any: OpenNode) -> None:
-    async with AsyncExitStack() as stack:
-        a, b = await open_two(stack, open_any)
-        introduce([a, b], plans=[PLAN, bytes(32)])
-        with trio.fail_after(10):
-            await a.wait_for_peers(frozenset({b.key}))
-            await b.wait_for_peers(frozenset({a.key}))
-        b.set_plan(RUN, OTHER)
-        await until_refused(b, a.key, "another transform plan")
-
-
-async def test_a_stranger_is_closed_and_told(open_any: OpenNode) -> None:
+async def test_who_has_no_place_is_closed_and_told(open_any: OpenNode) -> None:
     async with AsyncExitStack() as stack:
         a, stranger = await open_two(stack, open_any)
         introduce([a, stranger])

@@ -28,7 +28,6 @@ def get_address(node: BaseNode) -> PeerAddress:
 
 @asynccontextmanager
 async def open_bookless(open_any: OpenNode, count: int, *more: bytes) -> AsyncIterator[list[BaseNode]]:
-    """Nodes that allow one another, and `more`, and know nobody's address."""
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(open_any(n + 1, QUICK)) for n in range(count)]
         for node in nodes:

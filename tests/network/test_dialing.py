@@ -40,7 +40,6 @@ async def open_visitor(hub: MemoryHub, folder: Path, slow_s: float = 0.0) -> Asy
 
 
 def tell(visitor: MemoryNode, peers: Sequence[MemoryNode], members: Sequence[MemoryNode] = (), serial: int = 0) -> None:
-    """Everybody's address, as the book has it; each serial number makes the records of the silent new."""
     holes = [build_identity(100 + number) for number in range(HOLES)]
     records = [sign_address_record(hole, ADDRESSES, (1 << 40) + serial) for hole in holes]
     keys = {hole.public for hole in holes} | {peer.key for peer in peers} | {visitor.key}

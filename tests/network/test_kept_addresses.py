@@ -137,7 +137,6 @@ def allow(*nodes: BaseNode) -> None:
 
 @asynccontextmanager
 async def open_pair(folder: Path, port: int) -> AsyncIterator[tuple[BaseNode, BaseNode]]:
-    """A node, and a peer that always listens on this port; they allow each other."""
     async with (
         open_node(build_identity(2), "127.0.0.1", port, folder / "peer", limits=QUICK) as peer,
         open_node(build_identity(1), "127.0.0.1", 0, folder / "node", limits=QUICK) as node,

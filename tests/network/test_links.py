@@ -162,7 +162,6 @@ async def test_what_is_heavier_is_told_by_its_length_and_counted_apart(autojump_
 
 
 async def time_answers(links: Links, pairs: list[tuple[bytes, bytes]]) -> list[float]:
-    """When each of these (asker, server) has its answer of a megabyte."""
     ended = [0.0] * len(pairs)
 
     async def exchange(number: int) -> None:

@@ -24,8 +24,6 @@ ME, OTHER = build_identity(1), build_identity(2)
 
 
 class Tape:
-    """A stream that replays bytes in pieces and records what is written."""
-
     def __init__(self, data: bytes = b"", piece: int = 3) -> None:
         self.parts = deque(data[i : i + piece] for i in range(0, len(data), piece))
         self.written = b""

@@ -24,7 +24,6 @@ SPOKEN = {HEADER, NOISE, REFUSED}  # all that may ever be said in the clear: nam
 
 @asynccontextmanager
 async def open_pair(folder: Path) -> AsyncIterator[tuple[P2PNode, P2PNode]]:
-    """Two nodes that allow each other, of which neither knows where the other is."""
     async with AsyncExitStack() as stack:
         nodes = [
             await stack.enter_async_context(open_node(build_identity(n), "127.0.0.1", 0, folder / str(n)))
@@ -41,7 +40,6 @@ def get_port(node: P2PNode) -> int:
 
 
 def tell(dialer: P2PNode, number: int, port: int) -> None:
-    """Tell a node that node `number` is at a port."""
     dialer.set_addresses([sign_address_record(build_identity(number), [f"/ip4/127.0.0.1/tcp/{port}"], 1 << 40)])
 
 

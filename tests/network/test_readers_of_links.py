@@ -14,8 +14,6 @@ FAR = LinkConditions(latency_s=0.25)
 
 
 class Steps(trio.abc.Instrument):
-    """Counts the steps of tasks by name."""
-
     def __init__(self) -> None:
         self.count: dict[str, int] = {}
 

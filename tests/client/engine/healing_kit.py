@@ -52,6 +52,5 @@ def diverge(bench: Bench) -> dict[int, bytes]:
 
 
 def let_go(bench: Bench) -> None:
-    """The training that was cut has ended."""
     if bench.engine.training.in_flight is not None:
         bench.feed(act.Trained(*bench.engine.training.in_flight, build_train_reply(b"", cancelled=True), ZERO32))

@@ -27,7 +27,6 @@ def fail_to_replay(bench: Bench, *, weights_kept: bool = True) -> bytes:
 
 
 def promise(bench: Bench) -> list[int]:
-    """Those who were asked last promise a copy; their indexes."""
     asked = [a for a in bench.get_all(act.AskWeights) if a.height == bench.state.current.height]
     for action in asked:
         bench.feed(act.WeightsPromised(action.epoch, action.height, action.member))
@@ -35,13 +34,11 @@ def promise(bench: Bench) -> list[int]:
 
 
 def get_finished(bench: Bench) -> list[Gossip]:
-    """What this client said of the running round."""
     running = bench.state.current.height
     return [m for m in bench.get_said(Finished) if m.height == running]
 
 
 def get_right_digest(bench: Bench) -> bytes:
-    """What the others have of the running round."""
     return compute_state_digest(bench.engine.weights.chain, bench.part)
 
 

@@ -15,7 +15,6 @@ MEMBERS = 8
 
 
 def build_round(seconds: float, **config: object) -> Bench:
-    """Round 1 runs; round 0 took that long."""
     bench = build_bench(MEMBERS, **config).start()
     bench.play()
     bench.close(seconds=seconds)
@@ -28,7 +27,6 @@ def get_said(bench: Bench, kind: type, height: int = 1) -> list[object]:
 
 
 def finish(bench: Bench) -> None:
-    """All the others' results are in, and its own is announced."""
     bench.deliver(*range(1, MEMBERS))
     bench.train()
 

@@ -21,7 +21,6 @@ from psyche.core.state.state import ClientState, RunState, WitnessFlag
 
 
 def get_finished(bench: Bench) -> list[tuple[int, Finished]]:
-    """Height and body of every Finished that was sent."""
     return [(m.height, m.body) for m in bench.get_said(Finished)]
 
 

@@ -4,11 +4,12 @@ from kits.bench import build_bench
 from kits.results import build_train_reply
 
 from psyche.client.engine import actions as act
+from psyche.client.engine.chain import OwnResults
 from psyche.client.engine.training import Training
-from psyche.client.engine.weights import Diverged, Doubt
 from psyche.core.state.state import ZERO32
 from psyche.wire.trainer import SentResult
 
+OWN, OTHER = b"own", b"other"
 EARLIER = SentResult(height=0, applied=True)
 
 
@@ -79,26 +80,26 @@ def test_a_lost_trainer_has_lost_its_momentum_too_and_is_told_nothing_again() ->
     assert training.chain.own.take() == ()
 
 
-def test_a_batch_that_ends_after_its_round_is_not_announced_and_counts_as_not_applied() -> None:
-    """A4."""
-    training, actions = build_training()
-    start(training)
-    in_flight = training.in_flight
-    assert in_flight is not None
-    training.enter_round(None, in_flight[1] + 1)
-    training.on_trained(act.Trained(*in_flight, build_train_reply(), ZERO32), 1000.0)
-    assert get_all(actions, act.Announce) == []
-    assert training.chain.own.take() == (SentResult(height=in_flight[1], applied=False),)
-    assert not training.work.is_done, "the work of the round that runs now"
+def build_results(*heights: int) -> OwnResults:
+    """Results of these heights were sent."""
+    own = OwnResults()
+    for height in heights:
+        own.note_sent(height, OWN)
+    return own
 
 
-def test_what_wrong_weights_trained_is_not_announced() -> None:
-    """S4."""
-    training, actions = build_training()
-    start(training)
-    in_flight = training.in_flight
-    assert in_flight is not None
-    training.weights._state = Diverged(Doubt(in_flight[1]))
-    training.on_trained(act.Trained(*in_flight, build_train_reply(), ZERO32), 1000.0)
-    assert get_all(actions, act.Announce) == []
-    assert training.work.is_done
+def test_a_result_counts_as_applied_where_the_set_has_it_under_the_own_number() -> None:
+    own = build_results(1, 2, 3, 4)
+    own.decide(1, {0: OWN}, 0)
+    own.decide(2, {0: OTHER}, 0)
+    own.decide(3, {1: OWN}, 0)
+    own.decide(4, {0: OWN}, None)
+    assert own.take() == tuple(SentResult(height=h, applied=h == 1) for h in (1, 2, 3, 4))
+
+
+def test_what_an_epoch_did_not_decide_was_not_applied() -> None:
+    """P3."""
+    own = build_results(5, 6)
+    own.end_epoch()
+    own.decide(5, {0: OWN}, 0)
+    assert own.take() == (SentResult(height=5, applied=False), SentResult(height=6, applied=False))

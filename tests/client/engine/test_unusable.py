@@ -21,7 +21,6 @@ def load_in_warmup() -> Bench:
 
 
 def assert_ended(bench: Bench, cause: LeaveCause, reason: str) -> None:
-    """It has withdrawn and ended with exit code 1; nothing that follows brings it back."""
     assert len(bench.get_all(Withdraw)) == 1
     (ended,) = bench.get_all(act.Exit)
     assert (ended.code, ended.cause, ended.reason) == (1, cause, reason)

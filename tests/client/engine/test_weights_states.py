@@ -85,7 +85,6 @@ def test_a_transition_is_made_from_the_states_of_the_table_and_refused_from_all_
 
 @contextmanager
 def watch_steps(found: list[tuple[WeightsState, WeightsState]]) -> Iterator[None]:
-    """Every change of any weights' state, in order."""
     write: Any = Weights.__setattr__
 
     def watch(weights: Weights, name: str, value: Any) -> None:

@@ -104,8 +104,6 @@ class FakeData:
 
 
 class NoEngine:
-    """Nobody asks for announcements here."""
-
     def get_announcements(self, _epoch: int, _height: int, _have: int) -> tuple[bytes, ...]:
         return ()
 
@@ -122,7 +120,6 @@ def build_offer(weights: bytes = b"w" * 32, **changes: Any) -> tuple[Offer, byte
 
 
 def answer_with(offer: Offer | bytes) -> Answer:
-    """What a peer that offers this answers."""
     raw = offer if isinstance(offer, bytes) else msgspec.msgpack.encode(offer)
     return lambda _request: SyncReply(found=True, items=(raw,))
 
@@ -153,7 +150,6 @@ class Place:
     async def write_snapshot(
         self, name: str = "weights", *, epoch: int = 0, step: int = 1, chain: bytes = CHAIN, lying: bool = False
     ) -> bytes:
-        """A snapshot as a trainer writes it; the digest of its weights."""
         part = DummyTrainer(name=name).compute_part()
         digest = build_hash("a lie") if lying else compute_state_digest(chain, part)
         path = self.snapshots / get_snapshot_folder(epoch, step, digest)
@@ -206,5 +202,4 @@ class TaskShell:
 
 
 def build_train(height: int = 0) -> act.Train:
-    """A request to train a batch of one sample."""
     return act.Train(0, height, height + 1, 0, 0, 1e-3, 0.0, (), in_flight=True)

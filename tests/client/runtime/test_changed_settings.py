@@ -17,8 +17,6 @@ LIMIT_S = 3_000
 
 
 class WatchedTrainer(DummyTrainer):
-    """Remembers what it was asked to load and to train, in this order."""
-
     def __init__(self, train_s: float) -> None:
         super().__init__(train_s)
         self.asked: list[LoadRequest | TrainRequest] = []

@@ -44,8 +44,6 @@ PARAMETERS = 12_896  # of the kit's model
 
 @dataclass
 class Place:
-    """A run whose model and data lie below a client's local root, ready to be trained."""
-
     root: Path
 
     def __post_init__(self) -> None:
@@ -66,7 +64,6 @@ class Place:
         config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
 
     def describe(self) -> str:
-        """The obstacle; empty if there is none."""
         try:
             check_participation(self.state, self.settings)
         except ConfigError as error:
@@ -216,8 +213,6 @@ def test_weights_on_record_that_nobody_can_train_are_an_obstacle_too(place: Plac
 
 @dataclass
 class FakeBackend:
-    """Shows one state, and keeps what is reported."""
-
     state: Coordinator
     reports: list[SelfReport] = field(default_factory=list)
 
@@ -230,8 +225,6 @@ class FakeBackend:
 
 @dataclass
 class FakeTrainer:
-    """Refuses one device."""
-
     refused: str
 
     async def check(self, request: CheckRequest) -> CheckReply:

@@ -15,8 +15,6 @@ from psyche.telemetry.types import LeaveCause
 
 @dataclass
 class Leaving:
-    """A departure, and how it went."""
-
     writes: trio.Event = field(default_factory=trio.Event)  # nothing is left to write
     log: Log = field(default_factory=Log)
     code: int | None = None

@@ -50,8 +50,6 @@ OWN = compute_state_digest(CHAIN, get_root(FLIPPED))
 
 @dataclass
 class Trainer:
-    """Three tensors."""
-
     tensors: Sequence[bytes] = FLIPPED
 
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:

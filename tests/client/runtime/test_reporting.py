@@ -22,8 +22,6 @@ APPLIED = make(types.Applied, epoch=2, height=2, count=3)
 
 @dataclass
 class Backend:
-    """Keeps what it is told, and when."""
-
     told: list[tuple[float, SelfReport]] = field(default_factory=list)
 
     def report(self, report: SelfReport) -> None:

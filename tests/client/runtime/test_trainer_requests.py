@@ -32,8 +32,6 @@ LIMIT_S = 20
 
 
 class Trainer(DummyTrainer):
-    """A dummy whose next calls fail as told, by the name of the call."""
-
     def __init__(self) -> None:
         super().__init__()
         self.failures: dict[str, list[Exception]] = {}
@@ -71,8 +69,6 @@ class Trainer(DummyTrainer):
 
 @dataclass
 class Loader:
-    """Sources as told; what is fetched from peers comes from `peers`."""
-
     own: Source | None = None
     configured: Source | None = None
     peers: Source | None = None
@@ -97,8 +93,6 @@ class Loader:
 
 @dataclass
 class Place:
-    """Trainer tasks at work on an empty disk."""
-
     root: Path
     trainer: Trainer = field(default_factory=Trainer)
     loader: Loader = field(default_factory=Loader)
@@ -114,7 +108,6 @@ class Place:
         )  # fmt: skip
 
     async def ask(self, *actions: Any) -> list[act.EngineEvent]:
-        """Put requests in and wait for as many answers."""
         wanted = len(self.shell.events) + len(actions)
         for action in actions:
             self.tasks.put(action)
@@ -124,7 +117,6 @@ class Place:
         return self.shell.events[wanted - len(actions) :]
 
     async def write_snapshot(self, name: str) -> tuple[Source, bytes]:
-        """A snapshot of some weights, and their digest."""
         path = self.root / name
         return Source(path, is_snapshot=True, name=name), await write_snapshot(path, name)
 

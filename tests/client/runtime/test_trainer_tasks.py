@@ -19,8 +19,6 @@ from psyche.wire.trainer import ApplyReply, ApplyRequest
 
 @dataclass
 class FailingTrainer:
-    """Its first call fails as told; `calls` says in which order it was asked."""
-
     failure: TrainerError
     calls: list[str] = field(default_factory=list)
     may_fail: trio.Event = field(default_factory=trio.Event)
@@ -41,15 +39,11 @@ class FailingTrainer:
 
 
 class Loader:
-    """Knows of no weights."""
-
     def find_configured(self, *_arguments: object) -> None:
         return None
 
 
 class Shell(TaskShell):
-    """Its data is there, and it is told of nothing but errors."""
-
     def log(self, event: types.Event) -> None:
         assert isinstance(event, types.Error), event
 

@@ -36,7 +36,7 @@ PLAN: Final = '[[fault]]\nkind = "kill"\nat_s = 40.0\nwho = ["client-1"]\nfor_s 
 LONG: Final = {  # what runs until it is stopped: what it prints once it does its work, and its exit code after Ctrl-C
     "server run": ("server_listening", 0),
     "client train": ("backend_connected", 130),
-    "local-testnet start": ("(server|chain) on 127.0.0.1", 130),  # test_e2e_testnet.py sees how one trains
+    "local-testnet start": ("(server|chain) on 127.0.0.1", 130),  # test_testnet.py sees how one trains
     "run info --watch": (r"run 'my-run'", 0),
 }
 

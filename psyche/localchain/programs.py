@@ -5,7 +5,7 @@ from pathlib import Path
 
 from solders.pubkey import Pubkey
 
-from psyche.backends.solana.interface.files import NAMES, find_file
+from psyche.backends.solana.interface.idl import NAMES, find_file
 
 
 def load_programs(folder: Path | None = None) -> Mapping[Pubkey, bytes]:

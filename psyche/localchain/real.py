@@ -13,7 +13,7 @@ from typing import Any, Final
 import httpx2
 import trio
 
-from psyche.backends.solana.interface.files import NAMES, find_file
+from psyche.backends.solana.interface.idl import NAMES, find_file
 from psyche.errors import BackendError, ConfigError
 from psyche.localchain.rpc.web import bind_pair
 

@@ -171,7 +171,7 @@ class ChainBackend:
 
     async def create_run(self, prepared: Prepared, say: Say) -> None:
         from psyche.backends.solana.cluster import parse_endpoint
-        from psyche.backends.solana.owner.faucet import request_lamports
+        from psyche.backends.solana.owner.funds import request_lamports
         from psyche.backends.solana.rpc.client import open_rpc
         from psyche.backends.solana.session import ChainSession
         from psyche.backends.solana.wallet import read_wallet

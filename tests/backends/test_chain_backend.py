@@ -13,9 +13,8 @@ from sim.chain_kit import START, build_chain, get_key, pass_slots
 
 from psyche import __version__
 from psyche.backends.solana.member.backend import ChainPlatform, SolanaBackend, open_chain_backend
-from psyche.backends.solana.member.following import DOUBT_S
+from psyche.backends.solana.member.following import DOUBT_S, FileMinimumSlot, MinimumSlot, NoMinimumSlot
 from psyche.backends.solana.member.logic import JOIN_VALID_S
-from psyche.backends.solana.member.minimum_slot import FileFloor, NoFloor, SlotFloor
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Join, Message, Tick, WarmupWitness, Withdraw
@@ -104,12 +103,12 @@ class Stage:
 
     async def open(
         self, number: int, lags_s: tuple[float, ...] = (0.5, 2.0), link: SimulatedLink | None = None,
-        floor: SlotFloor | None = None,
+        floor: MinimumSlot | None = None,
     ) -> SolanaBackend:  # fmt: skip
         link = link or self.build_link(number, lags_s)
         self.nursery.start_soon(link.run)
         wallet, session = get_key(number)
-        platform = ChainPlatform(rng=random.Random(number), floor=floor or NoFloor())
+        platform = ChainPlatform(rng=random.Random(number), floor=floor or NoMinimumSlot())
         return await self.stack.enter_async_context(
             open_chain_backend(link, wallet, session, sink=self.events, platform=platform)
         )
@@ -361,7 +360,7 @@ def test_lost_transactions_are_sent_again_until_they_land() -> None:
 
 def test_a_client_started_again_waits_for_what_it_knew_though_all_endpoints_are_behind(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
-        floor = FileFloor(tmp_path / "slot")
+        floor = FileMinimumSlot(tmp_path / "slot")
         async with open_chain_backend(*stage.start(1), platform=ChainPlatform(floor=floor)) as backend:
             await stage.join_somebody(2)
             await wait_for(backend, lambda state: bool(state.registry.slots))
@@ -369,7 +368,7 @@ def test_a_client_started_again_waits_for_what_it_knew_though_all_endpoints_are_
         assert known > 10
         link = stage.build_link(1, (0.5,))
         link._endpoints[0].troubles.append(EndpointTrouble(stale_slots=100))
-        backend = await stage.open(1, link=link, floor=FileFloor(tmp_path / "slot"))
+        backend = await stage.open(1, link=link, floor=FileMinimumSlot(tmp_path / "slot"))
         began = trio.current_time()
         await wait_for(backend, lambda _state: True, patience_s=120)
         assert trio.current_time() - began > 20
@@ -379,32 +378,32 @@ def test_a_client_started_again_waits_for_what_it_knew_though_all_endpoints_are_
 
 def test_two_that_follow_the_states_at_once_do_not_spoil_what_is_kept_for_a_restart(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
-        backend = await stage.open(1, floor=FileFloor(tmp_path / "slot"))
+        backend = await stage.open(1, floor=FileMinimumSlot(tmp_path / "slot"))
         async with trio.open_nursery() as nursery:
             for _ in range(8):
                 nursery.start_soon(wait_for, backend, lambda _state: True)
         assert not [event for event in stage.events.all if isinstance(event, Error)]
-        assert FileFloor(tmp_path / "slot").read() > 0
+        assert FileMinimumSlot(tmp_path / "slot").read() > 0
 
     run(play)
 
 
 def test_a_file_that_holds_no_slot_is_named(tmp_path: Path) -> None:
-    assert FileFloor(tmp_path / "slot").read() == 0
+    assert FileMinimumSlot(tmp_path / "slot").read() == 0
     (tmp_path / "slot").write_text("x")
     with pytest.raises(BackendError, match="cannot be read as a slot"):
-        FileFloor(tmp_path / "slot").read()
+        FileMinimumSlot(tmp_path / "slot").read()
     with pytest.raises(BackendError, match=r"cannot be written \(.+\); until it can"):
-        FileFloor(tmp_path / "slot" / "slot").write(1)
+        FileMinimumSlot(tmp_path / "slot" / "slot").write(1)
 
 
 def test_a_first_slot_makes_the_folder_that_it_is_kept_in(tmp_path: Path) -> None:
-    FileFloor(tmp_path / "new" / "slot").write(7)
-    assert FileFloor(tmp_path / "new" / "slot").read() == 7
+    FileMinimumSlot(tmp_path / "new" / "slot").write(7)
+    assert FileMinimumSlot(tmp_path / "new" / "slot").read() == 7
 
 
 def test_a_full_disk_ends_no_client_on_a_chain() -> None:
-    class FullDisk(NoFloor):
+    class FullDisk(NoMinimumSlot):
         def write(self, slot: int) -> None:
             raise BackendError(f"slot {slot} cannot be written")
 

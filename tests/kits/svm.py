@@ -16,7 +16,7 @@ from solders.transaction import Transaction
 from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
 
-from psyche.backends.solana import account_metas as parts
+from psyche.backends.solana.interface import calls as parts
 from psyche.backends.solana.interface.addresses import AUTHORIZER, COORDINATOR, TREASURER
 
 SYSTEM: Final = Pubkey.default()

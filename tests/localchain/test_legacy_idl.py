@@ -2,8 +2,7 @@
 
 import pytest
 
-from psyche.backends.solana.interface.files import NAMES
-from psyche.backends.solana.interface.idl import load_idl
+from psyche.backends.solana.interface.idl import NAMES, load_idl
 from psyche.localchain.legacy_idl import convert_to_legacy
 
 

@@ -18,8 +18,7 @@ from kits.packages import install, install_modules
 from solders.pubkey import Pubkey
 
 from psyche.backends.solana.interface.addresses import AUTHORIZER, COORDINATOR
-from psyche.backends.solana.interface.files import find_file
-from psyche.backends.solana.interface.idl import load_idl
+from psyche.backends.solana.interface.idl import find_file, load_idl
 from psyche.core.state.limits import STATE_BYTES
 from psyche.core.state.state import RunState, SlotState
 from psyche.localchain.chain import LocalChain, open_local_chain

@@ -10,7 +10,6 @@ from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche.backends.solana.account_metas import reads, writes
 from psyche.backends.solana.interface.accounts import AuthorizationData
 from psyche.backends.solana.interface.addresses import AUTHORIZER, EVERYBODY, JOIN_SCOPE, get_authorization_address
 from psyche.backends.solana.interface.authorizer import (
@@ -19,6 +18,7 @@ from psyche.backends.solana.interface.authorizer import (
     build_authorization_grantee_update,
     build_authorization_grantor_update,
 )
+from psyche.backends.solana.interface.calls import reads, writes
 
 ACTIVE, TOO_EARLY, NOT_GRANTOR, NOT_GRANTEE, SCOPE_LENGTH, TOO_MANY, ZERO_DELEGATE = range(6_000, 6_007)
 NOT_UNDERSTOOD = 102

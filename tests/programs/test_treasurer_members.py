@@ -32,8 +32,8 @@ from treasury_kit import (
     put_tokens,
 )
 
-from psyche.backends.solana.account_metas import reads, writes
 from psyche.backends.solana.interface.addresses import TREASURER
+from psyche.backends.solana.interface.calls import reads, writes
 from psyche.backends.solana.interface.treasurer import build_participant_claim
 
 FROZEN = 17  # the token program's error

@@ -34,8 +34,8 @@ from treasury_kit import (
     put_tokens,
 )
 
-from psyche.backends.solana.account_metas import reads, writes
 from psyche.backends.solana.interface.addresses import COORDINATOR, TREASURER
+from psyche.backends.solana.interface.calls import reads, writes
 from psyche.backends.solana.interface.treasurer import RunChange
 from psyche.core.state.messages import Update
 from psyche.core.state.state import Metadata, RunState

@@ -27,7 +27,9 @@ from psyche.backends.solana.interface.addresses import (
 from psyche.backends.solana.interface.coordinator import build_collect
 from psyche.backends.solana.interface.treasurer import (
     NewRun,
+    ParticipantData,
     RunChange,
+    TreasurerRun,
     build_participant_claim,
     build_participant_close,
     build_participant_create,
@@ -36,10 +38,10 @@ from psyche.backends.solana.interface.treasurer import (
     build_run_update,
     build_run_withdraw,
     build_top_up,
+    compute_owed,
     compute_run_index,
     get_chain_run,
 )
-from psyche.backends.solana.interface.treasury import ParticipantData, TreasurerRun, compute_owed
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.limits import STATE_BYTES
 from psyche.core.state.messages import Update

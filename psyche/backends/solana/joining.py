@@ -14,9 +14,8 @@ from psyche.backends.solana.interface.authorizer import (
     build_authorization_grantor_update,
 )
 from psyche.backends.solana.interface.borsh import KEY_BYTES
-from psyche.backends.solana.packing import Step
 from psyche.backends.solana.rpc.replies import get_data
-from psyche.backends.solana.session import ChainPlan, ChainSession
+from psyche.backends.solana.session import ChainPlan, ChainSession, Step
 from psyche.errors import ConfigError
 
 EMPTY_BYTES: Final = 90 + len(JOIN_SCOPE)

@@ -9,7 +9,7 @@ from psyche.backends.solana.interface.accounts import INSTANCE, RUN_STATE, TREAS
 from psyche.backends.solana.interface.addresses import get_instance_address, get_program_id
 from psyche.backends.solana.interface.coordinator import ChainRun
 from psyche.backends.solana.interface.tokens import read_mint
-from psyche.backends.solana.interface.treasury import TreasurerRun
+from psyche.backends.solana.interface.treasurer import TreasurerRun
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.rpc.replies import get_data
 from psyche.backends.solana.session import ChainSession, NoRun

@@ -14,10 +14,9 @@ from typing import Final, Protocol
 
 import trio
 
-from psyche.backends.clocks import describe_wrong_clock
 from psyche.backends.tcp.dial import Connect, ServerAddress, dial
 from psyche.backends.tcp.push import apply_delta, read_full
-from psyche.backends.waits import NamedWaits
+from psyche.backends.waits import NamedWaits, describe_wrong_clock
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, PsycheError, WireError

@@ -167,7 +167,7 @@ def fund(chain: "LocalChain", wallet: "Keypair") -> None:
 
 
 def show(http: str, ws: str, genesis: str, wallets: dict[Path, "Keypair"]) -> None:
-    from psyche.backends.solana.interface.files import NAMES
+    from psyche.backends.solana.interface.idl import NAMES
 
     typer.echo(f"  calls          {http}")
     typer.echo(f"  subscriptions  {ws}")
@@ -224,8 +224,7 @@ def idl(
     """
     import json
 
-    from psyche.backends.solana.interface.files import NAMES
-    from psyche.backends.solana.interface.idl import load_idl
+    from psyche.backends.solana.interface.idl import NAMES, load_idl
     from psyche.backends.solana.programs.vouching import read_program_ids
     from psyche.durable import naming
     from psyche.errors import ConfigError
@@ -260,7 +259,7 @@ def airdrop(
     """
     from psyche.backends.solana.amounts import SOL_DECIMALS, format_sol, parse_amount
     from psyche.backends.solana.interface.addresses import parse_key
-    from psyche.backends.solana.owner.faucet import request_lamports
+    from psyche.backends.solana.owner.funds import request_lamports
     from psyche.errors import ConfigError
 
     lamports = parse_amount(amount, SOL_DECIMALS, "--amount")
@@ -299,7 +298,7 @@ def mint(
     Prints the token's address alone on standard output, for `psyche run create --treasurer-collateral-mint`.
     """
     from psyche.backends.solana.interface.addresses import parse_key
-    from psyche.backends.solana.owner.minting import plan_mint, plan_token
+    from psyche.backends.solana.owner.funds import plan_mint, plan_token
     from psyche.errors import ConfigError
 
     named, target = (parse_key(text, f"--{name}") if text else None for name, text in (("mint", mint), ("to", to)))

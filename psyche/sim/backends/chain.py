@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 import trio
 
 from psyche.backends.solana.member.backend import ChainPlatform, SolanaBackend, open_chain_backend
-from psyche.backends.solana.member.minimum_slot import FileFloor
+from psyche.backends.solana.member.following import FileMinimumSlot
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.genesis import create_run
 from psyche.core.state.messages import Message
@@ -118,7 +118,7 @@ class ChainBackend:
         link = self._build_link(caller.name, wallet, caller.identity.public)
         platform = ChainPlatform(
             rng=build_rng(self._world.scenario.seed, caller.name, "backend", caller.life),
-            floor=FileFloor(caller.folder / FLOOR_FILE), decode=show,
+            floor=FileMinimumSlot(caller.folder / FLOOR_FILE), decode=show,
         )  # fmt: skip
         async with open_plain_nursery() as nursery:
             nursery.start_soon(link.run)

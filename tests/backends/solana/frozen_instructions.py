@@ -10,8 +10,7 @@ from solders.pubkey import Pubkey
 from psyche.backends.solana.interface import authorizer, coordinator, treasurer
 from psyche.backends.solana.interface.addresses import get_authorization_address
 from psyche.backends.solana.interface.coordinator import Authorities, ChainRun, SignedResult
-from psyche.backends.solana.interface.treasurer import NewRun, RunChange
-from psyche.backends.solana.interface.treasury import TreasurerRun
+from psyche.backends.solana.interface.treasurer import NewRun, RunChange, TreasurerRun
 from psyche.core.state import messages as msg
 from psyche.core.state.state import Checkpoint, CheckpointKind, Metadata, Progress
 from psyche.testing.builders import build_config, build_model

@@ -11,8 +11,7 @@ from solders.pubkey import Pubkey
 
 from psyche.backends.solana.interface.addresses import COORDINATOR
 from psyche.backends.solana.interface.borsh import BorshForm, Encoded, Variant, decode_value, encode_value
-from psyche.backends.solana.interface.files import NAMES
-from psyche.backends.solana.interface.idl import load_program, read_idl
+from psyche.backends.solana.interface.idl import NAMES, load_program, read_idl
 from psyche.errors import ConfigError, WireError
 
 KEY: Final = Pubkey(bytes(range(32)))

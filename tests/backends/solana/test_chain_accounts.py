@@ -10,8 +10,7 @@ from kits.chain.anchor import encode_bytes, get_discriminator
 from solders.pubkey import Pubkey
 
 from psyche.backends.solana.interface.accounts import AuthorizationData, EarnedPointsData, InstanceData
-from psyche.backends.solana.interface.treasurer import compute_run_index
-from psyche.backends.solana.interface.treasury import ParticipantData, TreasurerRun, compute_owed
+from psyche.backends.solana.interface.treasurer import ParticipantData, TreasurerRun, compute_owed, compute_run_index
 from psyche.core.state.state import RunState, Slot
 from psyche.errors import WireError
 from psyche.testing.builders import build_state

@@ -13,8 +13,16 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM
 
 from psyche.backends.solana.interface.addresses import AUTHORIZER, COORDINATOR, TREASURER
-from psyche.backends.solana.interface.failure_texts import ANCHOR, CHAIN, INSTRUCTION, PROGRAMS
-from psyche.backends.solana.interface.failures import ProgramRefused, TransactionFailed, WalletEmpty, read_failure
+from psyche.backends.solana.interface.failures import (
+    ANCHOR,
+    CHAIN,
+    INSTRUCTION,
+    PROGRAMS,
+    ProgramRefused,
+    TransactionFailed,
+    WalletEmpty,
+    read_failure,
+)
 from psyche.core.state.errors import REFUSALS, CannotUpdate, CoordinatorError, WrongRound
 
 BUILT = Path(__file__).parents[3] / "programs" / "built"

@@ -11,7 +11,7 @@ from solders.message import Message
 from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 
-from psyche.backends.solana.packing import BUDGET_BYTES, TRANSACTION_BYTES, Step, count_signatures, fits, pack_steps
+from psyche.backends.solana.session import BUDGET_BYTES, TRANSACTION_BYTES, Step, count_signatures, fits, pack_steps
 
 PAYER, OTHER = (Keypair.from_seed(bytes([number] * 32)) for number in (1, 2))
 PROGRAM = Pubkey(bytes([9] * 32))

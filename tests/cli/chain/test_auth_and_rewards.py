@@ -21,7 +21,7 @@ from psyche.backends.solana.interface.addresses import (
     get_instance_address,
     get_participant_address,
 )
-from psyche.backends.solana.interface.treasury import TreasurerRun
+from psyche.backends.solana.interface.treasurer import TreasurerRun
 from psyche.core.state.state import Slot, SlotState
 
 FEE = 5_000

@@ -16,12 +16,11 @@ from typer.testing import CliRunner
 
 from psyche.backends.solana.cluster import parse_endpoint
 from psyche.backends.solana.interface.addresses import SOURCE_IDS, ProgramIds, use_program_ids
-from psyche.backends.solana.interface.files import find_file
+from psyche.backends.solana.interface.idl import find_file
 from psyche.backends.solana.member.entry import ChainMember
 from psyche.backends.solana.programs import deployment
 from psyche.backends.solana.programs.loader import DATA_HEADER_BYTES, UPGRADEABLE, find_data_address
-from psyche.backends.solana.programs.patching import replace_ids
-from psyche.backends.solana.programs.vouching import read_program_ids
+from psyche.backends.solana.programs.vouching import read_program_ids, replace_ids
 from psyche.backends.solana.wallet import read_wallet
 from psyche.cli.app import app
 from psyche.core.state.state import RunState

@@ -11,7 +11,7 @@ from test_run_on_chain import put_file, read_instance
 from psyche.backends.port import TargetOptions
 from psyche.backends.solana.amounts import MAX_PRIORITY_LAMPORTS
 from psyche.backends.solana.interface.tokens import read_mint
-from psyche.backends.solana.interface.treasury import TreasurerRun
+from psyche.backends.solana.interface.treasurer import TreasurerRun
 from psyche.backends.solana.rpc.transaction import LEAST_UNITS
 from psyche.backends.solana.target import SolanaTarget
 
@@ -34,7 +34,7 @@ class TestAirdrop:
         assert "at most 9 digits" in box.refuse(*words, "0.0000000001")
         monkeypatch.setattr("psyche.backends.solana.rpc.client.FIRST_WAIT_S", 0.01)
         assert "the faucet gives no 18,000,000,000 SOL now" in box.refuse(*words, "18000000000")
-        monkeypatch.setattr("psyche.backends.solana.owner.faucet.name_cluster", lambda _hash: "mainnet-beta")
+        monkeypatch.setattr("psyche.backends.solana.owner.funds.name_cluster", lambda _hash: "mainnet-beta")
         assert "mainnet-beta has no faucet" in box.refuse(*words, "1")
 
 

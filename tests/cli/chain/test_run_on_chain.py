@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from psyche.backends.solana.interface.accounts import InstanceData
 from psyche.backends.solana.interface.addresses import get_instance_address
-from psyche.backends.solana.member.version import check_version
+from psyche.backends.solana.member.following import check_version
 from psyche.cli.app import app
 from psyche.config.load import load_run
 from psyche.core.encoding.account import decode_state

@@ -13,7 +13,7 @@ from solders.token import ID as TOKEN
 from solders.token.associated import get_associated_token_address
 from typer.testing import CliRunner
 
-from psyche.backends.solana.account_metas import signs, writes
+from psyche.backends.solana.interface.calls import signs, writes
 from psyche.backends.solana.interface.tokens import MINT_BYTES, build_token_account, read_token_account
 from psyche.backends.solana.lookup import find_run
 from psyche.backends.solana.rpc.client import Rpc

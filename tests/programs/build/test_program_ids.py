@@ -7,7 +7,7 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from psyche.backends.solana.interface.addresses import SOURCE_IDS, ProgramIds
-from psyche.backends.solana.programs.patching import replace_ids
+from psyche.backends.solana.programs.vouching import replace_ids
 
 BUILT = Path(__file__).parents[3] / "programs" / "built"
 FILES = sorted(str(path.relative_to(BUILT)) for path in BUILT.rglob("*.so"))

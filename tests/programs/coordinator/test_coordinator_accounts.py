@@ -31,7 +31,6 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche.backends.solana.account_metas import reads, writes
 from psyche.backends.solana.interface.addresses import (
     AUTHORIZER,
     COORDINATOR,
@@ -39,6 +38,7 @@ from psyche.backends.solana.interface.addresses import (
     get_authorization_address,
     get_earned_points_address,
 )
+from psyche.backends.solana.interface.calls import reads, writes
 from psyche.backends.solana.interface.coordinator import (
     SignedResult,
     build_collect,

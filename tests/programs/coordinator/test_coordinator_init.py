@@ -26,9 +26,9 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche.backends.solana.account_metas import reads, writes
 from psyche.backends.solana.interface.accounts import InstanceData
 from psyche.backends.solana.interface.addresses import COORDINATOR
+from psyche.backends.solana.interface.calls import reads, writes
 from psyche.backends.solana.interface.coordinator import build_free
 from psyche.core.encoding.account import encode_state
 from psyche.core.encoding.tables import DISCRIMINATOR

@@ -13,9 +13,9 @@ from programs.chain_kit import (
 )
 from solders.keypair import Keypair
 
-from psyche.backends.solana.account_metas import reads, writes
 from psyche.backends.solana.interface.accounts import EarnedPointsData, InstanceData
 from psyche.backends.solana.interface.addresses import COORDINATOR, get_earned_points_address
+from psyche.backends.solana.interface.calls import reads, writes
 from psyche.backends.solana.interface.coordinator import build_close_earned_points, build_collect, build_free
 from psyche.core.encoding.account import encode_state
 from psyche.core.rules.apply import apply

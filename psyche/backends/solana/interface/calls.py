@@ -46,3 +46,15 @@ def build_call(
     metas = [AccountMeta(keys[use.name], is_signer=use.signs, is_writable=use.is_written) for use in kind.accounts]
     data = kind.discriminator + encode_value(kind.arguments, arguments or {}, name)
     return Instruction(get_program_id(program), data, [*metas, *others])
+
+
+def signs(key: Pubkey, *, writable: bool = False) -> AccountMeta:
+    return AccountMeta(key, is_signer=True, is_writable=writable)
+
+
+def reads(key: Pubkey) -> AccountMeta:
+    return AccountMeta(key, is_signer=False, is_writable=False)
+
+
+def writes(key: Pubkey) -> AccountMeta:
+    return AccountMeta(key, is_signer=False, is_writable=True)

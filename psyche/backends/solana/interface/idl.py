@@ -14,6 +14,8 @@ from typing import Any, Final, Literal
 import msgspec
 from solders.pubkey import Pubkey
 
+import psyche
+from psyche.backends.solana.interface.addresses import SOURCE_IDS
 from psyche.backends.solana.interface.borsh import (
     ArrayForm,
     BoolForm,
@@ -28,8 +30,21 @@ from psyche.backends.solana.interface.borsh import (
     StructForm,
     TextForm,
 )
-from psyche.backends.solana.interface.files import NAMES, find_file
 from psyche.errors import ConfigError
+
+NAMES: Final[Mapping[str, Pubkey]] = SOURCE_IDS._asdict()  # with the ids of the sources
+_PACKAGE: Final = Path(psyche.__file__).parent
+_FOLDERS: Final = (_PACKAGE / "programs", _PACKAGE.parent / "programs" / "built")  # of a wheel, of a checkout
+
+
+def find_file(name: str, folder: Path | None = None) -> Path:
+    """A file of the builds: `psyche_NAME.so` is a program, `psyche_NAME.json` its IDL."""
+    for place in (folder,) if folder is not None else _FOLDERS:
+        if (place / name).is_file():
+            return place / name
+    where = folder or "this installation"
+    raise ConfigError(f"{where} has no {name}; `scripts/build-programs` in a checkout builds it")
+
 
 SPEC: Final = "0.1.0"
 DISCRIMINATOR_BYTES: Final = 8

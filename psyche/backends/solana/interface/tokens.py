@@ -11,8 +11,8 @@ from solders.token import ID as TOKEN
 from solders.token.associated import get_associated_token_address
 from solders.token.state import Mint, TokenAccount
 
-from psyche.backends.solana.account_metas import reads, signs, writes
 from psyche.backends.solana.interface.addresses import ASSOCIATED_TOKEN
+from psyche.backends.solana.interface.calls import reads, signs, writes
 from psyche.errors import ConfigError, WireError
 
 MINT_BYTES: Final = 82

@@ -1,4 +1,4 @@
-"""Instructions of the treasurer: runs that pay their members, from the owner's and from the members' side.
+"""The treasurer's accounts and instructions: runs that pay their members, from the owner's and the members' side.
 
 Each function returns instructions that stand in one transaction, in this order. Who signs follows from the accounts.
 """
@@ -7,25 +7,69 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.token import ID as TOKEN
 from solders.token.associated import get_associated_token_address
 
-from psyche.backends.solana.account_metas import reads, signs, writes
+from psyche.backends.solana.interface.accounts import PARTICIPANT, TREASURER_RUN, InstanceData
 from psyche.backends.solana.interface.addresses import (
     get_earned_points_address,
     get_instance_address,
     get_participant_address,
     get_run_address,
 )
-from psyche.backends.solana.interface.calls import build_call
+from psyche.backends.solana.interface.calls import build_call, reads, signs, writes
 from psyche.backends.solana.interface.coordinator import ChainRun, build_account, encode_update
-from psyche.backends.solana.interface.treasury import TreasurerRun
 from psyche.core.state.limits import CLIENT_VERSION_BYTES
 from psyche.core.state.messages import Update
+from psyche.core.state.roster import is_in_epoch
+from psyche.core.state.state import Coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class TreasurerRun:
+    address: Pubkey
+    index: int
+    main_authority: Pubkey  # its owner
+    join_authority: Pubkey
+    coordinator_account: Pubkey
+    coordinator_instance: Pubkey
+    collateral_mint: Pubkey
+    total_claimed_earned_points: int
+    run_collateral: Pubkey  # the token account that pays
+    run_uid: bytes
+
+    @classmethod
+    def read(cls, address: Pubkey, raw: bytes) -> Self:
+        values = TREASURER_RUN.decode(raw)
+        del values["bump"]
+        return cls(address, **values)
+
+
+class ParticipantData(NamedTuple):
+    run: Pubkey
+    run_uid: bytes
+    user: Pubkey
+    payer: Pubkey  # gets the deposit back
+    claimed_earned_points: int
+
+    @classmethod
+    def read(cls, raw: bytes) -> Self:
+        values = PARTICIPANT.decode(raw)
+        del values["bump"]
+        return cls(**values)
+
+
+def compute_owed(run: TreasurerRun, instance: InstanceData, state: Coordinator) -> int:
+    """The points for which members have not been paid, with those that the running epoch pays at its end."""
+    registry = state.registry
+    pool = registry.current_earning_rate + registry.carry if is_in_epoch(state) else 0
+    gross = instance.collected_points + pool + sum(slot.earned for slot in registry.slots)
+    return max(0, gross - run.total_claimed_earned_points)
+
 
 _TOKEN_TRANSFER: Final = 3
 

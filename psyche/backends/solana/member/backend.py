@@ -9,10 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from psyche.backends.solana.member.following import ChainPlatform, RecordFollower
-from psyche.backends.solana.member.joins import JoinKeeper
 from psyche.backends.solana.member.link import Link
-from psyche.backends.solana.member.sending import MessageSubmitter
-from psyche.backends.solana.member.ticks import TickKeeper
+from psyche.backends.solana.member.sending import JoinKeeper, MessageSubmitter, TickKeeper
 from psyche.core.state.messages import Join, Message, Withdraw
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError

@@ -10,7 +10,6 @@ from typing import Final
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche.backends.clocks import describe_wrong_clock
 from psyche.backends.solana.amounts import LAMPORTS_PER_SIGNATURE, format_sol
 from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.interface.addresses import EVERYBODY, get_authorization_address, use_program_ids
@@ -19,13 +18,13 @@ from psyche.backends.solana.interface.failures import WalletEmpty
 from psyche.backends.solana.joining import allows, find_authorization
 from psyche.backends.solana.lookup import find_run
 from psyche.backends.solana.member.backend import ChainPlatform, SolanaBackend, open_chain_backend
-from psyche.backends.solana.member.minimum_slot import FileFloor
-from psyche.backends.solana.member.version import check_version
+from psyche.backends.solana.member.following import FileMinimumSlot, check_version
 from psyche.backends.solana.programs.vouching import choose_programs
 from psyche.backends.solana.rpc.client import Rpc, open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
 from psyche.backends.solana.rpc.transaction import FeePolicy
 from psyche.backends.solana.session import ChainSession, CommandWriter
+from psyche.backends.waits import describe_wrong_clock
 from psyche.config.rules import find_chain_problems
 from psyche.core.state.state import Coordinator, RunState
 from psyche.durable import make_folder
@@ -136,7 +135,7 @@ class ChainMember:
     ) -> AsyncGenerator[SolanaBackend]:
         """Open the backend of this member; its wallet is looked at once per epoch."""
         make_folder(data_dir)
-        floor = FileFloor(data_dir / f"{FLOOR_FILE}-{entry.accounts.account}")
+        floor = FileMinimumSlot(data_dir / f"{FLOOR_FILE}-{entry.accounts.account}")
         wallet = bytes(self.wallet.pubkey())
         async with (
             open_rpc(self.endpoints, sink=sink) as rpc,

@@ -5,22 +5,78 @@ import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
 import trio
 
+from psyche import __version__
 from psyche.backends.solana.member.link import Link, Reading
 from psyche.backends.solana.member.logic import find_own_slot
-from psyche.backends.solana.member.minimum_slot import NoFloor, SlotFloor
-from psyche.backends.solana.member.version import check_version
 from psyche.backends.solana.member.view import RecordView, Taken, get_kept_phase
 from psyche.backends.waits import NamedWaits
 from psyche.core.encoding.account import decode_state
-from psyche.core.state.state import Coordinator
-from psyche.errors import BackendError, ChainReplaced, PsycheError, RunClosed
+from psyche.core.state.state import Coordinator, RunState
+from psyche.durable import make_folder, read_file, replace_file
+from psyche.errors import BackendError, ChainReplaced, PsycheError, RunClosed, VersionMismatch
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
 from psyche.wire.nursery import open_plain_nursery
+
+MAX_SLOT_FILE_BYTES: Final = 64
+
+
+class MinimumSlot(Protocol):
+    def read(self) -> int: ...
+
+    def write(self, slot: int) -> None: ...
+
+
+class NoMinimumSlot:
+    """Keeps nothing: for clients that never start again."""
+
+    def read(self) -> int:
+        return 0
+
+    def write(self, slot: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileMinimumSlot:
+    """Keeps the slot in a file; one for each account, since another chain counts other slots."""
+
+    path: Path
+
+    def read(self) -> int:
+        try:
+            return int(read_file(self.path, MAX_SLOT_FILE_BYTES))
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError) as error:
+            raise BackendError(
+                f"{self.path}: cannot be read as a slot ({error}); remove it once the run is past the round in which "
+                "this client ended"
+            ) from error
+
+    def write(self, slot: int) -> None:
+        try:
+            make_folder(self.path.parent)
+            replace_file(self.path, b"%d" % slot, self.path.with_name(f".{self.path.name}-new"))
+        except OSError as error:
+            raise BackendError(
+                f"{self.path}: cannot be written ({error.strerror}); until it can, a restart of this client may go "
+                "back behind the slot that it has seen"
+            ) from error
+
+
+def check_version(state: Coordinator) -> None:
+    """Check that this program has the version that the run's owner wants; an empty one, or `latest`, is any."""
+    if state.client_version not in ("", "latest", __version__) and state.run_state is not RunState.FINISHED:
+        raise VersionMismatch(
+            f"run {state.run_id!r} wants clients of version {state.client_version}, and this is {__version__}: install "
+            "that version (in a checkout: `git pull`, then `bash scripts/install`) and start this client again"
+        )
+
 
 DOUBT_S: Final = 15.0  # in this time each endpoint is asked again at least once
 SILENCE_S: Final = 20.0  # endpoints are asked every few seconds, even if the account does not change
@@ -37,7 +93,7 @@ class ChainPlatform:
     """
 
     rng: random.Random = field(default_factory=random.SystemRandom)
-    floor: SlotFloor = field(default_factory=NoFloor)
+    floor: MinimumSlot = field(default_factory=NoMinimumSlot)
     decode: Callable[[bytes], Coordinator] = decode_state
 
 

@@ -1,20 +1,23 @@
-"""Sending messages: judged by the newest record, sent until they are on record or too late."""
+"""Sending messages: tried by the newest record, sent until they are on record or too late; joins kept, ticks sent."""
 
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
+from random import Random
 from typing import Final
 
 import trio
 
 from psyche.backends.solana.member.following import RecordFollower
 from psyche.backends.solana.member.link import ChainTime, Link, TransactionExpired
-from psyche.backends.solana.member.logic import Advice, Judge
+from psyche.backends.solana.member.logic import JOIN_VALID_S, RENEW_BEFORE_S, Advice, Judge, Ticker, is_renewal_due
 from psyche.core.rules.apply import BY_TYPE
-from psyche.core.state.errors import CoordinatorError, Halted
-from psyche.core.state.messages import Message, Tick
+from psyche.core.state.errors import ClientsFull, CoordinatorError, Halted
+from psyche.core.state.messages import Join, Message, ReclaimSlot, Tick
 from psyche.errors import BackendError
 from psyche.telemetry import types
+from psyche.wire.backend import NotAllowed
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof
 
@@ -121,3 +124,100 @@ class MessageSubmitter:
                 self._follower.sink.emit(types.Error(message=str(error), action=action))
             self._trouble = str(error)
             await trio.sleep(RENEW_EVERY_S)
+
+
+LOOK_AHEAD_S: Final = 1  # the chain may be ahead of this client's idea of its time
+
+
+class TickKeeper:
+    """Ticks when a transition is due; `rng` decides which client does."""
+
+    def __init__(self, wallet: bytes, rng: Random, follower: RecordFollower, submitter: MessageSubmitter) -> None:
+        self._ticker = Ticker(wallet, rng)
+        self._follower = follower
+        self._submitter = submitter
+
+    async def tick(self) -> None:
+        """Tick if that would change the record; the backend does so by itself while it runs (T3)."""
+        async with self._submitter.take_turn(Tick):
+            if await self._is_tick_due():
+                view, version = self._follower.view, self._follower.view.version
+                await self._submitter.send((Tick(None),), None, lambda: view.version > version)
+                with trio.move_on_after(CATCH_UP_S):
+                    await self._follower.wait_until(lambda: view.version > version)
+
+    async def keep_ticking(self) -> None:
+        view = self._follower.view
+        while True:
+            await trio.sleep(TICK_EVERY_S)
+            if not view.is_usable or self._ticker.is_waiting(view.nonce, trio.current_time()):
+                continue
+            if await self._is_tick_due() and self._ticker.decide(view.state, trio.current_time()):
+                await self._submitter.attempt("tick", self.tick)
+
+    async def _is_tick_due(self) -> bool:
+        """Whether a tick would change the record; the chain is only asked if it might."""
+        if self._submitter.has_time:
+            armed = self._follower.view.state.current.entropy_slot
+            soon = ChainTime(armed + 1, self._submitter.carry_time_on().unix + LOOK_AHEAD_S)
+            if not self._submitter.judge.is_tick_due(soon):
+                return False
+        await self._submitter.ask_time()
+        return self._follower.view.is_usable and self._submitter.judge.is_tick_due(self._submitter.judge.time)
+
+
+ALLOWED_AGAIN_S: Final = (1.0, 2.0, 5.0, 10.0)  # a wallet that may not join asks again after this
+
+
+class JoinKeeper:
+    def __init__(self, wallet: bytes, p2p: bytes, follower: RecordFollower, submitter: MessageSubmitter) -> None:
+        self._wallet, self._p2p = wallet, p2p
+        self._follower = follower
+        self._submitter = submitter
+        self.is_wanted = False  # its client is up: one that still loads PyTorch must not be counted on (M2)
+
+    async def join(self, message: Join, proof: Proof) -> None:
+        """Join; a wallet that the run's owner has not let in yet asks again until it is (M12)."""
+        refusals, self.is_wanted = 0, True
+        while not self._follower.has_withdrawn:
+            try:
+                await self._join_once(message, proof)
+            except NotAllowed as error:
+                if self._follower.waits.start(types.Wait.PERMISSION, "the owner to allow this client's wallet", "join"):
+                    self._follower.sink.emit(types.NotAllowedYet(message=f"{error}. This client then joins by itself"))
+                await trio.sleep(ALLOWED_AGAIN_S[min(refusals, len(ALLOWED_AGAIN_S) - 1)])
+                refusals += 1
+            else:
+                self._follower.waits.end(types.Wait.PERMISSION, types.WaitOutcome.ALLOWED)
+                return
+
+    async def _join_once(self, message: Join, proof: Proof) -> None:
+        """Join for a limited time, so that an epoch is not formed with a client that has died meanwhile (M2)."""
+        while not self._follower.has_withdrawn and (messages := await self._consider_join(message)):
+            until_unix = self._submitter.carry_time_on().unix + JOIN_VALID_S
+            join = replace(message, expires_unix=until_unix)
+            is_over = partial(self._is_join_over, message, until_unix)
+            if await self._submitter.send((*messages[:-1], join), proof, is_over):
+                await self._submitter.shows(message)
+                return
+
+    async def _consider_join(self, message: Join) -> tuple[Message, ...]:
+        """What has to be sent for a join; nothing if the record has it already."""
+        try:
+            return () if await self._submitter.consider(message) is Advice.DONE else (message,)
+        except ClientsFull:
+            self._submitter.judge.judge(ReclaimSlot())  # raises if no slot is idle; a server does this by itself (M4)
+            return ReclaimSlot(), message
+
+    def _is_join_over(self, message: Join, until_unix: int) -> bool:
+        is_stale = self._submitter.carry_time_on().unix + RENEW_BEFORE_S > until_unix
+        return is_stale or self._follower.has_withdrawn or self._submitter.judge.is_done(message)
+
+    async def keep_joined(self, submit: Callable[[Message], Awaitable[None]]) -> None:
+        while True:
+            await trio.sleep(RENEW_EVERY_S)
+            is_here = self.is_wanted and not self._follower.has_withdrawn
+            if not is_here or not self._follower.view.is_usable or not self._follower.has_place:
+                continue
+            if is_renewal_due(self._follower.view.state, self._wallet, self._p2p, self._submitter.carry_time_on().unix):
+                await self._submitter.attempt("join", submit, Join(self._p2p))

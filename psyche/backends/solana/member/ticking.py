@@ -9,9 +9,8 @@ from psyche.backends.solana.interface.events import StateChangedEvent
 from psyche.backends.solana.lookup import find_run
 from psyche.backends.solana.member.link import ChainTime
 from psyche.backends.solana.member.logic import is_tick_due
-from psyche.backends.solana.packing import Step
 from psyche.backends.solana.rpc.sender import Landed
-from psyche.backends.solana.session import ChainPlan, ChainSession
+from psyche.backends.solana.session import ChainPlan, ChainSession, Step
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import NameCheckpoint, Tick
 from psyche.core.state.state import ZERO32, Checkpoint, RunState

@@ -15,8 +15,7 @@ from psyche.backends.solana.interface.treasurer import RunChange, build_run_upda
 from psyche.backends.solana.joining import find_authorization
 from psyche.backends.solana.lookup import FoundRun, RunTarget, find_decimals, find_run
 from psyche.backends.solana.owner.rewards import find_earner
-from psyche.backends.solana.packing import Step
-from psyche.backends.solana.session import ChainPlan, ChainSession
+from psyche.backends.solana.session import ChainPlan, ChainSession, Step
 from psyche.backends.summary import get_joined_slots, summarize_run
 from psyche.core.rules.apply import apply
 from psyche.core.state import messages as msg

@@ -12,14 +12,18 @@ from solders.token.associated import get_associated_token_address
 from psyche.backends.solana.interface.addresses import get_instance_address, get_run_address
 from psyche.backends.solana.interface.coordinator import Authorities, ChainRun, build_free, build_init
 from psyche.backends.solana.interface.tokens import TOKEN_BYTES, build_token_account
-from psyche.backends.solana.interface.treasurer import NewRun, build_run_close, build_run_create, compute_run_index
-from psyche.backends.solana.interface.treasury import TreasurerRun
+from psyche.backends.solana.interface.treasurer import (
+    NewRun,
+    TreasurerRun,
+    build_run_close,
+    build_run_create,
+    compute_run_index,
+)
 from psyche.backends.solana.lookup import FoundRun, RunTarget, find_decimals, find_instance, read_run
 from psyche.backends.solana.owner.administration import build_steps
-from psyche.backends.solana.owner.holders import find_token_deposit
+from psyche.backends.solana.owner.funds import find_token_deposit
 from psyche.backends.solana.owner.rewards import describe_return, find_earners, plan_settlement
-from psyche.backends.solana.packing import Step
-from psyche.backends.solana.session import ChainPlan, ChainSession
+from psyche.backends.solana.session import ChainPlan, ChainSession, Step
 from psyche.config.load import LoadedRun
 from psyche.config.rules import delay_entropy
 from psyche.config.update import check_update, lay_out_changes

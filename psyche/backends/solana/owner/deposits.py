@@ -17,11 +17,9 @@ from psyche.backends.solana.interface.accounts import (
     EarnedPointsData,
 )
 from psyche.backends.solana.interface.coordinator import build_close_earned_points
-from psyche.backends.solana.interface.treasurer import build_participant_close
-from psyche.backends.solana.interface.treasury import ParticipantData, TreasurerRun
-from psyche.backends.solana.packing import Step
+from psyche.backends.solana.interface.treasurer import ParticipantData, TreasurerRun, build_participant_close
 from psyche.backends.solana.rpc.client import Rpc
-from psyche.backends.solana.session import ChainPlan, ChainSession
+from psyche.backends.solana.session import ChainPlan, ChainSession, Step
 from psyche.core.encoding.account import decode_state
 from psyche.errors import WireError
 from psyche.telemetry.text import format_number

@@ -14,17 +14,18 @@ from psyche.backends.solana.interface.addresses import get_earned_points_address
 from psyche.backends.solana.interface.coordinator import build_collect
 from psyche.backends.solana.interface.tokens import build_token_account, read_mint, read_token_account
 from psyche.backends.solana.interface.treasurer import (
+    ParticipantData,
+    TreasurerRun,
     build_participant_claim,
     build_participant_create,
     build_run_withdraw,
     build_top_up,
+    compute_owed,
 )
-from psyche.backends.solana.interface.treasury import ParticipantData, TreasurerRun, compute_owed
 from psyche.backends.solana.lookup import FoundRun
-from psyche.backends.solana.owner.holders import find_target, find_token_deposit
-from psyche.backends.solana.packing import Step
+from psyche.backends.solana.owner.funds import find_target, find_token_deposit
 from psyche.backends.solana.rpc.replies import get_data
-from psyche.backends.solana.session import ChainPlan, ChainSession
+from psyche.backends.solana.session import ChainPlan, ChainSession, Step
 from psyche.errors import ConfigError
 from psyche.telemetry.text import format_number, format_table
 

@@ -14,15 +14,13 @@ from solders.pubkey import Pubkey
 
 from psyche.backends.solana.amounts import LAMPORTS_PER_SIGNATURE
 from psyche.backends.solana.interface.addresses import SOURCE_IDS, ProgramIds
-from psyche.backends.solana.interface.files import find_file
-from psyche.backends.solana.packing import Step
+from psyche.backends.solana.interface.idl import find_file
 from psyche.backends.solana.programs import loader
 from psyche.backends.solana.programs.check import read_programs
-from psyche.backends.solana.programs.patching import replace_ids
-from psyche.backends.solana.programs.vouching import NOBODY, ClusterPrograms, VouchedProgram, read_digests
+from psyche.backends.solana.programs.vouching import NOBODY, ClusterPrograms, VouchedProgram, read_digests, replace_ids
 from psyche.backends.solana.rpc.replies import read_integer
 from psyche.backends.solana.rpc.transaction import Budget, TransactionDraft
-from psyche.backends.solana.session import ChainPlan, ChainSession, Quote
+from psyche.backends.solana.session import ChainPlan, ChainSession, Quote, Step
 from psyche.backends.solana.wallet import read_wallet, write_wallet
 from psyche.errors import BackendError, ConfigError
 

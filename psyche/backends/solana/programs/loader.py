@@ -9,7 +9,7 @@ from solders.system_program import ID as SYSTEM
 from solders.system_program import CreateAccountParams, create_account
 from solders.sysvar import CLOCK, RENT
 
-from psyche.backends.solana.account_metas import reads, signs, writes
+from psyche.backends.solana.interface.calls import reads, signs, writes
 from psyche.errors import WireError
 
 UPGRADEABLE: Final = Pubkey.from_string("BPFLoaderUpgradeab1e11111111111111111111111")

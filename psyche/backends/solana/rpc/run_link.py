@@ -3,6 +3,7 @@
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -21,7 +22,6 @@ from psyche.backends.solana.interface.coordinator import (
 )
 from psyche.backends.solana.interface.failures import ProgramRefused
 from psyche.backends.solana.member.link import ChainTime, Reading, TransactionExpired
-from psyche.backends.solana.rpc.chain_clock import ChainClock
 from psyche.backends.solana.rpc.client import NoEndpoint, Rpc
 from psyche.backends.solana.rpc.sender import TransactionSender
 from psyche.backends.solana.rpc.transaction import FeePolicy
@@ -36,6 +36,41 @@ from psyche.wire.crypto import Identity
 from psyche.wire.gossip import decode_gossip, get_signed_bytes
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof
+
+TIME_S: Final = 12.0  # after which it is asked for again
+LEAST_S: Final = 2.0  # between two answers that show how fast slots pass
+
+
+@dataclass(slots=True)
+class ChainClock:
+    """Estimates the chain's time: a little late rather than early. `now_s` is a clock that only moves forward."""
+
+    _time: ChainTime | None = None
+    _at_s: float = 0.0
+    _rate: float = 0.0  # slots a second; 0: not known yet
+    _slot: int = 0  # the newest that an endpoint has shown
+    _slot_at_s: float = 0.0
+
+    def set(self, time: ChainTime, now_s: float) -> None:
+        if self._time is not None and now_s - self._at_s >= LEAST_S:
+            self._rate = max(0.0, (time.slot - self._time.slot) / (now_s - self._at_s))
+        if self._time is None or now_s - self._at_s >= LEAST_S:
+            self._time, self._at_s = time, now_s
+        self._slot, self._slot_at_s = time.slot, now_s
+
+    def note_slot(self, slot: int, now_s: float) -> None:
+        if slot > self._slot:
+            self._slot, self._slot_at_s = slot, now_s
+
+    def estimate_slot(self, now_s: float) -> int:
+        """The slot that the most advanced endpoint shows now."""
+        return self._slot + int((now_s - self._slot_at_s) * self._rate)
+
+    def estimate(self, now_s: float) -> ChainTime | None:
+        if self._time is None or not self._rate or now_s - self._at_s > TIME_S:
+            return None
+        return ChainTime(self.estimate_slot(now_s), self._time.unix + int(now_s - self._at_s))
+
 
 # After no endpoint has answered: as often as a client asks whose tick is due. In simulated runs whose endpoints refuse
 # six requests of ten, rounds of 20 s take 26 s if clients wait for 2 s.

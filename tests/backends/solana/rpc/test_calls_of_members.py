@@ -6,7 +6,7 @@ import trio
 from kits.chain.counted import BUSY_S, open_counted, play
 
 from psyche.backends.solana.member.link import ChainTime
-from psyche.backends.solana.rpc.chain_clock import LEAST_S, TIME_S, ChainClock
+from psyche.backends.solana.rpc.run_link import LEAST_S, TIME_S, ChainClock
 from psyche.testing.builders import build_config
 
 MEMBERS, ROUNDS = 3, 8

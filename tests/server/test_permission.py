@@ -66,7 +66,7 @@ async def test_a_client_that_is_not_allowed_sees_nothing_waits_by_name_and_comes
         with trio.move_on_after(5):
             async for _ in backend.states():
                 raise AssertionError("a stranger was shown the state")
-        assert backend.address_book() == ()
+        assert backend.get_addresses() == ()
         status = await TcpAdministration(server, ADA).get_status()
         assert (status.run_id, status.allowed) == ("test-run", 0), "the public status is answered"
         status = await TcpAdministration(server, OWNER).command(Allow(ADA.public))

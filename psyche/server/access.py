@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import msgspec
 
 from psyche.wire import backend as wire
-from psyche.wire.access import MAX_KEYS, MAX_WAITING, NOBODY, Access, AccessMessage, Allow, Authorization, Disallow
+from psyche.wire.access import MAX_KEYS, MAX_WAITING, NOBODY, Access, AccessMessage, Allow, Authorization
 from psyche.wire.msgpack import decode_msgpack
 
 WAITING_SHOWN_S: Final = 600  # a client that is refused asks again at least every 10 s
@@ -42,27 +42,17 @@ class AccessChanges:
     denied: set[bytes] = field(default_factory=set[bytes])
 
     def change(self, message: AccessMessage) -> None:
-        match message:
-            case Allow():
-                self.allow(message.grantee, message.delegates)
-            case Disallow():
-                self.disallow(message.key, message.forgotten)
-
-    def allow(self, grantee: bytes, delegates: tuple[bytes, ...]) -> None:
-        """Authorize a grantee; its new delegates are added to the present ones."""
-        self.granted[grantee] = tuple(dict.fromkeys((*self.granted.get(grantee, ()), *delegates)))
-        self.denied -= {grantee, *delegates}
-
-    def disallow(self, key: bytes, forgotten: bytes | None = None) -> None:
-        """Revoke whatever lets this key join; if it is a grantee, its delegates are removed too.
-
-        `forgotten`: a disallowed key to drop from the list, to make room.
-        """
-        self.granted.pop(key, None)
+        """Carry out a command: new delegates are added to the present ones, and with a grantee go its delegates."""
+        if isinstance(message, Allow):
+            delegates = (*self.granted.get(message.grantee, ()), *message.delegates)
+            self.granted[message.grantee] = tuple(dict.fromkeys(delegates))
+            self.denied -= {message.grantee, *message.delegates}
+            return
+        self.granted.pop(message.key, None)
         for grantee, delegates in self.granted.items():
-            self.granted[grantee] = tuple(one for one in delegates if one != key)
-        self.denied.discard(forgotten or b"")
-        self.denied.add(key)
+            self.granted[grantee] = tuple(one for one in delegates if one != message.key)
+        self.denied.discard(message.forgotten or b"")  # which makes room
+        self.denied.add(message.key)
 
     def count_granted(self) -> int:
         return sum(1 + len(delegates) for delegates in self.granted.values())

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
+import numpy as np
 import structlog
 import trio
 
 from psyche.data.provider import SampleSource
-from psyche.data.reply import PART_BYTES, RowsReply
 from psyche.errors import BackendError, DataError, WireError
 from psyche.wire.crypto import Identity
 from psyche.wire.data import (
@@ -29,6 +29,7 @@ from psyche.wire.data import (
     Refused,
     decode_data_request,
     encode_data_reply,
+    encode_rows_head,
 )
 from psyche.wire.line.framing import ConnectionLost, FrameStream
 from psyche.wire.line.handshake import server_handshake
@@ -42,9 +43,40 @@ MAX_READS: Final = 32  # concurrent reads from disk; no read is held during a se
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 NON_MEMBER_TIMEOUT_S: Final = 10.0  # time for a non-member's next request
 IDLE_TIMEOUT_S: Final = 3_600.0  # a member may be idle through long rounds; its client reconnects by itself
+PART_BYTES: Final = 64 << 10  # of a reply in memory: 512 connections hold at most 32 MiB of rows
 SEND_TIMEOUT_S: Final = PART_BYTES / LEAST_RATE_BYTES_S  # per part of a reply
 ROUND_WAIT_S: Final = 5.0  # how long a request for a round that has not begun here is held
 _log = structlog.get_logger("psyche.data.server")
+
+
+class RowsReply:
+    """The frame that answers a request, read from the source in parts as the connection takes them (K7)."""
+
+    def __init__(self, source: SampleSource, request: FetchRequest) -> None:
+        self._source = source
+        self._start = request.start
+        self._row_bytes = source.sequence_length * source.token_size_bytes
+        self._ids_bytes = (request.end - request.start + 1) * self._row_bytes
+        self._head = encode_rows_head(
+            request.start, request.end, source.sequence_length, source.token_size_bytes, self._ids_bytes
+        )
+        self.size_bytes = len(self._head) + self._ids_bytes
+
+    def read_first(self) -> bytes:
+        """Read the first part of the frame: the head and the first ids."""
+        return self._head + self._read_ids(0)
+
+    def read(self, offset_bytes: int) -> bytes:
+        return self._read_ids(offset_bytes - len(self._head))
+
+    def _read_ids(self, offset_bytes: int) -> bytes:
+        """Read at most `PART_BYTES` of ids; a longer row is read again for each of its parts."""
+        size_bytes = min(PART_BYTES, self._ids_bytes - offset_bytes)
+        first, skipped_bytes = divmod(offset_bytes, self._row_bytes)
+        last = (offset_bytes + size_bytes - 1) // self._row_bytes
+        rows = self._source.samples(self._start + first, self._start + last)
+        ids = rows.astype(f"<u{self._source.token_size_bytes}", copy=False).reshape(-1).view(np.uint8)
+        return ids[skipped_bytes : skipped_bytes + size_bytes].tobytes()
 
 
 @dataclass(slots=True)

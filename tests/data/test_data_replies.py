@@ -14,8 +14,7 @@ from psyche.data import client as client_module
 from psyche.data import server as server_module
 from psyche.data.client import RemoteData
 from psyche.data.local import TokenRows
-from psyche.data.reply import PART_BYTES, RowsReply
-from psyche.data.server import DataServer
+from psyche.data.server import PART_BYTES, DataServer, RowsReply
 from psyche.errors import DataError
 from psyche.testing.builders import build_identity
 from psyche.wire.crypto import Identity

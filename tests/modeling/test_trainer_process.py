@@ -23,8 +23,7 @@ from psyche.modeling.trainer.frames import (
     decode_to_parent,
     encode,
 )
-from psyche.modeling.trainer.process import TrainerProcess
-from psyche.modeling.trainer.watchdog import Watchdog, WatchdogLimits
+from psyche.modeling.trainer.process import TrainerProcess, Watchdog, WatchdogLimits
 from psyche.wire.line.framing import FrameTimeout
 from psyche.wire.trainer import ApplyRequest, CheckRequest, LoadRequest, SnapshotRequest, TrainRequest
 

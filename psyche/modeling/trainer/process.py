@@ -7,10 +7,13 @@ import contextlib
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict, deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Client
 from multiprocessing.reduction import send_handle
 from pathlib import Path
@@ -35,7 +38,6 @@ from psyche.modeling.trainer.frames import (
     decode_to_parent,
     encode,
 )
-from psyche.modeling.trainer.watchdog import Watchdog, WatchdogLimits
 from psyche.wire.line.framing import ConnectionLost, FrameStream, FrameTimeout
 from psyche.wire.trainer import (
     ApplyReply,
@@ -55,7 +57,50 @@ SEND_TIMEOUT_S: Final = 30.0  # the child's reading thread reads at once; a long
 CANCEL_TIMEOUT_S: Final = 2.0
 HOST_TIMEOUT_S: Final = 10.0
 REAP_TIMEOUT_S: Final = 5.0  # for the exit after SIGKILL; longer only if the kernel itself is stuck
+HISTORY: Final = 32  # calls remembered per operation
+KNOWN: Final = 3  # calls after which the median is meaningful
 LOG_TAIL_BYTES: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class WatchdogLimits:
+    """Limits in seconds of silence; a trainer sends a beat at every micro-batch and every tensor.
+
+    `start_s` bounds the start of the process (imports), `load_s` a load (loading a Hugging Face folder sends
+    no beats), `unknown_s` any other call before its durations are known. `floor_s` keeps a swapping or
+    overloaded machine from looking like a hang.
+    """
+
+    start_s: float = 180.0
+    load_s: float = 600.0
+    unknown_s: float = 120.0
+    floor_s: float = 10.0
+
+
+class Watchdog:
+    """The time limit of a trainer's silence, after which it counts as hung (F21)."""
+
+    def __init__(self, limits: WatchdogLimits) -> None:
+        self.limits = limits
+        self._seconds: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=HISTORY))
+
+    def note(self, operation: str, seconds: float) -> None:
+        self._seconds[operation].append(seconds)
+
+    def get_limit_s(self, operation: str) -> float:
+        """The longest silence allowed while `operation` runs.
+
+        For a train step it is twice the median of the last 32 steps, at least the floor. Other operations vary with
+        their input, so for them it is four times the longest call seen, at least `unknown_s`.
+        """
+        if operation == "load":
+            return self.limits.load_s
+        seen = self._seconds[operation]
+        if operation != "train":
+            return max(self.limits.unknown_s, 4 * max(seen, default=0.0))
+        if len(seen) < KNOWN:
+            return self.limits.unknown_s
+        return max(self.limits.floor_s, 2 * statistics.median(seen))
 
 
 class HostedProcess:

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import trio
 import typer
-from typer.testing import CliRunner
+from kits.commands import call, refuse, run
 
-from psyche.cli.app import app
 from psyche.cli.commands.client import get_bind_ip
 from psyche.cli.commands.model import format_sample
 from psyche.cli.commands.testnet import parse_numbers
@@ -48,10 +47,6 @@ from psyche.wire.report import SelfReport
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*arguments: str) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 @pytest.mark.parametrize("error", [VersionMismatch("x"), RunClosed("x"), ChainReplaced("x")])
 def test_errors_with_an_exit_code_of_their_own_end_the_process_with_it(error: PsycheError) -> None:
     with pytest.raises(typer.Exit) as exit_:
@@ -60,8 +55,7 @@ def test_errors_with_an_exit_code_of_their_own_end_the_process_with_it(error: Ps
 
 
 def test_an_error_of_ours_is_one_message_and_exit_code_1(tmp_path: Path) -> None:
-    result = run("data", "tokenize", str(tmp_path / "missing.txt"), "-o", str(tmp_path / "out.bin"))
-    assert result.exit_code == 1
+    result = refuse("data", "tokenize", tmp_path / "missing.txt", "-o", tmp_path / "out.bin")
     assert "missing.txt" in result.output
     assert "Traceback" not in result.output
     assert list(tmp_path.iterdir()) == []
@@ -69,8 +63,7 @@ def test_an_error_of_ours_is_one_message_and_exit_code_1(tmp_path: Path) -> None
 
 def test_debug_shows_where_an_error_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Debug, "on", False)
-    result = run("--debug", "data", "tokenize", str(tmp_path / "missing.txt"), "-o", str(tmp_path / "out.bin"))
-    assert result.exit_code == 1
+    result = refuse("--debug", "data", "tokenize", tmp_path / "missing.txt", "-o", tmp_path / "out.bin")
     assert "Traceback" in result.output
 
 
@@ -98,15 +91,14 @@ def test_ctrl_c_at_a_question_is_130_too(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("psyche.cli.helpers.interview.is_terminal", lambda: True)
     monkeypatch.setattr(typer, "prompt", interrupt)
-    result = run("init", str(tmp_path / "first"))
+    result = run("init", tmp_path / "first")
     assert (result.exit_code, result.output) == (130, "\nStopped; nothing was changed.\n")
     assert not (tmp_path / "first").exists()
 
 
 def test_text_becomes_tokens(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("hello")
-    result = run("data", "tokenize", str(tmp_path / "a.txt"), "-o", str(tmp_path / "data" / "train.bin"))
-    assert result.exit_code == 0
+    result = call("data", "tokenize", tmp_path / "a.txt", "-o", tmp_path / "data" / "train.bin")
     assert "6 tokens of 2 bytes from 1 document, vocabulary 256" in result.output
     assert (tmp_path / "data" / "train.bin").stat().st_size == 12
 
@@ -114,7 +106,7 @@ def test_text_becomes_tokens(tmp_path: Path) -> None:
 def test_validate_config_names_file_line_and_key(tmp_path: Path) -> None:
     text = (ROOT / "config" / "demo" / "run.toml").read_text().replace("min_clients = 2", "min_clientz = 2")
     (tmp_path / "run.toml").write_text(text)
-    result = run("server", "validate-config", "--state", str(tmp_path))
+    result = run("server", "validate-config", "--state", tmp_path)
     line = 1 + text.splitlines().index("min_clientz = 2")
     assert result.exit_code == 1
     assert f"run.toml:{line}" in result.output
@@ -122,32 +114,25 @@ def test_validate_config_names_file_line_and_key(tmp_path: Path) -> None:
 
 
 def test_the_sample_of_the_original_documentation_is_valid_but_cannot_run_yet() -> None:
-    result = run("server", "validate-config", "--state", str(ROOT / "config" / "sample"))
-    assert result.exit_code == 0
-    assert "data_location" in result.output
-    refused = run("server", "run", "--state", str(ROOT / "config" / "sample"))
-    assert refused.exit_code == 1
-    assert "Hub" in refused.output
+    assert "data_location" in call("server", "validate-config", "--state", ROOT / "config" / "sample").output
+    assert "Hub" in refuse("server", "run", "--state", ROOT / "config" / "sample").output
 
 
 def test_show_identity_prints_the_public_key(tmp_path: Path) -> None:
     key = tmp_path / "my.key"
-    missing = run("client", "show-identity", "-i", str(key))
-    assert missing.exit_code == 1
+    missing = refuse("client", "show-identity", "-i", key)
     assert f"`psyche client show-identity --identity-secret-key-path {key} --create`" in missing.output
-    made = run("client", "show-identity", "-i", str(key), "--create")
+    made = run("client", "show-identity", "-i", key, "--create")
     assert made.output.strip() == read_key_file(key).public.hex()
     assert key.stat().st_mode & 0o077 == 0
-    assert run("client", "show-identity", "-i", str(key)).output == made.output
+    assert run("client", "show-identity", "-i", key).output == made.output
 
 
 def test_show_identity_reads_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAW_IDENTITY_SECRET_KEY", "01" * 32)
     assert run("client", "show-identity").output.strip() == Identity(b"\x01" * 32).public.hex()
     monkeypatch.setenv("RAW_IDENTITY_SECRET_KEY", "01")
-    result = run("client", "show-identity")
-    assert result.exit_code == 1
-    assert "RAW_IDENTITY_SECRET_KEY: must be 64 hex digits" in result.output
+    assert "RAW_IDENTITY_SECRET_KEY: must be 64 hex digits" in refuse("client", "show-identity").output
 
 
 @pytest.mark.parametrize(
@@ -165,9 +150,7 @@ def test_a_client_refuses_what_it_cannot_use(
     arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = run("client", "train", *arguments)
-    assert result.exit_code == 1
-    assert message in result.output
+    assert message in refuse("client", "train", *arguments).output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -177,8 +160,7 @@ def test_what_is_no_server_s_address_is_refused_at_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for address in ("http://192.0.2.7:19400", "tcp://h:1", "h:1/", "h", "h:", ":1", "h:0", "h:65536", "h 2:1", "a@h:1"):
-        result = run(*command, "--server-addr", address)
-        assert result.exit_code == 1, address
+        result = refuse(*command, "--server-addr", address)
         assert result.output.startswith(f"error: --server-addr {address!r}: must be HOST:PORT")
     assert "leave out what is before //" in run(*command, "--server-addr", "http://192.0.2.7:19400").output
     monkeypatch.setenv("SERVER_ADDR", "https://h")
@@ -212,28 +194,22 @@ def test_status_of_a_server_that_is_not_there_says_so(monkeypatch: pytest.Monkey
         raise PsycheError("gave up")
 
     monkeypatch.setattr(TcpAdministration, "get_status", give_up)
-    result = run("run", "info", "--server-addr", "127.0.0.1:1")
-    assert result.exit_code == 1
-    assert result.output == "error: gave up\n"
+    assert refuse("run", "info", "--server-addr", "127.0.0.1:1").output == "error: gave up\n"
 
 
 def test_pause_needs_a_key(tmp_path: Path) -> None:
-    result = run("run", "pause", "--server-addr", "127.0.0.1:1")
-    assert result.exit_code == 1
+    result = refuse("run", "pause", "--server-addr", "127.0.0.1:1")
     assert "--state-dir" in result.output
-    result = run("run", "pause", "--server-addr", "127.0.0.1:1", "--state-dir", str(tmp_path))
-    assert result.exit_code == 1
+    result = refuse("run", "pause", "--server-addr", "127.0.0.1:1", "--state-dir", tmp_path)
     assert f"no key {tmp_path / 'server.key'}: --state-dir must be the state folder of the server" in result.output
     assert list(tmp_path.iterdir()) == []
 
 
 def test_rates_need_a_number_that_the_record_can_hold() -> None:
     command = ("run", "set-future-epoch-rates", "--server-addr", "127.0.0.1:1", "--state-dir", "state")
-    result = run(*command)
-    assert result.exit_code == 1
-    assert "name a rate: --earning-rate-total-shared, --slashing-rate-per-client, or both" in result.output
-    assert run(*command, "--earning-rate-total-shared", "-1").exit_code == 1
-    assert run(*command, "--slashing-rate-per-client", str(2**63)).exit_code == 1
+    assert "name a rate: --earning-rate-total-shared, --slashing-rate-per-client, or both" in refuse(*command).output
+    refuse(*command, "--earning-rate-total-shared", "-1")
+    refuse(*command, "--slashing-rate-per-client", str(2**63))
 
 
 def test_a_server_that_cannot_start_leaves_nothing_and_says_one_thing(tmp_path: Path) -> None:
@@ -257,13 +233,10 @@ def test_allow_takes_no_key_of_nobody_and_no_more_than_a_list_has_room_for(tmp_p
     (tmp_path / "standard-library").mkdir()
     (tmp_path / "standard-library" / "tokens.bin").write_bytes(bytes(512))
     state = ("--state", str(tmp_path), "--state-dir", str(tmp_path / "state"))
-    nobody = run("server", "run", *state, "--allow", "00" * 32)
-    assert nobody.exit_code == 1
-    assert "--allow: the key of zeros belongs to nobody" in nobody.output
+    assert "--allow: the key of zeros belongs to nobody" in refuse("server", "run", *state, "--allow", "00" * 32).output
     keys = ", ".join(f'"{number:064x}"' for number in range(1, MAX_KEYS + 1))
     (tmp_path / "run.toml").write_text(f"{(tmp_path / 'run.toml').read_text()}\n[access]\nallow = [{keys}]\n")
-    full = run("server", "run", *state, "--allow", "ab" * 32)
-    assert full.exit_code == 1
+    full = refuse("server", "run", *state, "--allow", "ab" * 32)
     assert "--allow: with those of the run's file 4,097 keys, at most 4,096" in full.output
 
 
@@ -358,13 +331,11 @@ def test_out_replaces_nothing_that_it_was_not_told_to(tmp_path: Path) -> None:
         check_out(tmp_path / name, force=False)
     (tmp_path / "model" / "config.json").touch()
     check_out(tmp_path / "model", force=True)
-    refused = run(*arguments, "--out", str(tmp_path / "model"))
-    assert refused.exit_code == 1
+    refused = refuse(*arguments, "--out", tmp_path / "model")
     assert "replace it with --force" in refused.output
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "precious").touch()
-    refused = run(*arguments, "--out", str(tmp_path / "notes"), "--force")
-    assert refused.exit_code == 1
+    refused = refuse(*arguments, "--out", tmp_path / "notes", "--force")
     assert "holds something that is not a model" in refused.output
 
 
@@ -381,9 +352,7 @@ def test_what_is_not_there_is_said_before_torch_is_loaded(
     arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = run(*arguments)
-    assert result.exit_code == 1
-    assert result.output.startswith(message)
+    assert refuse(*arguments).output.startswith(message)
 
 
 def test_a_sample_tells_the_prompt_from_what_the_model_wrote() -> None:
@@ -426,13 +395,10 @@ def test_a_server_runs_answers_pauses_resumes_and_leaves_with_ctrl_c(tmp_path: P
         assert (
             "waiting for members" in run(*asked, read_key_file(tmp_path / "state" / "server.key").public.hex()).output
         )
-        other = run(*asked, "ab" * 32)
-        assert other.exit_code == 1
-        assert "another server answers at this address" in other.output
-        wrong = run(
+        assert "another server answers at this address" in refuse(*asked, "ab" * 32).output
+        wrong = refuse(
             "client", "train", "--run-id", "x", "--server-addr", f"127.0.0.1:{port}", "--data-dir", str(tmp_path / "c")
         )
-        assert wrong.exit_code == 1
         assert wrong.output == "error: this server has run 'dummy', not 'x'\n"
         assert not (tmp_path / "c").exists()
         rates = ("--earning-rate-total-shared", "1000", "--slashing-rate-per-client", "7")
@@ -454,28 +420,16 @@ def test_doctor_reports_as_json_and_fails_where_a_check_fails(monkeypatch: pytes
         lambda: checks.Check("clock", checks.CheckVerdict.WARN, "adrift", "set it"),
     ]
     monkeypatch.setattr(checks, "get_checks", lambda *_, **__: made)
-    result = run("doctor", "--json")
-    assert result.exit_code == 0
-    assert [check["verdict"] for check in json.loads(result.output)] == ["ok", "warn"]
+    assert [check["verdict"] for check in json.loads(call("doctor", "--json").output)] == ["ok", "warn"]
     made.append(lambda: checks.Check("disk", checks.CheckVerdict.FAIL, "full", "make room"))
-    failed = run("doctor")
-    assert failed.exit_code == 1
-    assert "-> make room" in failed.output
+    assert "-> make room" in refuse("doctor").output
 
 
 def test_every_check_but_the_heavy_ones_runs_here(tmp_path: Path) -> None:
     heavy = (checks.check_torch, checks.check_libp2p)
     found = [check() for check in checks.get_checks(tmp_path / "not" / "made", 0) if check not in heavy]
-    assert [check.name for check in found] == [
-        "python",
-        "packages",
-        "machine",
-        "clock",
-        "disk",
-        "files",
-        "ports",
-        "network",
-    ]
+    names = ["python", "packages", "machine", "clock", "disk", "files", "ports", "network"]
+    assert [check.name for check in found] == names
     assert [check.name for check in found if check.verdict is checks.CheckVerdict.FAIL] == []
 
 

@@ -156,8 +156,7 @@ def test_the_tab_key_completes_commands_options_and_values(
 
 
 def test_completion_is_offered_by_the_command_itself() -> None:
-    result = run("--help")
-    assert "--install-completion" in result.output
+    assert "--install-completion" in run("--help").output
     assert "--install-completion" not in run("server", "--help").output
 
 

@@ -276,8 +276,7 @@ def test_an_impossible_answer_is_told_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data = () if "--data" in arguments else ("--data", make_text(tmp_path))
-    result = refuse("init", "r", *arguments, *data, "--yes", "--no-prepare")
-    assert told in result.output
+    assert told in refuse("init", "r", *arguments, *data, "--yes", "--no-prepare").output
     assert not (tmp_path / "r").exists()
 
 
@@ -432,8 +431,7 @@ def test_what_cannot_be_trained_is_told_and_nothing_is_left(
 ) -> None:
     words = make(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    result = refuse("init", tmp_path / "r", "--yes", "--no-prepare", *words)
-    assert told.format(tmp_path) in result.output
+    assert told.format(tmp_path) in refuse("init", tmp_path / "r", "--yes", "--no-prepare", *words).output
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -48,8 +48,7 @@ def test_a_new_run_is_opened_started_paused_and_closed_by_what_is_printed(box: C
     assert read_state(box, "steps").run_state is RunState.PAUSED
     assert "may join no longer" in run_one(opened, "auth delete")
     assert "came back" in run_one(created, "run close")
-    gone = box.refuse("run", "info", "-r", "steps")
-    assert "no run" in run_one(gone, "run list")
+    assert "no run" in run_one(box.refuse("run", "info", "-r", "steps"), "run list")
 
 
 def test_a_wallet_that_is_short_of_sol_is_filled_by_what_is_printed(box: ChainBox) -> None:
@@ -90,8 +89,7 @@ def test_a_run_that_is_not_paused_is_paused_changed_and_resumed_by_what_the_refu
     run_one(said, "run pause")
     assert "paused" in run_one(said, "run info")
     box.call(*update, "--yes", wallet="refused")
-    again = box.refuse("run", "pause", "-r", "refused", wallet="refused")
-    assert "waiting for members" in run_one(again, "run resume")
+    assert "waiting for members" in run_one(box.refuse("run", "pause", "-r", "refused", wallet="refused"), "run resume")
 
 
 def test_a_client_that_may_not_join_prints_what_lets_it_in(box: ChainBox) -> None:
@@ -117,5 +115,4 @@ def test_what_the_environment_says_is_not_repeated(box: ChainBox) -> None:
     box.fund("quiet")
     words = ["run", "create", "--state", str(put_file(box.folder)), "-r", "quiet"]
     settings = {"RPC": box.chain.http, "WALLET_PRIVATE_KEY_PATH": str(box.get_path("quiet"))}
-    done = CliRunner().invoke(app, words, env=settings)
-    assert "  psyche run resume --run-id quiet\n" in done.stdout
+    assert "  psyche run resume --run-id quiet\n" in CliRunner().invoke(app, words, env=settings).stdout

@@ -260,8 +260,7 @@ def test_texts_of_the_command_line_win_over_those_of_the_file(box: ChainBox) -> 
     create(box, "named", "--name", "Mine")
     assert read_state(box, "named").metadata.name == "Mine"
     assert "name the run with --run-id" in box.refuse("run", "create", "--name", "Mine", wallet="named")
-    told = box.refuse("run", "create", "-r", "long", "--name", "x" * 500, wallet="named")
-    assert "metadata.name" in told
+    assert "metadata.name" in box.refuse("run", "create", "-r", "long", "--name", "x" * 500, wallet="named")
 
 
 def test_a_tick_is_sent_and_paid_only_when_it_is_due(box: ChainBox) -> None:
@@ -342,8 +341,7 @@ class TestRefusals:
         box.fund("thief")
         file = put_file(box.folder)
         for words in (("pause",), ("close",), ("create", "--state", file), ("update-config", "--name", "x", "--yes")):
-            printed = box.refuse("run", *words, "-r", "owned", wallet="thief")
-            assert f"belongs to {owner.pubkey()}" in printed
+            assert f"belongs to {owner.pubkey()}" in box.refuse("run", *words, "-r", "owned", wallet="thief")
 
     def test_a_file_that_is_no_key_and_no_wallet_at_all(self, box: ChainBox) -> None:
         create(box, "keyless")

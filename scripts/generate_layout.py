@@ -300,7 +300,7 @@ def describe_plain(plain: Any, rule: Between | Sized) -> str:
     size = str(rule.low) if rule.low == rule.high else f"{rule.low} to {rule.high}"
     if get_origin(plain) is tuple:
         return f"{size} times {describe_rule(get_args(plain)[0])}"
-    if is_dataclass(plain):
+    if isinstance(plain, type) and is_dataclass(plain):
         return f"{plain.__name__.lower()}, texts of {size} characters"
     return f"text of {size} characters" if plain is str else f"{size} bytes"
 

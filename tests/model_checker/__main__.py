@@ -11,7 +11,6 @@ from model_checker.search import Outcome, Search, Settings
 from model_checker.worlds import World, build_worlds
 from psyche.telemetry.console import Console
 
-WIDTH: Final = 20
 EVERY_S: Final = 0.2
 PLAIN_EVERY_S: Final = 20.0
 
@@ -32,29 +31,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class Progress:
-    """`liar, 3 members [####                ] depth 21, 40,112 states, 3,050 to go through, 4,870/s`."""
+    """Says now and then how far a search is: `liar, 3 members: depth 21, 40,112 states, 3,050 to go through`."""
 
-    def __init__(self, world: World, console: Console, max_states: int) -> None:
-        self._title = format_title(world)
-        self._console = console
-        self._max_states = max_states
-        self._began = self._shown = time.monotonic()
+    def __init__(self, world: World, console: Console) -> None:
+        self._title, self._console, self._shown = format_title(world), console, time.monotonic()
 
     def __call__(self, outcome: Outcome, waiting: int) -> None:
-        """Show it, now and then: the bar is what is done of what is known so far, or of `--states`."""
         now = time.monotonic()
         if now - self._shown < (EVERY_S if self._console.live else PLAIN_EVERY_S):
             return
         self._shown = now
-        done = outcome.states / self._max_states if self._max_states else 1 - waiting / max(outcome.states, waiting, 1)
-        bar = "#" * int(WIDTH * min(1.0, done))
-        pace = outcome.states / max(now - self._began, 1e-9)
-        text = (f"{self._title} [{bar:<{WIDTH}}] depth {outcome.depth}, {outcome.states:,} states, "
-                f"{waiting:,} to go through, {pace:,.0f}/s")  # fmt: skip
-        if self._console.live:
-            self._console.set_status(text)
-        else:
-            self._console.print(text)
+        text = f"{self._title}: depth {outcome.depth}, {outcome.states:,} states, {waiting:,} to go through"
+        (self._console.set_status if self._console.live else self._console.print)(text)
 
 
 def format_title(world: World) -> str:
@@ -89,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for overlap in timelines
     ]
     for world in worlds:
-        outcome = Search(world, settings, Progress(world, console, options.states)).run()
+        outcome = Search(world, settings, Progress(world, console)).run()
         console.clear_status()
         sys.stdout.write(format_outcome(outcome) + "\n")
         sys.stdout.flush()

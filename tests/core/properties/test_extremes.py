@@ -141,18 +141,6 @@ def test_a_run_ends_at_its_last_sample_and_goes_no_further() -> None:
     assert run.state.progress.epoch_start_data_index == MAX_DATA_INDEX
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"warmup_time": MAX_TIME_S + 1}, "config.warmup_time: .*136 years"),
-        ({"cooldown_time": -1}, "config.cooldown_time: .*136 years"),
-    ],
-)
-def test_no_time_out_is_longer_than_a_clock_can_count_on(changes: dict[str, int], words: str) -> None:
-    with pytest.raises(ConfigRefused, match=words):
-        check_config(build_config(**changes), build_model())
-
-
 DISTRO = build_model().optimizer
 ADAMW = Optimizer(OptimizerKind.ADAMW, betas=(0.9, 0.95), eps=1e-8)
 

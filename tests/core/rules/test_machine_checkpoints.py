@@ -1,7 +1,6 @@
 """S10: checkpoints; K2: recovery; genesis."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -298,18 +297,9 @@ def test_a_run_may_begin_at_the_last_number_of_each_kind() -> None:
     assert create(progress=last).progress == last
 
 
-def test_names_and_numbers_may_be_as_large_as_their_places_and_no_larger() -> None:
+def test_names_and_numbers_may_be_as_large_as_their_places() -> None:
     metadata = Metadata(name="n" * NAME_BYTES, num_parameters=(1 << 64) - 1, vocab_size=0)
     assert create(run_id="r" * RUN_ID_BYTES, metadata=metadata).metadata == metadata
-    beyond: list[dict[str, Any]] = [
-        {"metadata": replace(metadata, name="n" * (NAME_BYTES + 1))},
-        {"metadata": replace(metadata, num_parameters=1 << 64)},
-        {"run_id": "r" * (RUN_ID_BYTES + 1)},
-        {"progress": Progress(epoch=-1)},
-    ]
-    for changes in beyond:
-        with pytest.raises(ConfigRefused):
-            create(**changes)
 
 
 def test_a_new_run_does_not_share_its_settings() -> None:
@@ -338,9 +328,11 @@ BAD_RUNS: list[tuple[str, Callable[[], Coordinator]]] = [
     ("metadata.description", lambda: create(metadata=Metadata(description="x" * 281))),
     ("metadata.vocab_size", lambda: create(metadata=Metadata(vocab_size=1 << 64))),
     ("metadata.num_parameters", lambda: create(metadata=Metadata(num_parameters=-1))),
+    ("metadata.num_parameters", lambda: create(metadata=Metadata(num_parameters=1 << 64))),
     ("client_version", lambda: create(client_version="x" * 97)),
     ("progress.step", lambda: create(progress=Progress(step=0))),
     ("progress.epoch", lambda: create(progress=Progress(epoch=65_536))),
+    ("progress.epoch", lambda: create(progress=Progress(epoch=-1))),
     ("progress.epoch_start_data_index", lambda: create(progress=Progress(epoch_start_data_index=-1))),
     ("config.total_steps", lambda: create(config=build_config(total_steps=0))),
     ("model.LLM.max_seq_len", lambda: create(model=build_model(max_seq_len=0))),

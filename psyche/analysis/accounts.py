@@ -15,19 +15,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from psyche.analysis.tally import (
-    DIED,
-    Bound,
-    NodeAccount,
-    Notice,
-    Pending,
-    Place,
-    RoundAccount,
-    Span,
-    Transfers,
-    What,
-    compute_times,
-)
+from psyche.analysis import tally
+from psyche.analysis.tally import Bound, NodeAccount, Notice, Pending, Place, RoundAccount, Span, What
 from psyche.telemetry import types
 from psyche.telemetry.events import Entry
 
@@ -42,19 +31,14 @@ PATIENCE_S: Final = 1.5  # a round idle for longer than this is waiting for some
 class Accounts:
     """Folds a run's events in order of time; after `finish` all figures are complete.
 
-    Args:
-        reference: the node whose view of the record counts.
-        limit_s: max_round_train_time; 0 if unknown.
-        overlap: whether results are due one round later.
-        tokens_scale: real tokens per token in the log.
-
-    `is_stand_in`: the log is of a small simulated model whose tokens and bytes stand for no real model's.
+    `reference` is the node whose view of the record counts, `limit_s` the run's max_round_train_time (0: unknown);
+    with `overlap` results are due one round later; `tokens_scale` are real tokens per token in the log.
     """
 
     def __init__(
         self, *, reference: str = SERVER, limit_s: float = 0.0, overlap: bool = True, tokens_scale: float = 1.0
     ) -> None:
-        self.is_stand_in = False
+        self.is_stand_in = False  # the log's tokens and bytes are a small simulated model's and stand for no real one's
         self.nodes: dict[str, NodeAccount] = {}
         self.rounds: list[RoundAccount] = []
         self.phases: defaultdict[str, float] = defaultdict(float)  # seconds by run state
@@ -71,7 +55,7 @@ class Accounts:
         self._names: dict[Place, str] = {}  # (epoch, member): node
         self._keys: dict[bytes, str] = {}  # identity: node
         self._is_told = False  # the log itself names the members of each round
-        self._transfers = Transfers()
+        self._transfers = tally.Transfers()
         self._handlers: dict[type[types.Event], Callable[[NodeAccount, float, Any], None]] = {
             types.StateChanged: self._on_state, types.Member: self._on_member, types.RoundStarted: self._on_round,
             types.Applied: self._on_applied, types.Trained: self._on_trained, types.ResultSent: self._on_sent,
@@ -88,6 +72,7 @@ class Accounts:
         self.started = t if not self.seen else self.started
         self.ended = max(self.ended, t)
         self.seen += 1
+        # Before what follows: the reference may be a client, whose own account goes on below.
         if isinstance(event, types.StateChanged) and node == self._reference:
             self._take_state(t, event)
         if node == WORLD:
@@ -236,7 +221,7 @@ class Accounts:
             return
         node = self._get(who)
         if is_killed:
-            node.notices.append(Notice(t, DIED))
+            node.notices.append(Notice(t, tally.DIED))
         node.away_since = t if node.away_since is None else node.away_since
 
     def _return(self, node: NodeAccount, t: float) -> None:
@@ -342,7 +327,7 @@ class Accounts:
         for node in self.nodes.values():
             if one.place not in node.present:
                 continue
-            for what, seconds in compute_times(node, one).items():
+            for what, seconds in tally.compute_times(node, one).items():
                 node.times[what] += 0.0 if one.is_drain else seconds
                 total[what] += seconds
             if node.name in one.trained and node.name in one.members:

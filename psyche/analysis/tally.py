@@ -70,9 +70,7 @@ class Notice:
 class NodeAccount:
     name: str
     spans: dict[What, list[Span]] = field(default_factory=lambda: {what: [] for what in What})
-    times: dict[What, float] = field(
-        default_factory=lambda: dict.fromkeys(What, 0.0)
-    )  # seconds within rounds with data
+    times: dict[What, float] = field(default_factory=lambda: dict.fromkeys(What, 0.0))  # in rounds with data
     cut_off: list[Place] = field(default_factory=list)  # rounds whose set lacks its result
     tokens: int = 0
     bytes_sent: int = 0

@@ -60,14 +60,9 @@ class EventLog:
     """
 
     def __init__(
-        self,
-        path: Path | None,
-        *,
-        node: str,
-        max_bytes: int = DEFAULT_MAX_BYTES,
-        keep: int = DEFAULT_KEEP,
+        self, path: Path | None, *, node: str, max_bytes: int = DEFAULT_MAX_BYTES, keep: int = DEFAULT_KEEP,
         now: Callable[[], float] = time.time,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if max_bytes < MAX_LINE_BYTES:
             raise ValueError(f"event log: max_bytes {max_bytes} must be at least {MAX_LINE_BYTES}")
         if keep < 0:
@@ -88,7 +83,7 @@ class EventLog:
 
     def emit(self, event: types.Event) -> None:
         entry = Entry(round(self._now(), 6), self.node, event)
-        with self._lock:
+        with self._lock:  # subscribers get the events in the order of the file
             self._write(entry)
             for subscription in self._subscriptions:
                 subscription.push(entry)

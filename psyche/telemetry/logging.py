@@ -21,15 +21,9 @@ QUIET: Final = {
     "libp2p": "critical",
     "httpx2": "warning",  # it tells of every request, with the endpoint's address, which may hold a key
     "httpcore2": "warning",
-    "multiaddr": "critical",
-    "async_service": "critical",
-    "trio-websocket": "critical",
-    "transformers": "error",
-    "huggingface_hub": "error",
-    "httpx": "warning",
-    "matplotlib": "warning",
-    "PIL": "warning",
-}
+    "multiaddr": "critical", "async_service": "critical", "trio-websocket": "critical",
+    "transformers": "error", "huggingface_hub": "error", "httpx": "warning", "matplotlib": "warning", "PIL": "warning",
+}  # fmt: skip
 
 
 def parse_levels(spec: str) -> tuple[int, dict[str, int]]:
@@ -53,13 +47,9 @@ def _get_level(name: str) -> int:
 
 
 def configure_logging(
-    mode: LogMode = "console",
-    level: str = "info",
-    *,
-    console: Console | None = None,
-    write_log: Path | None = None,
+    mode: LogMode = "console", level: str = "info", *, console: Console | None = None, write_log: Path | None = None,
     **bound: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Send all logging to the console (by default on stderr), as JSON lines to stdout, or nowhere.
 
     `level` is as in `parse_levels`. `write_log` adds a file of JSON lines beside it. `bound` fields (a node's

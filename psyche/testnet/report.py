@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -198,7 +198,9 @@ def format_report(report: RunReport) -> str:
     head = ("client", "rounds", "loss", "digest", "weights", "sent", "received", "kills", "heals")
     rows = [_get_row(client) for client in report.clients]
     lines = [format_tables(head, rows), ""]
-    failed, lost = _get_worst(report.clients)
+    # Every client tells of the run's failed epochs, but one that was away misses some: the maximum is right.
+    failed = max((client.epochs_failed for client in report.clients), default=0)
+    lost = max((client.steps_lost for client in report.clients), default=0)
     took = format_seconds(report.seconds)
     untrained = sum(client.batches_failed for client in report.clients)
     batches = f"batches not trained: {untrained}, " if untrained else ""
@@ -207,12 +209,8 @@ def format_report(report: RunReport) -> str:
     if most:
         lines.append(f"a bf16 all-reduce would have sent {format_bytes(most)} a client")
     overrun_s = max((client.wait_overrun_s for client in report.clients), default=0.0)
-    verdict = (
-        f"the latest ended {format_seconds(overrun_s)} after its deadline"
-        if overrun_s
-        else "none outlasted its deadline"
-    )
-    lines.append(f"waits: {sum(client.waits for client in report.clients)}, {verdict}")
+    late = f"the latest ended {format_seconds(overrun_s)} after its" if overrun_s else "none outlasted its"
+    lines.append(f"waits: {sum(client.waits for client in report.clients)}, {late} deadline")
     if report.held_out_loss is not None:
         lines.append(f"loss on text nobody trained on: {report.held_out_loss:.3f} nats per byte")
     if report.problems:
@@ -222,11 +220,6 @@ def format_report(report: RunReport) -> str:
     elif report.clients:
         lines.append(f"all {len(report.clients)} clients hold bit-identical weights")
     return "\n".join(lines)
-
-
-def _get_worst(clients: Sequence[ClientReport]) -> tuple[int, int]:
-    """Every client reports the run's failed epochs, but one that was away misses some, so the maximum is right."""
-    return max((c.epochs_failed for c in clients), default=0), max((c.steps_lost for c in clients), default=0)
 
 
 def _get_row(client: ClientReport) -> list[str]:

@@ -177,9 +177,8 @@ class Testnet:
     async def watch_server(self) -> None:
         assert self.server is not None, "call start_server first"
         code = await self.server.wait()
-        raise PsycheError(
-            describe_process_failure(self.server, f"the {self.backend.name} ended: {describe_exit_status(code)}")
-        )
+        how = f"the {self.backend.name} ended: {describe_exit_status(code)}"
+        raise PsycheError(describe_process_failure(self.server, how))
 
     async def run_clients(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -228,11 +227,8 @@ class Testnet:
     async def pause(self, reason: str) -> None:
         self.stopped = reason
         self.view.say(f"{reason}: pausing the run, which ends its epoch (at most {DRAIN_S:.0f} s)")
-        command = Child(
-            "pause",
-            get_owner_argv(self.prepared, self.settings, "pause"),
-            output=self.prepared.layout.logs / "pause.log",
-        )
+        argv = get_owner_argv(self.prepared, self.settings, "pause")
+        command = Child("pause", argv, output=self.prepared.layout.logs / "pause.log")
         try:
             with trio.move_on_after(PAUSE_S):
                 await command.wait()
@@ -247,6 +243,7 @@ class Testnet:
     async def stop(self) -> None:
         self.view.refresh()
         self.view.is_stopping = True
+        # The clients first: while the server still answers, they can withdraw (F26).
         stubborn = await stop_all(list(self.clients.values()), STOP_CLIENTS_S)
         for number, child in self.clients.items():
             self.exits[number] = child.returncode

@@ -2,7 +2,7 @@
 
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import trio
@@ -18,13 +18,7 @@ PLAIN_EVERY_S: Final = 10.0
 PLAIN_SAME_EVERY_S: Final = 60.0
 TELL_AGAIN_S: Final = 30.0
 HEAD: Final = ("client", "epoch", "round", "phase", "loss", "members", "tok/s", "up", "down")
-SPARE: Final = (
-    "down",
-    "up",
-    "tok/s",
-    "members",
-)  # left out of the table where the terminal is too narrow, in this order
-
+SPARE: Final = ("down", "up", "tok/s", "members")  # left out in this order where the terminal is too narrow
 
 # What deserves a line of its own when it happens, and what to say of it.
 NOTABLE: Final[dict[type[types.Event], Callable[[Any], str]]] = {
@@ -53,9 +47,9 @@ class LiveView:
         self.note = ""
         self.is_stopping = False  # processes that end on request are not reported
         self.training = trio.Event()  # set when the first round has begun
-        self._tails = {name: EventTail(layout.events_of(name)) for name in self._get_nodes()}
-        self._tails["server"] = EventTail(layout.events_of("server"))
         self._views = {view.node: view for view in self.clients.values()}
+        # On a local chain no server writes a log: its tail stays empty.
+        self._tails = {name: EventTail(layout.events_of(name)) for name in (*self._views, "server")}
         self._total_steps = total_steps
         self._console = console
         self._now = now
@@ -64,9 +58,6 @@ class LiveView:
         self._shown = ""
         self._epoch_shown = -1
         self._told: dict[str, float] = {}  # when each line was last printed
-
-    def _get_nodes(self) -> Iterable[str]:
-        return (view.node for view in self.clients.values())
 
     @property
     def step(self) -> int:
@@ -119,13 +110,8 @@ class LiveView:
     def draw(self) -> str:
         now = self._now()
         rows = [self._get_row(view) for view in self.clients.values()]
-        return "\n".join(
-            [
-                self._get_head(now),
-                format_table(HEAD, rows, columns=self._console.columns - 1, spare=SPARE),
-                *self._get_waits(now),
-            ]
-        )
+        table = format_table(HEAD, rows, columns=self._console.columns - 1, spare=SPARE)
+        return "\n".join([self._get_head(now), table, *self._get_waits(now)])
 
     def _get_waits(self, now: float) -> list[str]:
         told: dict[str, list[int]] = {}

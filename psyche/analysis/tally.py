@@ -103,6 +103,7 @@ class NodeAccount:
         self.member_of, self.out_of = None, self.epoch if self.member_of is None else self.member_of
 
     def start_process(self) -> None:
+        # Each process counts its own bytes from 0.
         self._before = (self.bytes_sent, self.bytes_received)
 
     def count_bytes(self, sent: int, received: int) -> None:

@@ -95,13 +95,14 @@ class Host:
         life, self.life = self.life, None
         if life is not None:
             self.world.note(types.Killed(who=self.name, life=life.number))
+            # First its log: what its tasks do while they are cancelled no longer happens.
             life.log.is_alive = False
             for notify in life.on_death:
                 notify()
             self.world.drop(self.key)
             self.world.note_death()
             if life.stops and life.root is not None:
-                self.world.queue.resume(life.root)
+                self.world.queue.resume(life.root)  # a paused process could not even be cancelled
             life.scope.cancel()
         if erase:
             self.erase()

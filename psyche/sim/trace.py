@@ -38,6 +38,7 @@ class Trace:
     def emit(self, node: str, event: types.Event) -> None:
         entry = Entry(round(trio.current_time(), EVENT_DIGITS), node, event)
         raw = encode_entry(entry)
+        # Errors and tracebacks name files; read again, the entry says what the digest covers.
         if self._root in raw:
             raw = raw.replace(self._root, b"")
             entry = read_entry(json.loads(raw))

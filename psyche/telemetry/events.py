@@ -261,6 +261,6 @@ class EventTail:
             data = file.read(limit_bytes)
         self._offset += len(data)
         *raws, self._partial = (self._partial + data).split(b"\n")
-        if len(self._partial) > MAX_LINE_BYTES:
+        if len(self._partial) > MAX_LINE_BYTES:  # no event is so long: it would be held for ever
             self._partial = b""
         return [line for line in map(decode_line, raws) if line is not None]

@@ -115,9 +115,7 @@ def _make_keys(settings: TestnetSettings, layout: Layout) -> tuple[bytes, ...]:
 
 
 def _write_run_file(run: LoadedRun, settings: TestnetSettings, layout: Layout) -> None:
-    values: dict[tuple[str | int, ...], str | int | float | bool] = {
-        ("run_id",): run.run_id
-    }  # may be its name
+    values: dict[tuple[str | int, ...], str | int | float | bool] = {("run_id",): run.run_id}  # may be its name
     location = run.model.data_location
     if location.kind is DataLocationKind.SERVER:
         host = location.address.rpartition(":")[0]

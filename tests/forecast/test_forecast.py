@@ -17,7 +17,6 @@ from psyche.analysis.tally import DIED
 from psyche.core.encoding.plan import compute_plan, get_payload_bytes
 from psyche.core.state.state import RunState
 from psyche.errors import ConfigError
-from psyche.forecast import suggestions as suggest
 from psyche.forecast.backends import ServerBackend
 from psyche.forecast.inputs import find_scenario, load_faults
 from psyche.forecast.play import Forecast, build_log, play
@@ -41,22 +40,6 @@ from psyche.sim.trainer import SHAPE, TENSOR, WEIGHTS
 from psyche.telemetry.text import format_seconds
 
 ROUNDS = 4
-
-
-@pytest.fixture(scope="module")
-def even() -> Forecast:
-    """Four machines that are alike: a second of training, then a payload of 2.7 MB to three others at 12.5 MB/s."""
-    return play(build_question((build_machines(), 4), rounds=ROUNDS))
-
-
-@pytest.fixture(scope="module")
-def uneven() -> Forecast:
-    """Three machines, and one that takes three times as long as the limit allows."""
-    slow = build_machines("slow", tokens_per_s=16 / 15)
-    return play(
-        build_question((build_machines(), 3), (slow, 1), rounds=ROUNDS, max_round_train_time=5, straggler_percent=0),
-        keep_lines=True,
-    )
 
 
 def test_all_rounds_are_played_and_nothing_is_lost(even: Forecast) -> None:
@@ -347,68 +330,6 @@ def test_who_dies_is_cut_off_only_in_the_rounds_that_gave_it_work() -> None:
         name: one.present for name, one in forecast.accounts.nodes.items()
     }
     assert again.lost_tokens == forecast.accounts.lost_tokens
-
-
-# --- suggestions --------------------------------------------------------------------------------------
-
-
-def test_a_limit_that_cuts_nobody_off_is_proposed_because_it_was_played(uneven: Forecast) -> None:
-    idea = next(idea for idea in suggest.find_ideas(uneven) if idea.text.startswith("max_round_train_time"))
-    assert idea.question.config.max_round_train_time >= 15
-    after = play(idea.question)
-    assert (after.cut_offs, after.lost_samples) == (0, 0)
-    text = suggest.Suggestion(idea, uneven, after, suggest.ChangeVerdict.BETTER).text
-    assert text.startswith("max_round_train_time = ")
-    assert "instead of 5" in text
-    assert "samples lost 25.0 % -> 0.0 %" in text
-
-
-def test_only_what_helped_is_suggested_and_the_best_comes_first(uneven: Forecast) -> None:
-    ideas = suggest.find_ideas(uneven)
-    speeds = dict(zip((id(idea.question) for idea in ideas), (0.5, 2.0, 3.0, 1.0, 1.0, 1.0), strict=False))
-
-    def answer(question: object) -> Forecast:
-        accounts = _Faster(uneven, speeds[id(question)])
-        return replace(uneven, accounts=accounts)  # pyright: ignore[reportArgumentType]
-
-    found = suggest.check_ideas(uneven, ideas, answer=answer)
-    assert [one.idea for one in found] == [ideas[2], ideas[1]]
-
-
-class _Faster:
-    """Accounts of a run that is so many times as fast."""
-
-    def __init__(self, forecast: Forecast, factor: float) -> None:
-        self._accounts = forecast.accounts
-        rounds = [replace(one, start=one.start / factor, end=one.end / factor) for one in forecast.accounts.data_rounds]
-        self.rounds = self.data_rounds = rounds
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._accounts, name)
-
-
-def test_what_makes_the_run_stand_still_never_helps(even: Forecast, uneven: Forecast) -> None:
-    assert suggest.weigh(uneven, even) is suggest.ChangeVerdict.BETTER
-    stuck = play(
-        build_question((build_machines(), 2), rounds=2, faults=(Kill(who=("client-0", "client-1"), at_s=6.0),))
-    )
-    assert stuck.stood_still
-    assert suggest.weigh(uneven, stuck) is None
-    assert "THE RUN STOOD STILL" in format_forecast(stuck) or "no round was finished" in format_forecast(stuck)
-
-
-def test_each_idea_has_its_reason(even: Forecast, uneven: Forecast) -> None:
-    found = {idea.text.partition(" ")[0] for idea in suggest.find_ideas(uneven)}
-    assert "max_round_train_time" in found
-    assert "without" not in found, "three clients would form no epoch"
-    fewer = replace(
-        uneven, question=replace(uneven.question, changes={**uneven.question.changes, "init_min_clients": 3})
-    )
-    assert any(idea.text == "without the 1 of class slow" for idea in suggest.find_ideas(fewer))
-    plain = replace(even, question=replace(even.question, changes={**even.question.changes, "overlap": False}))
-    assert any(idea.text == "overlap = true" for idea in suggest.find_ideas(plain))
-    assert not any(idea.text == "overlap = true" for idea in suggest.find_ideas(even))
-    assert not any(idea.text.startswith("max_round") for idea in suggest.find_ideas(even)), "nobody was cut off"
 
 
 # --- what is asked ------------------------------------------------------------------------------------

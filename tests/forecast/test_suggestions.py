@@ -9,12 +9,14 @@ from forecast_kit import build_machines, build_question
 from psyche.forecast import suggestions as suggest
 from psyche.forecast.play import Forecast, play
 from psyche.forecast.recorder import EarlyExit, ExitCause
+from psyche.forecast.report import format_forecast
 from psyche.forecast.settled import compute_late_speed, describe_transient
 from psyche.forecast.suggestions import ChangeVerdict, Idea, Suggestion, format_suggestions, weigh
+from psyche.sim.faults import Kill
 
 
 @pytest.fixture(scope="module")
-def uneven() -> Forecast:
+def settling() -> Forecast:
     """Three machines, and one that is cut off for three rounds and then dropped."""
     slow = build_machines("slow", tokens_per_s=16 / 15)
     return play(build_question((build_machines(), 3), (slow, 1), rounds=6, max_round_train_time=5, straggler_percent=0))
@@ -49,15 +51,15 @@ def change(forecast: Forecast, factor: float, lost: float) -> Forecast:
     ],
 )
 def test_better_is_only_what_costs_no_tokens_a_second(
-    factor: float, lost: float, verdict: ChangeVerdict | None, uneven: Forecast
+    factor: float, lost: float, verdict: ChangeVerdict | None, settling: Forecast
 ) -> None:
-    base = change(uneven, 1.0, 1.0)
-    assert weigh(base, change(uneven, factor, lost)) is verdict
+    base = change(settling, 1.0, 1.0)
+    assert weigh(base, change(settling, factor, lost)) is verdict
 
 
-def test_a_trade_off_is_called_one_with_both_figures_and_stands_last(uneven: Forecast) -> None:
-    base, idea = change(uneven, 1.0, 1.0), Idea("limit = 2", uneven.question)
-    answers = iter((change(uneven, 0.93, 0.0), change(uneven, 1.2, 1.0)))
+def test_a_trade_off_is_called_one_with_both_figures_and_stands_last(settling: Forecast) -> None:
+    base, idea = change(settling, 1.0, 1.0), Idea("limit = 2", settling.question)
+    answers = iter((change(settling, 0.93, 0.0), change(settling, 1.2, 1.0)))
     found = suggest.check_ideas(base, [idea, replace(idea, text="batch = 3")], answer=lambda _: next(answers))
     assert [one.verdict for one in found] == [ChangeVerdict.BETTER, ChangeVerdict.TRADE_OFF]
     lines = format_suggestions(2, found, "").splitlines()
@@ -71,20 +73,63 @@ def test_a_trade_off_is_called_one_with_both_figures_and_stands_last(uneven: For
     assert only.endswith("these figures may change; play more rounds")
 
 
-def test_speed_is_that_of_the_rounds_after_slow_members_were_dropped(uneven: Forecast) -> None:
-    rounds = uneven.accounts.data_rounds
+def test_speed_is_that_of_the_rounds_after_slow_members_were_dropped(settling: Forecast) -> None:
+    rounds = settling.accounts.data_rounds
     assert rounds[0].seconds > 1.5 * rounds[-1].seconds
-    assert compute_late_speed(uneven) > 1.2 * uneven.accounts.tokens_per_s
+    assert compute_late_speed(settling) > 1.2 * settling.accounts.tokens_per_s
 
 
-def test_members_that_leave_in_the_last_quarter_or_are_about_to_are_a_transient(uneven: Forecast) -> None:
-    rounds = uneven.accounts.data_rounds
+def test_members_that_leave_in_the_last_quarter_or_are_about_to_are_a_transient(settling: Forecast) -> None:
+    rounds = settling.accounts.data_rounds
     early, late = rounds[1].end, rounds[-1].start + 0.1
-    settled = replace(uneven, exits=[EarlyExit(early, "client-3", ExitCause.LATE, "was late in 3 rounds")])
+    settled = replace(settling, exits=[EarlyExit(early, "client-3", ExitCause.LATE, "was late in 3 rounds")])
     assert describe_transient(settled) == ""
-    leaving = replace(uneven, exits=[EarlyExit(late, "client-3", ExitCause.LATE, "was late in 3 rounds")])
+    leaving = replace(settling, exits=[EarlyExit(late, "client-3", ExitCause.LATE, "was late in 3 rounds")])
     assert describe_transient(leaving) == "play more rounds: members were still leaving"
-    failing = replace(uneven, exits=[EarlyExit(late, "client-3", ExitCause.SILENT, "was silent for 3 rounds")])
+    failing = replace(settling, exits=[EarlyExit(late, "client-3", ExitCause.SILENT, "was silent for 3 rounds")])
     assert describe_transient(failing) == "", "machines fail in every round, that does not settle"
-    short = play(replace(uneven.question, rounds=2))
+    short = play(replace(settling.question, rounds=2))
     assert describe_transient(short) == "play more rounds: members were cut off to the end, and will be dropped"
+
+
+def test_a_limit_that_cuts_nobody_off_is_proposed_because_it_was_played(uneven: Forecast) -> None:
+    idea = next(idea for idea in suggest.find_ideas(uneven) if idea.text.startswith("max_round_train_time"))
+    assert idea.question.config.max_round_train_time >= 15
+    after = play(idea.question)
+    assert (after.cut_offs, after.lost_samples) == (0, 0)
+    text = suggest.Suggestion(idea, uneven, after, suggest.ChangeVerdict.BETTER).text
+    assert text.startswith("max_round_train_time = ")
+    assert "instead of 5" in text
+    assert "samples lost 25.0 % -> 0.0 %" in text
+
+
+def test_only_what_helped_is_suggested_and_the_best_comes_first(uneven: Forecast) -> None:
+    ideas = suggest.find_ideas(uneven)
+    speeds = dict(zip((id(idea.question) for idea in ideas), (0.5, 2.0, 3.0, 1.0, 1.0, 1.0), strict=False))
+
+    found = suggest.check_ideas(uneven, ideas, answer=lambda question: change(uneven, speeds[id(question)], 1.0))
+    assert [one.idea for one in found] == [ideas[2], ideas[1]]
+
+
+def test_what_makes_the_run_stand_still_never_helps(even: Forecast, uneven: Forecast) -> None:
+    assert suggest.weigh(uneven, even) is suggest.ChangeVerdict.BETTER
+    stuck = play(
+        build_question((build_machines(), 2), rounds=2, faults=(Kill(who=("client-0", "client-1"), at_s=6.0),))
+    )
+    assert stuck.stood_still
+    assert suggest.weigh(uneven, stuck) is None
+    assert "THE RUN STOOD STILL" in format_forecast(stuck) or "no round was finished" in format_forecast(stuck)
+
+
+def test_each_idea_has_its_reason(even: Forecast, uneven: Forecast) -> None:
+    found = {idea.text.partition(" ")[0] for idea in suggest.find_ideas(uneven)}
+    assert "max_round_train_time" in found
+    assert "without" not in found, "three clients would form no epoch"
+    fewer = replace(
+        uneven, question=replace(uneven.question, changes={**uneven.question.changes, "init_min_clients": 3})
+    )
+    assert any(idea.text == "without the 1 of class slow" for idea in suggest.find_ideas(fewer))
+    plain = replace(even, question=replace(even.question, changes={**even.question.changes, "overlap": False}))
+    assert any(idea.text == "overlap = true" for idea in suggest.find_ideas(plain))
+    assert not any(idea.text == "overlap = true" for idea in suggest.find_ideas(even))
+    assert not any(idea.text.startswith("max_round") for idea in suggest.find_ideas(even)), "nobody was cut off"

@@ -122,14 +122,28 @@ def make_console() -> tuple[Console, io.StringIO]:
     return Console(stream, live=False), stream
 
 
+async def run(settings: TestnetSettings, code: int) -> str:
+    """Run a testnet to its end; returns what it prints."""
+    console, stream = make_console()
+    with trio.fail_after(DEADLINE_S):
+        assert await supervisor.run_testnet(settings, console) == code
+    return stream.getvalue()
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> TestnetSettings:
+    """Settings of a copy of the demo's configuration in `tmp_path / "config"`."""
+    config = tmp_path / "config"
+    shutil.copytree(CONFIG / "demo", config)
+    return TestnetSettings(num_clients=3, config_path=config, run_dir=tmp_path / "run", cache_dir=tmp_path / "c")
+
+
 async def test_a_run_whose_clients_agree_ends_with_0_and_leaves_nothing(
     settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     use_stand_ins(monkeypatch)
-    console, stream = make_console()
-    with trio.fail_after(DEADLINE_S):
-        assert await supervisor.run_testnet(settings, console) == 0
-    assert "all 3 clients hold bit-identical weights" in stream.getvalue()
+    said = await run(settings, 0)
+    assert "all 3 clients hold bit-identical weights" in said
     assert not any(map(is_alive, get_pids(tmp_path / "run")))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["equal"] is True
     assert (tmp_path / "run" / "loss.png").exists()
@@ -153,25 +167,19 @@ async def test_nobody_looks_at_an_empty_screen_while_server_and_torch_start(
     assert "starting the server" in seen[0]
 
 
-async def test_a_run_whose_digests_differ_ends_with_1(
-    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("of_2", "told"),
+    [
+        ("bb", ["PROBLEM: the final digests differ"]),
+        ("crash", ["the reason of the crash", "PROBLEM: client-2 ended with exit code 3"]),
+    ],
+)
+async def test_a_run_that_goes_wrong_ends_with_1_and_the_reason(
+    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch, of_2: str, told: list[str]
 ) -> None:
-    use_stand_ins(monkeypatch, {2: "bb"})
-    console, stream = make_console()
-    with trio.fail_after(DEADLINE_S):
-        assert await supervisor.run_testnet(settings, console) == 1
-    assert "PROBLEM: the final digests differ" in stream.getvalue()
-
-
-async def test_a_client_that_fails_is_shown_with_its_last_words(
-    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_stand_ins(monkeypatch, {2: "crash"})
-    console, stream = make_console()
-    with trio.fail_after(DEADLINE_S):
-        assert await supervisor.run_testnet(settings, console) == 1
-    assert "the reason of the crash" in stream.getvalue()
-    assert "PROBLEM: client-2 ended with exit code 3" in stream.getvalue()
+    use_stand_ins(monkeypatch, {2: of_2})
+    said = await run(settings, 1)
+    assert all(text in said for text in told)
 
 
 async def test_a_run_whose_last_clients_would_wait_for_ever_ends_with_the_reason(
@@ -186,12 +194,10 @@ async def test_a_run_whose_last_clients_would_wait_for_ever_ends_with_the_reason
         return [*argv[:-1], "600"] if number == 3 else argv
 
     monkeypatch.setattr(supervisor, "get_client_argv", make_client)
-    console, stream = make_console()
-    with trio.fail_after(DEADLINE_S):
-        assert await supervisor.run_testnet(settings, console) == 1
+    said = await run(settings, 1)
     reason = "2 clients failed, 1 left to wait for members, and an epoch needs 2 (init_min_clients)"
-    assert f"the run cannot go on: {reason}" in stream.getvalue()
-    assert "PROBLEM: client-1 ended with exit code 3" in stream.getvalue()
+    assert f"the run cannot go on: {reason}" in said
+    assert "PROBLEM: client-1 ended with exit code 3" in said
     assert not any(map(is_alive, get_pids(tmp_path / "run")))
 
 
@@ -289,10 +295,8 @@ async def test_a_run_stops_after_its_minutes_by_pausing(
     settings.minutes = 1e-4
     monkeypatch.setattr(supervisor, "get_owner_argv", lambda *_: [sys.executable, "-c", "pass"])
     monkeypatch.setattr(supervisor, "DRAIN_S", 0.1)
-    console, stream = make_console()
-    with trio.fail_after(DEADLINE_S):
-        assert await supervisor.run_testnet(settings, console) == 1  # the stand-ins have no digest to show
-    assert "0.0001 minutes are over: pausing the run" in stream.getvalue()
+    said = await run(settings, 1)  # the stand-ins have no digest to show
+    assert "0.0001 minutes are over: pausing the run" in said
 
 
 async def test_a_configuration_that_would_wait_for_ever_is_refused_before_anything_is_made(
@@ -311,14 +315,12 @@ async def test_a_run_folder_that_holds_something_is_refused(settings: TestnetSet
         await prepare(settings, print)
 
 
-async def test_what_a_run_needs_is_copied_linked_and_given_free_ports(tmp_path: Path) -> None:
-    config = tmp_path / "config"
-    shutil.copytree(CONFIG / "demo", config)
+async def test_what_a_run_needs_is_copied_linked_and_given_free_ports(demo: TestnetSettings, tmp_path: Path) -> None:
+    config = demo.config_path
     write_model_folder(config / "model", vocab_size=256, max_position_embeddings=128)
     (config / "standard-library").mkdir(parents=True)
     (config / "standard-library" / "x.bin").write_bytes(bytes(512))
-    settings = TestnetSettings(num_clients=3, config_path=config, run_dir=tmp_path / "run", cache_dir=tmp_path / "c")
-    prepared = await prepare(settings, print)
+    prepared = await prepare(demo, print)
     copy = prepared.layout.config
     assert (copy / "model").resolve() == config / "model"
     assert (copy / "standard-library").resolve() == config / "standard-library"
@@ -327,26 +329,26 @@ async def test_what_a_run_needs_is_copied_linked_and_given_free_ports(tmp_path: 
     assert address != "127.0.0.1:20001"
     assert prepared.data_config == copy / "data.toml"
     assert (config / "run.toml").read_text() == (CONFIG / "demo" / "run.toml").read_text()
-    server = get_backend_argv(prepared, settings)
+    server = get_backend_argv(prepared, demo)
     assert server[server.index("--server-port") + 1] == str(prepared.server_port)
-    client = get_client_argv(prepared, settings, 2)
+    client = get_client_argv(prepared, demo, 2)
     assert client[client.index("--node-name") + 1] == "client-2"
-    assert get_owner_argv(prepared, settings, "pause")[3:5] == ["run", "pause"]
+    assert get_owner_argv(prepared, demo, "pause")[3:5] == ["run", "pause"]
 
 
 @pytest.mark.parametrize("is_served", [True, False], ids=["from the server", "from files"])
-async def test_a_run_without_data_is_refused_before_anything_is_made(tmp_path: Path, is_served: bool) -> None:
+async def test_a_run_without_data_is_refused_before_anything_is_made(
+    demo: TestnetSettings, tmp_path: Path, is_served: bool
+) -> None:
     """It must not train on something else: only the demo's data are made, and those go by their own name."""
-    config = tmp_path / "config"
-    shutil.copytree(CONFIG / "demo", config)
+    config = demo.config_path
     run, data = config / "run.toml", config / "data.toml"
     if is_served:
         data.write_text(data.read_text().replace('"standard-library"', '"my-text"'))
     else:
         run.write_text(run.read_text().replace('Server = "127.0.0.1:20001"', 'Local = "my-text"'))
-    settings = TestnetSettings(num_clients=3, config_path=config, run_dir=tmp_path / "run", cache_dir=tmp_path / "c")
     with pytest.raises(ConfigError) as error:
-        await prepare(settings, print)
+        await prepare(demo, print)
     place = config / "my-text"
     assert str(error.value) == (
         f"{data if is_served else run}: no tokens at {place}; make them from your text: "
@@ -355,14 +357,14 @@ async def test_a_run_without_data_is_refused_before_anything_is_made(tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config"]
 
 
-async def test_the_demo_s_data_are_made_where_they_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_demo_s_data_are_made_where_they_are_missing(
+    demo: TestnetSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("psyche.data.corpus.find_library_sources", lambda: [CONFIG / "demo" / "run.toml"])
     monkeypatch.setattr(build_demo_corpus, "__defaults__", (100, None))
-    config = tmp_path / "config"
-    shutil.copytree(CONFIG / "demo", config)
+    config = demo.config_path
     write_model_folder(config / "model", vocab_size=256, max_position_embeddings=128)
-    settings = TestnetSettings(num_clients=3, config_path=config, run_dir=tmp_path / "run", cache_dir=tmp_path / "c")
-    prepared = await prepare(settings, print)
+    prepared = await prepare(demo, print)
     linked = prepared.layout.config / "standard-library"
     assert linked.resolve() == tmp_path / "c" / "standard-library" / "train"
     assert (linked / "corpus.bin").stat().st_size > 1_000
@@ -376,8 +378,7 @@ async def test_a_host_of_trainers_that_the_environment_names_is_used(
     monkeypatch.setenv(HOST_VARIABLE, str(tmp_path / "host"))
     use_stand_ins(monkeypatch)
     monkeypatch.setattr(supervisor, "get_trainer_host_argv", lambda _socket: pytest.fail("a second one is started"))
-    with trio.fail_after(DEADLINE_S):
-        assert await supervisor.run_testnet(settings, make_console()[0]) == 0
+    await run(settings, 0)
     assert (tmp_path / "host").exists()
 
 
@@ -395,8 +396,7 @@ async def test_clients_here_take_no_program_ids_of_another_chain(
             super().__init__(name, argv, **given)
 
     monkeypatch.setattr(supervisor, "Child", SeenChild)
-    with trio.fail_after(DEADLINE_S):
-        assert await supervisor.run_testnet(settings, make_console()[0]) == 0
+    await run(settings, 0)
     assert set(taken) == {""}
 
 
@@ -406,13 +406,11 @@ async def test_a_run_can_wait_for_any_number_of_clients(settings: TestnetSetting
     assert (prepared.run.config.init_min_clients, prepared.run.config.min_clients) == (1, 1)
 
 
-async def test_a_preparation_that_fails_leaves_no_folder(tmp_path: Path) -> None:
-    config = tmp_path / "config"
-    shutil.copytree(CONFIG / "demo", config)
+async def test_a_preparation_that_fails_leaves_no_folder(demo: TestnetSettings, tmp_path: Path) -> None:
+    config = demo.config_path
     (config / "model.json").unlink()
-    settings = TestnetSettings(num_clients=3, config_path=config, run_dir=tmp_path / "run", cache_dir=tmp_path / "c")
     with pytest.raises(ConfigError, match="psyche model init"):
-        await prepare(settings, print)
+        await prepare(demo, print)
     assert not (tmp_path / "run").exists()
 
 

@@ -203,12 +203,12 @@ async def _create(session: "ChainSession", run: LoadedRun, clients: "list[Wallet
     from psyche.backends.solana.interface.addresses import EVERYBODY
     from psyche.backends.solana.joining import plan_grant
     from psyche.backends.solana.owner.administration import SolanaAdministration
-    from psyche.backends.solana.owner.creation import Founding, plan_create
+    from psyche.backends.solana.owner.creation import Creation, plan_create
     from psyche.core.state.messages import Resume
     from psyche.server.run import find_first_weights
 
     digest, _ = find_first_weights(run.model, run.model_folder)
-    await session.carry_out(await plan_create(session, Founding(run.run_id, run, __version__, first_weights=digest)))
+    await session.carry_out(await plan_create(session, Creation(run.run_id, run, __version__, first_weights=digest)))
     for key in [wallet.pubkey() for wallet in clients] or [EVERYBODY]:
         await session.carry_out(await plan_grant(session, key))
     await SolanaAdministration(session, run.run_id).command(Resume())

@@ -12,8 +12,8 @@ from psyche.backends.solana.member.logic import (
     RENEW_BEFORE_S,
     TICKERS,
     TRY_AGAIN_S,
+    AdmissionCheck,
     Advice,
-    Judge,
     Ticker,
     find_tickers,
     get_entropy,
@@ -51,10 +51,10 @@ def build_warmup(members: int) -> Coordinator:
     return state
 
 
-def judge(state: Coordinator, message: Message, number: int = 1, slot: int = 1, unix: int = NOW) -> Advice:
+def check(state: Coordinator, message: Message, number: int = 1, slot: int = 1, unix: int = NOW) -> Advice:
     view = RecordView(0)
     view.take(Reading("one", slot, encode_state(state)))
-    return Judge(get_key(number)[0], view, ChainTime(slot, unix)).judge(message)
+    return AdmissionCheck(get_key(number)[0], view, ChainTime(slot, unix)).check(message)
 
 
 # --- entropy and ticks ----------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_a_tick_that_needs_a_hash_is_due_only_after_the_armed_slot() -> None:
 @pytest.mark.parametrize("slot", [0, 8, 9, 10, 12, 600])
 @pytest.mark.parametrize("ready", [0, 1, 2])
 @pytest.mark.parametrize("later_s", [0, 1, 29, 31, 1000])
-def test_a_judge_says_of_a_tick_what_a_copy_of_the_record_does(slot: int, ready: int, later_s: int) -> None:
+def test_the_admission_check_says_of_a_tick_what_a_copy_of_the_record_does(slot: int, ready: int, later_s: int) -> None:
     state = build_warmup(2)
     for member in range(ready):
         apply(state, NOW + 10, 10, get_key(member + 1)[1], WarmupWitness(0, member, DIGEST))
@@ -80,7 +80,7 @@ def test_a_judge_says_of_a_tick_what_a_copy_of_the_record_does(slot: int, ready:
     view, time = RecordView(0), ChainTime(slot, NOW + 10 + later_s)
     view.take(Reading("one", slot, encode_state(state)))
     expected = is_tick_due(view.copy_state(), get_key(1)[0], time)
-    assert [Judge(get_key(1)[0], view).is_tick_due(time) for _ in range(2)] == [expected, expected]
+    assert [AdmissionCheck(get_key(1)[0], view).is_tick_due(time) for _ in range(2)] == [expected, expected]
     assert encode_state(view.state) == view.raw
 
 
@@ -152,7 +152,7 @@ def test_between_epochs_those_that_wait_tick_and_not_the_last_members() -> None:
 def test_a_message_that_makes_a_tick_due_takes_it_along() -> None:
     state = build_warmup(2)
     apply(state, NOW, 5, get_key(1)[0], WarmupWitness(0, 0, DIGEST))
-    assert judge(state, WarmupWitness(0, 1, DIGEST), number=2, slot=5) is Advice.SEND_WITH_TICK
+    assert check(state, WarmupWitness(0, 1, DIGEST), number=2, slot=5) is Advice.SEND_WITH_TICK
 
 
 def test_no_tick_goes_along_where_it_needs_a_hash_that_is_not_there_yet() -> None:
@@ -168,17 +168,17 @@ def test_no_tick_goes_along_where_it_needs_a_hash_that_is_not_there_yet() -> Non
 def test_what_is_on_record_is_done_and_what_is_too_late_refused() -> None:
     state = build_warmup(2)
     apply(state, NOW, 5, get_key(1)[0], WarmupWitness(0, 0, DIGEST))
-    assert judge(state, WarmupWitness(0, 0, DIGEST)) is Advice.DONE
+    assert check(state, WarmupWitness(0, 0, DIGEST)) is Advice.DONE
     with pytest.raises(CoordinatorError):
-        judge(state, WarmupWitness(1, 0, DIGEST))
-    assert judge(state, Withdraw(0, 1), number=2) in (Advice.SEND, Advice.SEND_WITH_TICK)
+        check(state, WarmupWitness(1, 0, DIGEST))
+    assert check(state, Withdraw(0, 1), number=2) in (Advice.SEND, Advice.SEND_WITH_TICK)
 
 
 def test_a_message_of_a_round_that_is_over_is_of_no_use_any_more() -> None:
     state = build_warmup(2)
     view = RecordView(0)
     view.take(Reading("one", 1, encode_state(state)))
-    mine = Judge(get_key(1)[0], view, ChainTime(5, NOW))
+    mine = AdmissionCheck(get_key(1)[0], view, ChainTime(5, NOW))
     assert not mine.is_over(WarmupWitness(0, 0, DIGEST))
     assert mine.is_over(WarmupWitness(4, 0, DIGEST))
 
@@ -189,7 +189,7 @@ def test_in_doubt_nothing_counts_as_over() -> None:
     view.take(Reading("one", 1, encode_state(state)))
     state.state_start_unix += 1
     view.take(Reading("two", 1, encode_state(state)))
-    assert not Judge(get_key(1)[0], view).is_over(WarmupWitness(4, 0, DIGEST))
+    assert not AdmissionCheck(get_key(1)[0], view).is_over(WarmupWitness(4, 0, DIGEST))
 
 
 # --- joins ----------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_a_join_is_renewed_when_it_expires_soon(left_s: int, *, due: bool) -> No
     state = build_waiting(1, expires_unix=NOW + left_s)
     wallet, session = get_key(1)
     assert is_renewal_due(state, wallet, session, NOW) is due
-    assert judge(state, Join(session)) is (Advice.SEND if due else Advice.DONE)
+    assert check(state, Join(session)) is (Advice.SEND if due else Advice.DONE)
 
 
 def test_no_join_is_renewed_without_an_expiry_under_another_key_or_in_a_paused_run() -> None:

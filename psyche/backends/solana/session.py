@@ -17,7 +17,7 @@ from psyche.backends.solana.interface.failures import WalletEmpty
 from psyche.backends.solana.programs.check import check_programs
 from psyche.backends.solana.programs.vouching import Vouching, choose_programs
 from psyche.backends.solana.rpc.client import Rpc
-from psyche.backends.solana.rpc.sender import Landed, TransactionSender
+from psyche.backends.solana.rpc.sender import Confirmed, TransactionSender
 from psyche.backends.solana.rpc.transaction import FeePolicy
 from psyche.errors import BackendError, ConfigError
 
@@ -163,7 +163,7 @@ class ChainSession:
             raise ConfigError("no wallet: name its file with --wallet-private-key-path FILE")
         return self.wallet.pubkey()
 
-    async def carry_out(self, plan: ChainPlan, *, is_asked: bool = True) -> Landed | None:
+    async def carry_out(self, plan: ChainPlan, *, is_asked: bool = True) -> Confirmed | None:
         """Say what a plan does and costs, and send it.
 
         Return where its last transaction landed, with the events of all; None without any transaction.
@@ -201,10 +201,10 @@ class ChainSession:
                 f"chain, devnet or testnet {airdrop} does), or check --rpc and the wallet"
             )
 
-    async def _send(self, plan: ChainPlan, steps: Sequence[Step]) -> Landed | None:
+    async def _send(self, plan: ChainPlan, steps: Sequence[Step]) -> Confirmed | None:
         assert self.wallet is not None, "carry_out has asked for its key"
         sender = TransactionSender(self.rpc, self.wallet, self.fees)
-        landed: Landed | None = None
+        landed: Confirmed | None = None
         events: list[ChainEvent] = []
         for number, step in enumerate(steps, 1):
             needed = {account.pubkey for one in step.instructions for account in one.accounts if account.is_signer}

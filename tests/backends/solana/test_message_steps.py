@@ -74,9 +74,9 @@ async def test_a_members_message_is_tried_once_here_and_once_on_the_chain(monkey
         ):
             with trio.fail_after(30):
                 await backend.submit(Join(identity.public))
-                async for state in backend.states():
-                    if state.run_state is RunState.WARMUP:
-                        break
+                states = backend.states()
+                while (state := await anext(states)).run_state is not RunState.WARMUP:
+                    pass
                 counter = Counter(monkeypatch, kit)
                 await backend.submit(WarmupWitness(state.progress.epoch, 0, b"\5" * 32))
         assert counter.tries == ["here", "chain"]

@@ -105,7 +105,7 @@ class Advice(Enum):
 
 
 @dataclass(slots=True)
-class Judge:
+class AdmissionCheck:
     """Judges messages of one wallet by the newest record.
 
     Args:
@@ -119,7 +119,7 @@ class Judge:
     time: ChainTime = field(default_factory=lambda: ChainTime(0, 0))
     _sent: object = None  # the last message to be sent, with the record and the time by which that was decided
 
-    def judge(self, message: Message) -> Advice:
+    def check(self, message: Message) -> Advice:
         """Decide what to do with a message now."""
         if self.is_done(message):
             return Advice.DONE
@@ -137,7 +137,6 @@ class Judge:
         return is_repeat(state, self.wallet, message)
 
     def is_tick_due(self, time: ChainTime) -> bool:
-        """Whether a tick at this time would change the record."""
         return _try_tick(self.view.raw, time.unix, get_entropy(self.view.state, time.slot))
 
     def is_over(self, message: Message) -> bool:
@@ -145,7 +144,7 @@ class Judge:
         if not self.view.is_usable or self._sent == (message, self.view.version, self.time):
             return False  # decoding and trying a record takes milliseconds, and this is asked at each reading
         try:
-            return self.judge(message) is Advice.DONE
+            return self.check(message) is Advice.DONE
         except CoordinatorError:
             return True
 

@@ -11,7 +11,14 @@ import trio
 
 from psyche.backends.solana.member.following import RecordFollower
 from psyche.backends.solana.member.link import ChainTime, Link, TransactionExpired
-from psyche.backends.solana.member.logic import JOIN_VALID_S, RENEW_BEFORE_S, Advice, Judge, Ticker, is_renewal_due
+from psyche.backends.solana.member.logic import (
+    JOIN_VALID_S,
+    RENEW_BEFORE_S,
+    AdmissionCheck,
+    Advice,
+    Ticker,
+    is_renewal_due,
+)
 from psyche.core.rules.apply import BY_TYPE
 from psyche.core.state.errors import ClientsFull, CoordinatorError, Halted
 from psyche.core.state.messages import Join, Message, ReclaimSlot, Tick
@@ -32,7 +39,7 @@ class MessageSubmitter:
     """Sends messages over a link, by the record that a follower shows and the chain's time."""
 
     def __init__(self, link: Link, wallet: bytes, follower: RecordFollower) -> None:
-        self.judge = Judge(wallet, follower.view)
+        self.admission = AdmissionCheck(wallet, follower.view)
         self._link = link
         self._follower = follower
         self._time_at_s = -math.inf  # when the chain's time was asked for last
@@ -48,14 +55,14 @@ class MessageSubmitter:
         return math.isfinite(self._time_at_s)
 
     async def ask_time(self) -> None:
-        self.judge.time = await self._link.get_time()
+        self.admission.time = await self._link.get_time()
         self._time_at_s = trio.current_time()
 
     def carry_time_on(self) -> ChainTime:
         """The chain's time, its clock carried on by the seconds that have passed here."""
         if not self.has_time:
-            return self.judge.time
-        return replace(self.judge.time, unix=self.judge.time.unix + int(trio.current_time() - self._time_at_s))
+            return self.admission.time
+        return replace(self.admission.time, unix=self.admission.time.unix + int(trio.current_time() - self._time_at_s))
 
     async def deliver(self, message: Message, proof: Proof) -> None:
         """Send a message until it is on record or too late; the record has shown it on return, if that is soon."""
@@ -63,7 +70,7 @@ class MessageSubmitter:
         while (verdict := await self.consider(message)) is not Advice.DONE:
             ticks = (Tick(None),) if with_tick and verdict is Advice.SEND_WITH_TICK else ()
             try:
-                has_landed = await self.send((message, *ticks), proof, lambda: self.judge.is_over(message))
+                has_landed = await self.send((message, *ticks), proof, lambda: self.admission.is_over(message))
             except Halted:
                 if not ticks:
                     raise
@@ -81,7 +88,7 @@ class MessageSubmitter:
         await self._follower.wait_until(lambda: self._follower.view.is_usable)
         if trio.current_time() - self._time_at_s > TICK_EVERY_S:
             await self.ask_time()
-        return self.judge.judge(message)
+        return self.admission.check(message)
 
     async def send(self, messages: tuple[Message, ...], proof: Proof, is_over: Callable[[], bool]) -> bool:
         """Carry out messages until a record shows that this is of no use any more; return whether they have landed.
@@ -109,8 +116,8 @@ class MessageSubmitter:
         if BY_TYPE[type(message)].is_repeat is None:
             return False
         with trio.move_on_after(CATCH_UP_S):
-            await self._follower.wait_until(lambda: self.judge.is_done(message))
-        return self.judge.is_done(message)
+            await self._follower.wait_until(lambda: self.admission.is_done(message))
+        return self.admission.is_done(message)
 
     async def attempt(self, action: str, function: Callable[..., Awaitable[None]], *args: Message) -> None:
         """Do what nobody waits for; whether it worked shows in the record."""
@@ -160,10 +167,10 @@ class TickKeeper:
         if self._submitter.has_time:
             armed = self._follower.view.state.current.entropy_slot
             soon = ChainTime(armed + 1, self._submitter.carry_time_on().unix + LOOK_AHEAD_S)
-            if not self._submitter.judge.is_tick_due(soon):
+            if not self._submitter.admission.is_tick_due(soon):
                 return False
         await self._submitter.ask_time()
-        return self._follower.view.is_usable and self._submitter.judge.is_tick_due(self._submitter.judge.time)
+        return self._follower.view.is_usable and self._submitter.admission.is_tick_due(self._submitter.admission.time)
 
 
 ALLOWED_AGAIN_S: Final = (1.0, 2.0, 5.0, 10.0)  # a wallet that may not join asks again after this
@@ -206,12 +213,14 @@ class JoinKeeper:
         try:
             return () if await self._submitter.consider(message) is Advice.DONE else (message,)
         except ClientsFull:
-            self._submitter.judge.judge(ReclaimSlot())  # raises if no slot is idle; a server does this by itself (M4)
+            self._submitter.admission.check(
+                ReclaimSlot()
+            )  # raises if no slot is idle; a server does this by itself (M4)
             return ReclaimSlot(), message
 
     def _is_join_over(self, message: Join, until_unix: int) -> bool:
         is_stale = self._submitter.carry_time_on().unix + RENEW_BEFORE_S > until_unix
-        return is_stale or self._follower.has_withdrawn or self._submitter.judge.is_done(message)
+        return is_stale or self._follower.has_withdrawn or self._submitter.admission.is_done(message)
 
     async def keep_joined(self, submit: Callable[[Message], Awaitable[None]]) -> None:
         while True:

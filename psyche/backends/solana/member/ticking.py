@@ -9,7 +9,7 @@ from psyche.backends.solana.interface.events import StateChangedEvent
 from psyche.backends.solana.lookup import find_run
 from psyche.backends.solana.member.link import ChainTime
 from psyche.backends.solana.member.logic import is_tick_due
-from psyche.backends.solana.rpc.sender import Landed
+from psyche.backends.solana.rpc.sender import Confirmed
 from psyche.backends.solana.session import ChainPlan, ChainSession, Step
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import NameCheckpoint, Tick
@@ -52,7 +52,7 @@ async def tick_run(
         say(f"{before.name.lower()} -> {await _describe_change(session, run_id, landed)}")
 
 
-async def _describe_change(session: ChainSession, run_id: str, landed: Landed | None) -> str:
+async def _describe_change(session: ChainSession, run_id: str, landed: Confirmed | None) -> str:
     """Where a tick has brought a run, in its own words; else, where the run is by now."""
     for event in reversed(landed.events if landed else ()):
         if isinstance(event, StateChangedEvent):

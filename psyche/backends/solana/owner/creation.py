@@ -38,7 +38,7 @@ TREASURER_RUN_BYTES: Final = 249
 
 
 @dataclass(frozen=True, slots=True)
-class Founding:
+class Creation:
     """What a person says of a new run.
 
     Args:
@@ -62,7 +62,7 @@ class Founding:
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def find_settings(state: Coordinator, new: Founding) -> Update:
+def find_settings(state: Coordinator, new: Creation) -> Update:
     """Find what is to change in a run that has not begun; what is the same already is None."""
     update = Update() if new.file is None else _find_settings_of_file(state, new.file, new.first_weights)
     metadata = replace(state.metadata if new.file is None else new.file.metadata, **dict(new.texts))
@@ -81,7 +81,7 @@ def _find_settings_of_file(state: Coordinator, file: LoadedRun, digest: bytes) -
     )
 
 
-async def plan_create(session: ChainSession, new: Founding) -> ChainPlan:
+async def plan_create(session: ChainSession, new: Creation) -> ChainPlan:
     """Plan the creation of a run, or the rest of one that stopped half-way; no steps: it is complete."""
     run_id = new.run_id
     instance = await find_instance(session.rpc, run_id)
@@ -104,13 +104,13 @@ async def plan_create(session: ChainSession, new: Founding) -> ChainPlan:
     return ChainPlan(says, build_steps(found.target, update))
 
 
-def _check(state: Coordinator, new: Founding) -> Update:
+def _check(state: Coordinator, new: Creation) -> Update:
     update = find_settings(state, new)
     check_update(state, update)
     return update
 
 
-async def _plan_new(session: ChainSession, new: Founding) -> ChainPlan:
+async def _plan_new(session: ChainSession, new: Creation) -> ChainPlan:
     account, owner, rpc = Keypair(), session.key, session.rpc
     run_id, accounts = new.run_id, ChainRun.find(new.run_id, account.pubkey())
     update = _check(Coordinator(run_id=run_id), new)

@@ -22,8 +22,6 @@ U64_MAX: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class ChainAccount:
-    """An account at a slot."""
-
     slot: int
     owner: Pubkey  # the program
     lamports: int
@@ -34,9 +32,6 @@ def get_data(kind: AccountKind, key: Pubkey, account: ChainAccount | None) -> by
     """The bytes of an account that must be of this kind; None if it is not there.
 
     An address that never was an account belongs to the system program as soon as anybody sends it lamports.
-
-    Raises:
-        WireError: it belongs to another program, or is another kind of account.
     """
     if account is None or (account.owner == SYSTEM and not account.data):
         return None
@@ -60,8 +55,6 @@ class SignatureStatus(NamedTuple):
 
 
 class SimulationReply(NamedTuple):
-    """What a transaction would do."""
-
     error: Any  # as JSON; None if it would succeed
     logs: tuple[str, ...]
     units: int
@@ -70,22 +63,12 @@ class SimulationReply(NamedTuple):
 
 
 def read_integer(value: Any, what: str) -> int:
-    """A number of 64 bits.
-
-    Raises:
-        WireError: it is none.
-    """
     if type(value) is not int or not 0 <= value <= U64_MAX:
         raise WireError(f"{what}: {str(value)[:40]!r} is no number of 64 bits")
     return value
 
 
 def read_context(reply: Any, what: str) -> tuple[int, Any]:
-    """The slot and the value of an answer that has both.
-
-    Raises:
-        WireError: it has another form.
-    """
     match reply:
         case {"context": {"slot": slot}, "value": value}:
             return read_integer(slot, f"{what}.context.slot"), value
@@ -93,11 +76,7 @@ def read_context(reply: Any, what: str) -> tuple[int, Any]:
 
 
 def read_account(value: Any, slot: int, *, limit_bytes: int = MAX_ACCOUNT_BYTES) -> ChainAccount | None:
-    """An account in base64 or base64+zstd of at most `limit_bytes`; None if there is none.
-
-    Raises:
-        WireError: it has another form or is longer.
-    """
+    """An account in base64 or base64+zstd of at most `limit_bytes`; None if there is none."""
     match value:
         case None:
             return None
@@ -110,11 +89,7 @@ def read_account(value: Any, slot: int, *, limit_bytes: int = MAX_ACCOUNT_BYTES)
 
 
 def read_key(text: Any, what: str) -> Pubkey:
-    """A key in base58.
-
-    Raises:
-        WireError: it is none.
-    """
+    """A key in base58."""
     try:
         return Pubkey.from_string(text)
     except (TypeError, ValueError) as error:
@@ -135,11 +110,7 @@ def _read_data(text: str, encoding: str, limit_bytes: int) -> bytes:
 
 
 def unpack(raw: bytes, limit_bytes: int) -> bytes:
-    """Unpack zstd, one byte beyond the limit at most: the length in a frame's head is not believed.
-
-    Raises:
-        zstandard.ZstdError: it is no zstd, or ends too early.
-    """
+    """Unpack zstd, one byte beyond the limit at most: the length in a frame's head is not believed."""
     unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     data = bytearray()
     with unpacker.stream_reader(raw) as reader:
@@ -160,11 +131,6 @@ def _is_whole(raw: bytes, size_bytes: int) -> bool:
 
 
 def read_blockhash(reply: Any) -> Blockhash:
-    """The answer to getLatestBlockhash.
-
-    Raises:
-        WireError: it has another form.
-    """
     match read_context(reply, "getLatestBlockhash")[1]:
         case {"blockhash": str(text), "lastValidBlockHeight": height}:
             try:
@@ -175,11 +141,7 @@ def read_blockhash(reply: Any) -> Blockhash:
 
 
 def read_statuses(reply: Any, count: int) -> list[SignatureStatus | None]:
-    """The answer to getSignatureStatuses for so many signatures; None for each that the endpoint does not know.
-
-    Raises:
-        WireError: it has another form.
-    """
+    """The answer to getSignatureStatuses for so many signatures; None for each that the endpoint does not know."""
     found = read_context(reply, "getSignatureStatuses")[1]
     if not isinstance(found, list) or len(found) != count:
         raise WireError(f"getSignatureStatuses: no statuses for {count} signatures")
@@ -198,11 +160,6 @@ def _read_status(value: Any) -> SignatureStatus | None:
 
 
 def read_simulation(reply: Any) -> SimulationReply:
-    """The answer to simulateTransaction, with the payer as the one account that was asked for.
-
-    Raises:
-        WireError: it has another form.
-    """
     match read_context(reply, "simulateTransaction")[1]:
         case {"err": error, **rest}:
             logs = rest.get("logs")
@@ -218,11 +175,6 @@ def read_simulation(reply: Any) -> SimulationReply:
 
 
 def read_clock(data: bytes) -> tuple[int, int]:
-    """Slot and unix time of the chain's Clock.
-
-    Raises:
-        WireError: it is no Clock.
-    """
     if len(data) != CLOCK.size:
         raise WireError(f"Clock: {len(data)} bytes, must be {CLOCK.size}")
     slot, _, _, _, unix = CLOCK.unpack(data)
@@ -230,11 +182,7 @@ def read_clock(data: bytes) -> tuple[int, int]:
 
 
 def read_fees(reply: Any) -> list[int]:
-    """The fees of the last slots in micro-lamports per compute unit.
-
-    Raises:
-        WireError: it has another form.
-    """
+    """The fees of the last slots in micro-lamports per compute unit."""
     if not isinstance(reply, list):
         raise WireError("getRecentPrioritizationFees: no list")
     fees = [entry.get("prioritizationFee") for entry in reply[:1_000] if isinstance(entry, dict)]

@@ -53,7 +53,7 @@ class Unconfirmed(BackendError):
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class Confirmed:
     signature: str
     slot: int
     fee_lamports: int
@@ -62,7 +62,7 @@ class Landed:
 
 
 @dataclass(slots=True, eq=False)
-class _Parcel:
+class _Pending:
     """A signed transaction under way. `is_eventful`: its trial had events, so its log is worth a question."""
 
     signature: str
@@ -104,7 +104,7 @@ class TransactionSender:
         self._fees = fees or FeePolicy()
         self._patience_s = patience_s
         self._is_watched = is_watched
-        self._parcels: list[_Parcel] = []  # under way
+        self._all_pending: list[_Pending] = []  # under way
         self._tried: dict[Hashable, SimulationReply] = {}
         self._block: tuple[float, int, Blockhash] | None = None  # when it was found, of which slot or later
         self._uses = 0  # of that hash: the same message with it again would be the same transaction, which counts once
@@ -120,7 +120,7 @@ class TransactionSender:
         min_slot: int | None = None,
         slot: int = 0,
         kind: Hashable = None,
-    ) -> Landed:
+    ) -> Confirmed:
         """Carry out instructions in one transaction; return once it is confirmed, or finalized.
 
         `is_wanted` is asked before each new signature. A trial counts only on an endpoint that has got to `min_slot`.
@@ -137,31 +137,31 @@ class TransactionSender:
         draft = TransactionDraft(self.payer, tuple(instructions), tuple(signers))
         expired = 0
         while True:
-            parcel = await self._prepare(draft, expired, min_slot, slot, kind)
+            pending = await self._prepare(draft, expired, min_slot, slot, kind)
             if not is_wanted():
                 raise TransactionExpired("the transaction came too late and was not sent")
             self.rpc.sink.emit(
                 types.TransactionSent(
-                    signature=parcel.signature, attempt=expired, bytes=parcel.size_bytes, units=parcel.budget.units,
-                    priority_lamports=parcel.budget.priority_lamports, last_height=parcel.last_height,
+                    signature=pending.signature, attempt=expired, bytes=pending.size_bytes, units=pending.budget.units,
+                    priority_lamports=pending.budget.priority_lamports, last_height=pending.last_height,
                 )
             )  # fmt: skip
-            status = await self._deliver(parcel, "finalized" if finalized else CONFIRMED)
-            seconds = trio.current_time() - parcel.started
+            status = await self._deliver(pending, "finalized" if finalized else CONFIRMED)
+            seconds = trio.current_time() - pending.started
             if status is not None:
                 if status.error is not None:
                     self._tried.pop(kind, None)
-                return await self._finish(parcel, status, seconds)
-            self.rpc.sink.emit(types.TransactionLapsed(signature=parcel.signature, attempt=expired, seconds=seconds))
+                return await self._finish(pending, status, seconds)
+            self.rpc.sink.emit(types.TransactionLapsed(signature=pending.signature, attempt=expired, seconds=seconds))
             expired += 1
             if not is_wanted():
-                raise TransactionExpired(f"transaction {parcel.signature} did not get onto the chain in time")
+                raise TransactionExpired(f"transaction {pending.signature} did not get onto the chain in time")
 
     # --- before it is sent ----------------------------------------------------------------------------------
 
     async def _prepare(
         self, draft: TransactionDraft, expired: int, min_slot: int | None, slot: int, kind: Hashable
-    ) -> _Parcel:
+    ) -> _Pending:
         found: dict[str, Any] = {}
         is_known = kind in self._tried and not expired
         async with open_plain_nursery() as nursery:  # nothing of this needs another part of it
@@ -188,7 +188,7 @@ class TransactionSender:
             raise await self._explain_empty(draft, f"{budget.priority_lamports} lamports of priority fee are lacking")
         transaction = draft.sign(budget, block.hash)
         raw = bytes(transaction)
-        return _Parcel(
+        return _Pending(
             str(transaction.signatures[0]), base64.b64encode(raw).decode(), len(raw), block.last_height, budget, draft,
             trial.units, not self._is_watched and bool(read_events(trial.logs)), trio.current_time(),
             next_height=trio.current_time() + HEIGHT_S, answered=trio.current_time(),
@@ -251,70 +251,70 @@ class TransactionSender:
 
     # --- under way ------------------------------------------------------------------------------------------
 
-    async def _deliver(self, parcel: _Parcel, level: str) -> SignatureStatus | None:
+    async def _deliver(self, pending: _Pending, level: str) -> SignatureStatus | None:
         """Send until the transaction has got to `level`; None if it cannot get onto the chain any more."""
-        self._parcels.append(parcel)
+        self._all_pending.append(pending)
         try:
-            return await self._carry(parcel, level)
+            return await self._carry(pending, level)
         finally:
-            self._parcels.remove(parcel)
+            self._all_pending.remove(pending)
 
-    async def _carry(self, parcel: _Parcel, level: str) -> SignatureStatus | None:
+    async def _carry(self, pending: _Pending, level: str) -> SignatureStatus | None:
         poll_s = WATCHED_POLL_S if self._is_watched else FIRST_POLL_S
         async with open_plain_nursery() as nursery:
             while True:
                 now = trio.current_time()
-                if now >= parcel.next_send:
-                    parcel.next_send = now + RESEND_S
-                    nursery.start_soon(self._submit, parcel)
-                endpoint = self._take_turn(parcel)
-                status = await self._look(parcel, endpoint, poll_s)
+                if now >= pending.next_send:
+                    pending.next_send = now + RESEND_S
+                    nursery.start_soon(self._submit, pending)
+                endpoint = self._take_turn(pending)
+                status = await self._look(pending, endpoint, poll_s)
                 if status is not None and _has_reached(status, level):
                     nursery.cancel_scope.cancel()
                     return status
-                if status is None and await self._is_over(parcel, endpoint):
+                if status is None and await self._is_over(pending, endpoint):
                     nursery.cancel_scope.cancel()
                     return None
-                self._check_patience(parcel)
+                self._check_patience(pending)
                 await trio.sleep(poll_s)
                 poll_s = max(poll_s, min(MAX_POLL_S, poll_s * POLL_FACTOR))
 
-    async def _submit(self, parcel: _Parcel) -> None:
+    async def _submit(self, pending: _Pending) -> None:
         """Hand the transaction to one endpoint, another one each time; if that fails, to the next."""
         config = {
             "encoding": "base64", "skipPreflight": True, "maxRetries": 0, "preflightCommitment": CONFIRMED,
         }  # fmt: skip
         awake = self._list_awake()
-        start = parcel.sent % len(awake)
-        parcel.sent += 1
+        start = pending.sent % len(awake)
+        pending.sent += 1
         refusal: RpcRefused | None = None
         for endpoint in dict.fromkeys((*awake[start:], *awake[:start], *self.rpc.endpoints)):
             try:
-                await self.rpc.read_one(endpoint, str, "sendTransaction", parcel.raw, config)
+                await self.rpc.read_one(endpoint, str, "sendTransaction", pending.raw, config)
             except RequestFailed:
                 continue
             except RpcRefused as error:
                 # Whatever an endpoint has against the state, another one may have taken it: only the status tells.
                 refusal = error if error.data is None else refusal
                 continue
-            parcel.is_accepted = True
+            pending.is_accepted = True
             return
-        if refusal is not None and not parcel.is_accepted:
+        if refusal is not None and not pending.is_accepted:
             raise refusal
 
-    def _take_turn(self, parcel: _Parcel) -> Endpoint:
+    def _take_turn(self, pending: _Pending) -> Endpoint:
         awake = self._list_awake()
-        parcel.turn += 1
-        return awake[parcel.turn % len(awake)]
+        pending.turn += 1
+        return awake[pending.turn % len(awake)]
 
     def _list_awake(self) -> list[Endpoint]:
         return [one for one in self.rpc.endpoints if not self.rpc.is_resting(one)] or list(self.rpc.endpoints)
 
-    async def _look(self, parcel: _Parcel, endpoint: Endpoint, poll_s: float) -> SignatureStatus | None:
+    async def _look(self, pending: _Pending, endpoint: Endpoint, poll_s: float) -> SignatureStatus | None:
         """Ask for the status, and at once for those of all others that are under way."""
-        if trio.current_time() - parcel.looked < poll_s / 2:
-            return parcel.status
-        together = self._parcels[:MAX_STATUSES] if parcel in self._parcels[:MAX_STATUSES] else [parcel]
+        if trio.current_time() - pending.looked < poll_s / 2:
+            return pending.status
+        together = self._all_pending[:MAX_STATUSES] if pending in self._all_pending[:MAX_STATUSES] else [pending]
         for one in together:
             one.looked, one.status = trio.current_time(), None
         with trio.move_on_after(POLL_TIMEOUT_S):
@@ -324,61 +324,61 @@ class TransactionSender:
                 return None
             for one, status in zip(together, found, strict=True):
                 one.answered, one.status = trio.current_time(), status
-        return parcel.status
+        return pending.status
 
     async def _ask_statuses(
-        self, parcels: Sequence[_Parcel], endpoint: Endpoint, *, history: bool
+        self, several: Sequence[_Pending], endpoint: Endpoint, *, history: bool
     ) -> list[SignatureStatus | None]:
-        signatures, config = [one.signature for one in parcels], {"searchTransactionHistory": history}
-        read = partial(replies.read_statuses, count=len(parcels))
+        signatures, config = [one.signature for one in several], {"searchTransactionHistory": history}
+        read = partial(replies.read_statuses, count=len(several))
         return await self.rpc.read_one(endpoint, read, "getSignatureStatuses", signatures, config)
 
-    async def _is_over(self, parcel: _Parcel, endpoint: Endpoint) -> bool:
+    async def _is_over(self, pending: _Pending, endpoint: Endpoint) -> bool:
         """Whether an endpoint has got past the transaction's last block without it.
 
         Only then may the same thing be signed again: before that, both could get onto the chain.
         """
         now = trio.current_time()
-        if now < parcel.next_height:
+        if now < pending.next_height:
             return False
-        parcel.next_height = now + HEIGHT_S / len(self.rpc.endpoints)
+        pending.next_height = now + HEIGHT_S / len(self.rpc.endpoints)
         with trio.move_on_after(POLL_TIMEOUT_S):
             try:
                 height = await self.rpc.read_one(endpoint, _read_height, "getBlockHeight", {"commitment": CONFIRMED})
                 # Asked after that, the same endpoint has seen every block that counts.
-                return height > parcel.last_height and not any(
-                    await self._ask_statuses([parcel], endpoint, history=True)
+                return height > pending.last_height and not any(
+                    await self._ask_statuses([pending], endpoint, history=True)
                 )
             except RequestFailed:
                 return False
         return False
 
-    def _check_patience(self, parcel: _Parcel) -> None:
-        silent_s = trio.current_time() - parcel.answered
+    def _check_patience(self, pending: _Pending) -> None:
+        silent_s = trio.current_time() - pending.answered
         if silent_s > self._patience_s:
             raise Unconfirmed(
-                f"no RPC endpoint has answered for {silent_s:.0f} s: transaction {parcel.signature} may or may not be "
+                f"no RPC endpoint has answered for {silent_s:.0f} s: transaction {pending.signature} may or may not be "
                 "on record; look it up before you send it again"
             )
 
-    async def _finish(self, parcel: _Parcel, status: SignatureStatus, seconds: float) -> Landed:
-        fee = parcel.draft.count_signatures() * LAMPORTS_PER_SIGNATURE + parcel.budget.priority_lamports
+    async def _finish(self, pending: _Pending, status: SignatureStatus, seconds: float) -> Confirmed:
+        fee = pending.draft.count_signatures() * LAMPORTS_PER_SIGNATURE + pending.budget.priority_lamports
         self.rpc.sink.emit(
             types.TransactionConfirmed(
-                signature=parcel.signature, slot=status.slot, seconds=round(seconds, 3), fee_lamports=fee
+                signature=pending.signature, slot=status.slot, seconds=round(seconds, 3), fee_lamports=fee
             )
         )
         if status.error is None:
-            events = await self._find_events(parcel) if parcel.is_eventful else ()
-            return Landed(parcel.signature, status.slot, fee, parcel.units, events)
-        logs = await self._find_logs(parcel.signature)
-        raise read_failure(status.error, logs, parcel.draft.list_programs(parcel.budget))
+            events = await self._find_events(pending) if pending.is_eventful else ()
+            return Confirmed(pending.signature, status.slot, fee, pending.units, events)
+        logs = await self._find_logs(pending.signature)
+        raise read_failure(status.error, logs, pending.draft.list_programs(pending.budget))
 
-    async def _find_events(self, parcel: _Parcel) -> tuple[ChainEvent, ...]:
+    async def _find_events(self, pending: _Pending) -> tuple[ChainEvent, ...]:
         """What the transaction caused in truth: its trial was before others. None if no endpoint tells soon."""
         with trio.move_on_after(EVENTS_S):
             for _ in range(EVENT_LOOKS):  # the first one may have asked an endpoint that is behind
-                if events := read_events(await self._find_logs(parcel.signature)):
+                if events := read_events(await self._find_logs(pending.signature)):
                     return events
                 await trio.sleep(EVENTS_S / EVENT_LOOKS)
         return ()

@@ -24,7 +24,7 @@ from psyche.cli.helpers.target import (
 from psyche.core.state.state import ZERO32
 
 if TYPE_CHECKING:
-    from psyche.backends.solana.owner.creation import Founding
+    from psyche.backends.solana.owner.creation import Creation
     from psyche.backends.solana.session import ChainSession
     from psyche.config.load import LoadedRun
     from psyche.core.state.state import Checkpoint
@@ -77,7 +77,7 @@ def create(
     starts it.
     """
     from psyche.backends.solana.interface.addresses import get_instance_address, parse_key
-    from psyche.backends.solana.owner.creation import Founding, plan_create
+    from psyche.backends.solana.owner.creation import Creation, plan_create
     from psyche.errors import ConfigError
 
     if treasurer_index is not None and treasurer_collateral_mint is None:
@@ -88,7 +88,7 @@ def create(
         raise ConfigError("name the run with --run-id, or with --state the file of its settings, which names it")
     get_instance_address(run_id)
     texts = {"name": name, "description": description}
-    new = Founding(
+    new = Creation(
         run_id,
         file,
         client_version,
@@ -115,7 +115,7 @@ def load_new(state: Path, access: Access) -> "tuple[LoadedRun, bytes]":
     return file, read_first_weights(file)
 
 
-def list_next(session: "ChainSession", new: "Founding") -> list[str]:
+def list_next(session: "ChainSession", new: "Creation") -> list[str]:
     write, run_id = session.writer.write, new.run_id
     grantor = new.join_authority or session.key
     is_own = grantor == session.key

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 from kits.cluster import Cluster, open_cluster
-from kits.leftovers import get_children, get_host
+from kits.leftovers import get_children, get_fork_servers
 from kits.run_files import MakeRun
 
 from psyche.modeling.trainer.process import HOST_VARIABLE
@@ -48,8 +48,8 @@ async def run(folder: Path, config: Path) -> Faults:
         for name in ("client-2", "client-3", "client-1"):
             await cluster.until(f"the fault of {name}", lambda name=name: get_failures(cluster, name))
             await cluster.until(f"{name} to have a new trainer", lambda name=name: is_back(cluster, name))
-            parents = [cluster.child(name).pid, get_host()]
-            found.children[name] = [state for parent in parents if parent for state in get_children(parent).values()]
+            parents = [cluster.child(name).pid, *get_fork_servers()]
+            found.children[name] = [state for parent in parents for state in get_children(parent).values()]
         found.codes = await cluster.until_ended(*CLIENTS)
         cluster.interrupt("server")
         await cluster.until_ended("server")

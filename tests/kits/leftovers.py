@@ -65,10 +65,15 @@ def get_host() -> int | None:
     return None
 
 
-def get_hosted_trainers() -> list[int]:
-    """Trainers that the host has forked; they do not carry the mark of the client that asked for them."""
+def get_fork_servers() -> list[int]:
+    """The children of the host, of which one forks the trainers."""
     host = get_host()
-    return [] if host is None else sorted(get_children(host))
+    return [] if host is None else list(get_children(host))
+
+
+def get_hosted_trainers() -> list[int]:
+    """Trainers that were forked for the host; they do not carry the mark of the client that asked for them."""
+    return sorted(pid for server in get_fork_servers() for pid in get_children(server))
 
 
 async def assert_nothing_left(mark: str) -> None:

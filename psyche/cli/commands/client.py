@@ -102,7 +102,7 @@ def train(
         export=export, export_dtype=export_dtype.value, share_checkpoints=share_checkpoints,
         distro_dir=write_gradients_dir,
     )  # fmt: skip
-    check_places(settings, events_dir)
+    check_places(settings, events_dir)  # what this machine lacks is told before a server or a chain is asked
     check_target(target)
     settings.node_name = node_name or find_node_name(settings)
     events = open_events(settings, events_dir, keep_event_files)

@@ -96,7 +96,7 @@ def _foretell(
     say = Speaker()
     cautions = [f"warning: {text}" for text in question.cautions]
     say("\n".join([format_question(question), *describe_length(question), *cautions]) + "\n")
-    say.check()
+    say.check()  # before the minutes of the play
     forecast = _play(question, "playing", keep=events is not None)
     say(format_forecast(forecast))
     with_server = _compare_with_server(say, forecast)

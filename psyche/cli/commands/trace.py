@@ -133,6 +133,7 @@ def replay(
 def _refuse_filters(ctx: typer.Context) -> None:
     from psyche.errors import ConfigError
 
+    # By its source: a value that is the default, such as --from 0, was given too.
     def is_given(name: str) -> bool:
         source = ctx.get_parameter_source(name)
         return source is not None and source.name == "COMMANDLINE"

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _Found = TypeVar("_Found")
 _Part = TypeVar("_Part", bound="Administration")
 _Session = TypeVar("_Session")
-Shared = dict[str, inspect.Parameter]  # options by name
+# Options by name. typer knows no groups: it reads the signature of each command, so `command` puts them into it.
+Shared = dict[str, inspect.Parameter]
 
 # In examples.
 ADDRESS: Final = "--server-addr 127.0.0.1:19400"
@@ -34,7 +35,7 @@ WALLET: Final = "4vJ9JU1bJJE96FWSJKvHsmmFADCg4gpZQff4P3bkLKi"
 
 
 def _check_address(text: str | None) -> str | None:
-    """Refuse an address that no server can have, before anything else is done."""
+    # While options are read: a command that made folders or a key first would leave them behind.
     if text:
         from psyche.backends.tcp.dial import parse_server
 
@@ -110,6 +111,7 @@ JOINING: Final = (
         "wallet's own, or the one for everybody.",
     )
 )  # fmt: skip
+# In the order of the help: where the run is, the key, and last what few people set.
 OWNING: Final = (
     _SERVER
     | {"rpc": CHAIN["rpc"]}

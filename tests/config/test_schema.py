@@ -1,18 +1,15 @@
 """The schema has the keys and the variants of the core."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, get_args
 
 import pytest
 from pydantic import Tag
 
 from psyche.config import model_schema, schema
-from psyche.config.load import HARMLESS
 from psyche.config.values import get_variant_name
 from psyche.core.state import state
-from psyche.core.state.config_checks import find_config_problems
 from psyche.core.state.settings import get_keys
-from psyche.testing.builders import build_model
 
 
 @pytest.mark.parametrize(
@@ -56,7 +53,3 @@ def test_the_original_documentations_keys_are_needed_and_later_ones_are_not() ->
 @pytest.mark.parametrize("record", [state.Config, state.Metadata, state.Progress, state.LrSchedule, state.Optimizer])
 def test_every_field_of_the_settings_is_a_key(record: type) -> None:
     assert set(get_keys(record)) == {one.name for one in fields(record)} - {"kind"}
-
-
-def test_what_stands_for_a_key_that_cannot_be_read_breaks_no_rule() -> None:
-    assert find_config_problems(replace(state.Config(), **HARMLESS), build_model()) == []

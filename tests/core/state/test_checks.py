@@ -92,6 +92,12 @@ def test_a_broken_rule_says_what_is_wrong_and_what_is_right(
     assert (what, right) in [(problem.what, problem.right) for problem in find_problems(record, **changes)]
 
 
+def test_what_stands_in_for_keys_breaks_no_rule() -> None:
+    """`psyche.config` checks the readable keys of a table beside stand-ins for the others."""
+    numbers = {name: key.stand_in for name, key in get_keys(Config).items() if key.width in MOST}
+    assert find_problems(Config, **(numbers | {"rounds_per_epoch": 1})) == []
+
+
 def test_all_problems_are_named_at_once_and_in_one_refusal() -> None:
     keys = {problem.key for problem in find_config_problems(Config(), Model())}
     assert keys >= {"config.total_steps", "config.min_clients", "model.LLM.max_seq_len", "model.LLM.checkpoint"}

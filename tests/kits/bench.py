@@ -176,12 +176,24 @@ class Bench(StateMachine):
         self.settle()
         assert self.state.run_state is RunState.WARMUP
 
+    def warm_up(self) -> None:
+        """Go from WaitingForMembers to a Warmup that the engine sees."""
+        self.join(*range(len(self.identities)))
+        self.form()
+        self.show()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass for the record, and the engine see what comes of it."""
+        self.now += seconds
+        self.settle()
+        self.show()
+
     def start(self) -> "Bench":
         """Go from WaitingForMembers to round 0, with every member ready."""
         if self.state.run_state is RunState.WAITING_FOR_MEMBERS:
-            self.join(*range(len(self.identities)))
-            self.form()
-        self.show()
+            self.warm_up()
+        else:
+            self.show()
         digest = self.state.certified.digest if self.state.certified.digest != ZERO32 else FIRST_DIGEST
         self.run.show(*range(len(self.state.clients)), digest=digest)
         self.settle()
@@ -277,6 +289,10 @@ class Bench(StateMachine):
         """A round without faults: every member delivers, and all report the same."""
         self.play()
         return self.close(**changes)
+
+    def run_rounds(self, count: int) -> None:
+        for _ in range(count):
+            self.run_round()
 
     def play(self) -> None:
         """Let every member train and deliver in the running round."""

@@ -19,13 +19,10 @@ def build_bench_in_second_epoch(height: int, **config: object) -> Bench:
     while bench.state.in_round:
         bench.run_round()
     bench.state.config.rounds_per_epoch = 12
-    bench.now += 2
-    bench.settle()
-    bench.show()
+    bench.pass_time(2)
     assert bench.state.run_state is RunState.WAITING_FOR_MEMBERS
     bench.start()
-    for _ in range(height):
-        bench.run_round()
+    bench.run_rounds(height)
     assert (bench.state.progress.epoch, bench.state.current.height) == (1, height)
     bench.forget()
     return bench

@@ -214,9 +214,7 @@ def test_messages_of_an_epoch_that_is_not_seen_yet_are_not_taken_for_those_of_th
     first = bench.build_result(1)
     while bench.state.in_round:
         bench.run_round()
-    bench.now += 10
-    bench.settle()
-    bench.show()
+    bench.pass_time(10)
     assert bench.state.run_state is RunState.WAITING_FOR_MEMBERS
     assert isinstance(first.body, Result)
     bench.hear(bench.sign(1, Result(OTHER_COMMITMENT, OTHER_HEADER), height=0))

@@ -183,9 +183,7 @@ def test_without_a_root_a_member_is_in_when_a_quorum_of_blooms_holds_its_commitm
         bench.record(witness, held=held, commitments={m: c for m, c in known.items() if held >> m & 1})
     bench.now += bench.state.config.max_round_train_time
     bench.settle()
-    bench.now += bench.state.config.round_witness_time
-    bench.settle()
-    bench.show()
+    bench.pass_time(bench.state.config.round_witness_time)
     assert bench.get_decided() == {0: [1, 2]}, "three of four hold members 1 and 2 alone"
 
 
@@ -197,9 +195,7 @@ def test_a_commitment_that_only_witnesses_know_is_asked_for() -> None:
         bench.record(witness, held=held, commitments={m: c for m, c in known.items() if held >> m & 1})
     bench.now += 100
     bench.settle()
-    bench.now += 100
-    bench.settle()
-    bench.show()
+    bench.pass_time(100)
     asked = {a.member: a for a in bench.get_all(act.AskTable)}
     assert set(asked) == {1, 2, 3}
     show_table(bench, asked[3], encode_all({1: results[1]}))

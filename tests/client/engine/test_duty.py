@@ -80,9 +80,7 @@ def test_the_look_ahead_uses_the_rate_of_the_round_before_and_only_with_overlap(
 def test_round_witness_does_not_cut_a_training_and_the_next_round_does() -> None:
     """A4."""
     bench = build_bench(4).start()
-    bench.now += bench.state.config.max_round_train_time
-    bench.settle()
-    bench.show()
+    bench.pass_time(bench.state.config.max_round_train_time)
     assert bench.state.run_state is RunState.ROUND_WITNESS
     assert bench.get_all(act.CancelTrain) == []
     bench.close(1, 2, 3)
@@ -106,9 +104,7 @@ def test_a_batch_that_ends_after_its_round_counts_as_not_applied() -> None:
 def test_a_result_that_is_done_in_round_witness_is_still_announced() -> None:
     """A4: with overlap its payload has a round more."""
     bench = build_bench(4).start()
-    bench.now += bench.state.config.max_round_train_time
-    bench.settle()
-    bench.show()
+    bench.pass_time(bench.state.config.max_round_train_time)
     bench.train()
     assert [height for height, _ in get_headers(bench)] == [0]
 
@@ -180,9 +176,7 @@ def test_a_snapshot_that_cannot_be_written_is_no_reason_to_call_the_round_comple
     bench.feed(act.SnapshotWritten(0, height, snapshot.digest, Path(), None))
     bench.wait(15.0)
     assert height not in {a.height for a in bench.get_all(WitnessMessage)}
-    bench.now += 100
-    bench.settle()
-    bench.show()
+    bench.pass_time(100)
     assert bench.state.run_state is RunState.ROUND_WITNESS
     bench.wait(2.1)
     report = bench.get_all(WitnessMessage)[-1]
@@ -201,9 +195,7 @@ def test_a_repeated_last_drain_round_applies_nothing_and_writes_its_own_snapshot
         bench.record(member, state_digest=build_hash("late", member))
     bench.now += 100
     bench.settle()
-    bench.now += 100
-    bench.settle()
-    bench.show()
+    bench.pass_time(100)
     assert (bench.state.current.height, bench.state.run_state) == (height + 1, RunState.ROUND_TRAIN)
     last = bench.get_all(act.Apply)[-1]
     assert (last.height, last.blobs, last.run_update, last.full_digest) == (height + 1, (), False, True)
@@ -267,8 +259,7 @@ def test_who_is_still_fetching_when_cooldown_begins_goes_on() -> None:
 def test_a_diverged_client_writes_no_snapshot() -> None:
     """P6: it would be of weights that nobody agreed on."""
     bench = build_bench(4, rounds_per_epoch=2).start()
-    for _ in range(2):
-        bench.run_round()
+    bench.run_rounds(2)
     bench.manual = {act.Apply}
     bench.run_round()
     bench.spoil_weights()
@@ -301,8 +292,7 @@ def test_a_verifier_says_finished_and_witnesses_like_everybody() -> None:
     assert bench.get_all(act.FetchData) == []
     assert bench.get_all(act.Train) == []
     assert bench.get_said(Finished)
-    for _ in range(4):
-        bench.run_round()
+    bench.run_rounds(4)
     assert len(bench.get_all(WitnessMessage)) == 4
     assert bench.get_logs(types.Diverged) == []
 

@@ -189,9 +189,7 @@ def test_digests_of_the_last_epoch_are_not_held_against_the_next() -> None:
     bench.feed(act.TrainerLost("gone"))
     while bench.state.in_round:
         bench.close(1, 2, 3, state_digest=build_hash("epoch 1", bench.state.current.height))
-    bench.now += 2
-    bench.settle()
-    bench.show()
+    bench.pass_time(2)
     bench.state.config.init_min_clients = 3
     bench.join(1, 2, 3)
     bench.form()

@@ -39,12 +39,8 @@ def finish_epoch(bench: Bench, *, agree: bool = True) -> None:
             for member in range(4):
                 digest = build_hash("split", member, bench.state.current.height)
                 bench.record(member, held=0, commitments={}, state_digest=digest)
-            bench.now += 1
-            bench.settle()
-            bench.show()
-    bench.now += bench.state.config.cooldown_time + 1
-    bench.settle()
-    bench.show()
+            bench.pass_time(1)
+    bench.pass_time(bench.state.config.cooldown_time + 1)
 
 
 def restart(bench: Bench) -> None:
@@ -104,9 +100,7 @@ def test_a_join_holds_for_one_epoch_only() -> None:
 def test_who_is_not_a_member_waits_for_the_next_epoch_without_a_word() -> None:
     bench = build_bench(5, own=4)
     bench.state.config.init_min_clients = 4
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    bench.warm_up()
     bench.wait(30.0)
     for kind in (Join, act.Load, WarmupWitness, act.Publish, Withdraw):
         assert bench.get_all(kind) == []
@@ -121,9 +115,7 @@ def test_an_ejected_client_ends_with_a_reason() -> None:
     assert bench.engine.member is None
     while bench.state.in_round:
         bench.close(1, 2, 3, state_digest=build_hash("d", bench.state.current.height), held=0, commitments={})
-    bench.now += 10
-    bench.settle()
-    bench.show()
+    bench.pass_time(10)
     bench.wait(5.0)
     (left,) = bench.get_all(act.Exit)
     assert left.code == 1
@@ -156,9 +148,7 @@ def test_peers_are_those_with_a_live_slot() -> None:
 def test_in_a_first_epoch_the_configured_source_is_loaded_and_shown() -> None:
     """S8."""
     bench = build_bench(4)
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    bench.warm_up()
     (load,) = bench.get_all(act.Load)
     assert (load.certified, load.source_digest) == (None, ZERO32)
     assert [(a.epoch, a.member, a.digest) for a in bench.get_all(WarmupWitness)] == [(0, 0, FIRST_DIGEST)]
@@ -173,9 +163,7 @@ def test_who_still_holds_the_certified_weights_loads_nothing() -> None:
     bench = build_bench(4, rounds_per_epoch=1).start()
     finish_epoch(bench)
     bench.forget()
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    bench.warm_up()
     assert bench.get_all(act.Load) == []
     assert [a.digest for a in bench.get_all(WarmupWitness)] == [bench.state.certified.digest]
 
@@ -221,9 +209,7 @@ def test_without_the_model_folder_only_first_weights_that_a_quorum_shows_are_fet
 def test_first_weights_that_a_quorum_of_the_healthy_members_shows_are_fetched_and_shown() -> None:
     """S11, S8: three of four show them, so no other weights can win."""
     bench = build_bench(4, own=3, manual={act.Load})
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    bench.warm_up()
     for member in (0, 1, 2):
         bench.apply(WarmupWitness(0, member, FIRST_DIGEST), bench.state.clients[member].p2p)
     bench.show()
@@ -254,13 +240,10 @@ def test_who_has_the_model_folder_loads_it_whatever_others_show() -> None:
 def test_after_an_epoch_that_certified_nothing_the_weights_are_loaded_anew() -> None:
     """P3, S8: they have moved on, although the record asks for what was loaded before."""
     bench = build_bench(4, rounds_per_epoch=12, manual=set()).start()
-    for _ in range(4):
-        bench.run_round()
+    bench.run_rounds(4)
     finish_epoch(bench, agree=False)
     bench.forget()
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    bench.warm_up()
     (load,) = bench.get_all(act.Load)
     assert load.certified == FIRST_DIGEST
 
@@ -277,17 +260,14 @@ def test_weights_in_the_middle_of_an_apply_are_not_taken_for_the_certified_ones(
     finish_epoch(bench, agree=False)
     assert bench.state.run_state is RunState.WAITING_FOR_MEMBERS
     bench.forget()
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    bench.warm_up()
     assert [a.certified for a in bench.get_all(act.Load)] == [FIRST_DIGEST]
 
 
 def test_an_epochs_end_that_was_not_seen_is_made_up_for() -> None:
     """S8: from the last round straight to the next Warmup."""
     bench = build_bench(4, rounds_per_epoch=12).start()
-    for _ in range(4):
-        bench.run_round()
+    bench.run_rounds(4)
     bench.blind = True
     while bench.state.in_round:
         for member in range(4):
@@ -307,20 +287,14 @@ def test_an_epochs_end_that_was_not_seen_is_made_up_for() -> None:
 def test_a_second_load_is_not_asked_for_while_one_runs() -> None:
     """A Warmup that came to nothing is followed by another; the load of the first is as good."""
     bench = build_bench(4, manual={act.Load})
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    bench.warm_up()
     for member in (1, 2, 3):
         key = bench.state.clients[member].p2p
         bench.apply(WarmupWitness(0, member, FIRST_DIGEST), key)
     bench.state.config.min_clients = 4
-    bench.now += bench.state.config.warmup_time + 1
-    bench.settle()
-    bench.show()
+    bench.pass_time(bench.state.config.warmup_time + 1)
     assert bench.state.run_state is RunState.WAITING_FOR_MEMBERS
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    bench.warm_up()
     assert len(bench.get_all(act.Load)) == 1
     bench.feed(bench.build_loaded(bench.get_all(act.Load)[0]))
     assert [a.epoch for a in bench.get_all(WarmupWitness)] == [0]
@@ -329,9 +303,7 @@ def test_a_second_load_is_not_asked_for_while_one_runs() -> None:
 
 def test_a_plan_that_cannot_be_read_ends_the_client() -> None:
     bench = build_bench(4, manual={act.Load})
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    bench.warm_up()
     bench.feed(act.Loaded(0, FIRST_DIGEST, "test", b"no plan", 1, 1, 0, 0, ZERO32))
     (left,) = bench.get_all(act.Exit)
     assert left.code == 1
@@ -359,9 +331,7 @@ def test_after_a_pause_everybody_joins_again_and_loads_with_zero_momentum() -> N
     pause_and_resume(bench)
     assert bench.get_all(Join)
     bench.forget()
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    bench.warm_up()
     assert [(a.certified, a.keep_momentum) for a in bench.get_all(act.Load)] == [(bench.state.certified.digest, False)]
     assert len(bench.get_all(WarmupWitness)) == 1
     bench.show()
@@ -375,18 +345,14 @@ def resume_and_form(bench: Bench) -> None:
     bench.apply(Resume())
     bench.show()
     bench.forget()
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    bench.warm_up()
 
 
 def test_a_pause_in_warmup_takes_effect_at_once_and_the_momentum_goes_too() -> None:
     """P4: what was loaded before the pause was loaded with momentum, and perhaps for other settings."""
     bench = build_bench(4, rounds_per_epoch=1).start()
     finish_epoch(bench)
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    bench.warm_up()
     bench.apply(Pause())
     bench.show()
     assert bench.state.run_state is RunState.PAUSED
@@ -400,9 +366,7 @@ def test_a_load_that_outlasts_a_pause_is_repeated_for_the_settings_that_changed_
     for command in (Pause(), Resume()):  # an epoch after a pause is a cold start
         bench.apply(command)
         bench.show()
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    bench.warm_up()
     assert bench.state.epoch.cold_start
     (load,) = bench.get_all(act.Load)
     bench.apply(Pause())
@@ -460,9 +424,7 @@ def test_who_stops_as_a_member_withdraws_and_says_leave(phase: str) -> None:
     """M4, F26."""
     bench = build_bench(4, rounds_per_epoch=1)
     if phase == "warmup":
-        bench.join(0, 1, 2, 3)
-        bench.form()
-        bench.show()
+        bench.warm_up()
     else:
         bench.start()
         while phase == "cooldown" and bench.state.in_round:
@@ -480,9 +442,7 @@ def test_who_stops_as_a_member_withdraws_and_says_leave(phase: str) -> None:
 def test_a_process_that_restarts_in_warmup_goes_on_as_that_member() -> None:
     """M9."""
     bench = build_bench(4)
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
+    bench.warm_up()
     restart(bench)
     bench.show()
     assert bench.engine.member == 0
@@ -494,8 +454,7 @@ def test_a_process_that_restarts_in_warmup_goes_on_as_that_member() -> None:
 def test_a_process_that_restarts_in_a_round_withdraws_before_anything_else_and_signs_nothing(rounds: int) -> None:
     """M9: its former self may have signed a result."""
     bench = build_bench(4).start()
-    for _ in range(rounds):
-        bench.run_round()
+    bench.run_rounds(rounds)
     restart(bench)
     bench.show()
     assert [(a.epoch, a.member) for a in bench.get_all(Withdraw)] == [(0, 0)]
@@ -514,9 +473,7 @@ def test_a_process_that_restarts_in_cooldown_waits() -> None:
     restart(bench)
     bench.show()
     assert bench.get_all(Withdraw) == []
-    bench.now += 10
-    bench.settle()
-    bench.show()
+    bench.pass_time(10)
     assert len(bench.get_all(Join)) == 1
 
 
@@ -590,8 +547,7 @@ def test_a_dropped_client_is_told_why_and_what_helps(counts: dict[str, int], tol
 def test_a_rollback_is_an_event() -> None:
     """P3."""
     bench = build_bench(4).start()
-    for _ in range(3):
-        bench.run_round()
+    bench.run_rounds(3)
     finish_epoch(bench, agree=False)
     (rollback,) = bench.get_logs(types.Rollback)
     assert rollback.step == bench.state.certified.step
@@ -601,12 +557,8 @@ def test_a_rollback_is_an_event() -> None:
 
 def test_an_abandoned_warmup_is_an_event() -> None:
     bench = build_bench(4)
-    bench.join(0, 1, 2, 3)
-    bench.form()
-    bench.show()
-    bench.now += 100
-    bench.settle()
-    bench.show()
+    bench.warm_up()
+    bench.pass_time(100)
     assert [f.reason for f in bench.get_logs(types.EpochFailed)] == ["Warmup abandoned"]
 
 
@@ -684,9 +636,7 @@ def test_a_load_that_fails_leaves_no_claim_on_the_weights_that_were_there() -> N
     bench = build_bench(4, rounds_per_epoch=1).start()
     while bench.state.in_round:
         bench.run_round()
-    bench.now += bench.state.config.cooldown_time
-    bench.settle()
-    bench.show()
+    bench.pass_time(bench.state.config.cooldown_time)
     assert bench.engine.membership.weights_digest == bench.state.certified.digest
     bench.state.epoch.cold_start = True
     bench.join(*range(4))
@@ -703,9 +653,7 @@ def test_a_load_that_fails_leaves_no_claim_on_the_weights_that_were_there() -> N
 def test_a_heal_that_fails_in_the_next_epoch_starts_no_second_load() -> None:
     """Two loads would follow one another into a round."""
     bench = build_bench(4, rounds_per_epoch=1, manual={act.Load})
-    bench.join(*range(4))
-    bench.form()
-    bench.show()
+    bench.warm_up()
     bench.feed(act.HealFailed(7, "of another epoch", weights_kept=False))
     bench.wait(5.0)
     assert len(bench.get_all(act.Load)) == 1

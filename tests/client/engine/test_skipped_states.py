@@ -20,8 +20,7 @@ def pass_round_without(bench: Bench) -> None:
 
 def build_bench_in_round(height: int) -> Bench:
     bench = build_bench().start()
-    for _ in range(height):
-        bench.run_round()
+    bench.run_rounds(height)
     assert bench.state.current.height == height
     return bench
 
@@ -101,9 +100,7 @@ def test_payloads_of_the_last_epoch_are_dropped_when_the_next_begins() -> None:
     bench = build_bench(rounds_per_epoch=1, cooldown_time=1).start()
     while bench.state.in_round:
         bench.run_round()
-    bench.now += 2
-    bench.settle()
-    bench.show()
+    bench.pass_time(2)
     bench.forget()
     bench.start()
     assert (0, 2**32 - 1) in [(a.epoch, a.height) for a in bench.get_all(act.Expire)]

@@ -13,9 +13,7 @@ REASON = "model config config.json: model_type is 'qwen2', only 'llama' is suppo
 
 def load_in_warmup() -> Bench:
     bench = build_bench(4, manual={act.Load})
-    bench.join(*range(4))
-    bench.form()
-    bench.show()
+    bench.warm_up()
     assert bench.state.run_state is RunState.WARMUP
     return bench
 

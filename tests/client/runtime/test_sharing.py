@@ -158,9 +158,7 @@ def test_certified_weights_are_shared_once_in_cooldown() -> None:
     certified = bench.state.certified
     wanted = [act.ShareCheckpoint(certified.epoch, certified.step, certified.digest)]
     assert bench.get_all(act.ShareCheckpoint) == wanted
-    bench.now += bench.state.config.cooldown_time
-    bench.settle()
-    bench.show()
+    bench.pass_time(bench.state.config.cooldown_time)
     assert bench.get_all(act.ShareCheckpoint) == wanted
 
 

@@ -26,9 +26,12 @@ def get_said(bench: Bench, kind: type, height: int = 1) -> list[object]:
     return [m.body for m in bench.get_said(kind) if m.height == height]
 
 
-def finish(bench: Bench) -> None:
+def finish(bench: Bench) -> Finished:
     bench.deliver(*range(1, MEMBERS))
     bench.train()
+    (finished,) = get_said(bench, Finished)
+    assert isinstance(finished, Finished)
+    return finished
 
 
 @pytest.mark.parametrize(("seconds", "is_over"), [(1.0, True), (2.0, False), (30.0, False)])
@@ -48,9 +51,7 @@ def test_in_a_crowded_run_ready_is_said_with_finished() -> None:
     bench = build_round(1.0)
     digest = bench.engine.weights.digests[1]
     assert get_said(bench, Ready) == []
-    finish(bench)
-    (finished,) = get_said(bench, Finished)
-    assert isinstance(finished, Finished)
+    finished = finish(bench)
     assert finished.ready == Ready(digest, ReadyFlag(0))
     assert get_said(bench, Ready) == []
     assert bench.get_record().ready[bench.index] == finished.ready
@@ -59,9 +60,7 @@ def test_in_a_crowded_run_ready_is_said_with_finished() -> None:
 def test_elsewhere_they_are_two_messages() -> None:
     bench = build_round(2.0)
     assert len(get_said(bench, Ready)) == 1
-    finish(bench)
-    (finished,) = get_said(bench, Finished)
-    assert isinstance(finished, Finished)
+    finished = finish(bench)
     assert finished.ready is None
 
 
@@ -73,9 +72,7 @@ def test_who_is_not_finished_when_a_quorum_is_says_that_it_is_there() -> None:
         assert get_said(bench, Ready) == []
     bench.hear(bench.build_finished(6))
     assert get_said(bench, Ready) == [Ready(bench.engine.weights.digests[1], ReadyFlag(0))]
-    finish(bench)
-    (finished,) = get_said(bench, Finished)
-    assert isinstance(finished, Finished)
+    finished = finish(bench)
     assert finished.ready is None, "it was said already"
 
 
@@ -98,9 +95,7 @@ def test_who_has_no_digest_says_that_it_is_there_after_a_second() -> None:
     bench.wait(1.0)
     assert get_said(bench, Ready) == [Ready(ZERO32, ReadyFlag.BEHIND)]
     bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1]))
-    finish(bench)
-    (finished,) = get_said(bench, Finished)
-    assert isinstance(finished, Finished)
+    finished = finish(bench)
     assert finished.ready == Ready(bench.engine.weights.digests[1], ReadyFlag(0))
 
 

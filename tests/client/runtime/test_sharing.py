@@ -14,6 +14,7 @@ from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.app import check_client_settings
 from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.weights.loading import Source
 from psyche.client.runtime.weights.sharing import (
     get_names_on_record,
     get_shared_name,
@@ -43,15 +44,20 @@ def clock() -> MockClock:
     return MockClock(autojump_threshold=0.02)
 
 
+async def write_own(place: Place) -> tuple[bytes, Source]:
+    digest = await place.write_snapshot()
+    own = await place.loader.find_local(digest)
+    assert own is not None
+    return digest, own
+
+
 # --- the folder
 
 
 async def test_a_shared_snapshot_can_be_loaded_and_is_named_by_its_path_below_the_local_root(
     place: Place,
 ) -> None:
-    digest = await place.write_snapshot()
-    own = await place.loader.find_local(digest)
-    assert own is not None
+    digest, own = await write_own(place)
     path = place.root / "drive" / get_shared_name("run", 3, 40)
     assert share_snapshot(own.path, path, place.root) == Checkpoint(CheckpointKind.LOCAL, f"drive/{path.name}")
     info = read_snapshot_info(path)
@@ -60,9 +66,7 @@ async def test_a_shared_snapshot_can_be_loaded_and_is_named_by_its_path_below_th
 
 
 async def test_momentum_is_nobody_elses(place: Place) -> None:
-    digest = await place.write_snapshot()
-    own = await place.loader.find_local(digest)
-    assert own is not None
+    _, own = await write_own(place)
     (own.path / "momentum.safetensors").write_bytes(b"private")
     share_snapshot(own.path, place.root / "shared", place.root)
     assert sorted(p.name for p in (place.root / "shared").iterdir()) == [
@@ -76,18 +80,14 @@ async def test_where_files_cannot_be_linked_they_are_copied(place: Place, monkey
     def refuse(*_paths: object) -> None:
         raise OSError(errno.EXDEV, "another disk")
 
-    digest = await place.write_snapshot()
-    own = await place.loader.find_local(digest)
-    assert own is not None
+    digest, own = await write_own(place)
     monkeypatch.setattr(os, "link", refuse)
     share_snapshot(own.path, place.root / "shared", place.root)
     assert read_snapshot_info(place.root / "shared").digest == digest
 
 
 async def test_a_snapshot_that_cannot_be_shared_leaves_nothing_half_written(place: Place) -> None:
-    digest = await place.write_snapshot()
-    own = await place.loader.find_local(digest)
-    assert own is not None
+    _, own = await write_own(place)
     (own.path / "manifest.bin").unlink()
     with pytest.raises(OSError, match=r"manifest\.bin"):
         share_snapshot(own.path, place.root / "shared" / "one", place.root)
@@ -96,9 +96,7 @@ async def test_a_snapshot_that_cannot_be_shared_leaves_nothing_half_written(plac
 
 async def test_what_is_there_already_stays(place: Place) -> None:
     """Two clients may share one folder."""
-    digest = await place.write_snapshot()
-    own = await place.loader.find_local(digest)
-    assert own is not None
+    _, own = await write_own(place)
     first = share_snapshot(own.path, place.root / "shared", place.root)
     (place.root / "shared" / "mark").touch()
     assert share_snapshot(own.path, place.root / "shared", place.root) == first
@@ -207,9 +205,7 @@ def name_on_record(place: Place, name: str, kind: CheckpointKind = CheckpointKin
 
 
 async def test_a_place_that_a_member_named_is_loaded_from_as_a_snapshot(place: Place) -> None:
-    digest = await place.write_snapshot()
-    own = await place.loader.find_local(digest)
-    assert own is not None
+    digest, own = await write_own(place)
     share_snapshot(own.path, place.root / "drive" / "one", place.root)
     name_on_record(place, "drive/one")
     source = place.loader.find_configured(place.state, digest, digest)
@@ -227,9 +223,7 @@ async def test_of_a_place_that_a_member_named_nothing_is_read_but_a_snapshot_bel
 ) -> None:
     """B21: who names a folder with a config.json must not get it handed on to everybody."""
     place = Place(tmp_path / "root")
-    digest = await place.write_snapshot()
-    own = await place.loader.find_local(digest)
-    assert own is not None
+    digest, own = await write_own(place)
     outside = tmp_path / "outside"
     share_snapshot(own.path, outside, tmp_path)
     (place.root / "link").symlink_to(outside)

@@ -1,5 +1,7 @@
 """A trainer that fails between the engine's requests: who waits hears of it, and stale requests are never run."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,34 +66,34 @@ def build_load() -> act.Load:
     return act.Load(1, None, bytes(32), keep_momentum=True)
 
 
-def build_tasks(trainer: FailingTrainer, shell: Shell, folder: Path) -> TrainerTasks:
+@asynccontextmanager
+async def running(trainer: FailingTrainer, shell: Shell, folder: Path) -> AsyncIterator[TrainerTasks]:
     settings = ClientSettings(run_id="test", data_dir=folder)
-    return TrainerTasks(
+    tasks = TrainerTasks(
         trainer, Loader(), None, shell, settings=settings, snapshots=folder, payloads=shell, data=shell,  # type: ignore[arg-type]
     )  # fmt: skip
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tasks.run)
+        yield tasks
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_lost_trainer_is_reported_before_the_new_one_is_up(tmp_path: Path) -> None:
     """The others must not wait for a member whose trainer takes half a minute to come back."""
     trainer, shell = FailingTrainer(TrainerFailure(FailureKind.HUNG, "it hung")), Shell()
-    tasks = build_tasks(trainer, shell, tmp_path)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(tasks.run)
+    async with running(trainer, shell, tmp_path) as tasks:
         tasks.put(build_train(3))
         trainer.may_fail.set()
         lost = await shell.wait_for(act.TrainFailed)
         await trio.testing.wait_all_tasks_blocked()
         assert trainer.calls == ["train", "restart"], "the new one is not up yet"
-        nursery.cancel_scope.cancel()
     assert isinstance(lost, act.TrainFailed)
     assert lost.trainer_lost
 
 
 async def test_what_was_asked_of_lost_weights_is_never_run_on_new_ones(tmp_path: Path) -> None:
     trainer, shell = FailingTrainer(TrainerFailure(FailureKind.CRASHED, "it died")), Shell()
-    tasks = build_tasks(trainer, shell, tmp_path)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(tasks.run)
+    async with running(trainer, shell, tmp_path) as tasks:
         tasks.put(build_train(3))
         await trio.testing.wait_all_tasks_blocked()
         tasks.put(build_apply(4))
@@ -100,7 +102,6 @@ async def test_what_was_asked_of_lost_weights_is_never_run_on_new_ones(tmp_path:
         trainer.may_fail.set()
         trainer.may_restart.set()
         failed = await shell.wait_for(act.LoadFailed)
-        nursery.cancel_scope.cancel()
     assert trainer.calls == ["train", "restart"], "nothing of the former weights was run"
     assert isinstance(failed, act.LoadFailed)
     assert failed.epoch == 1, "what does not need the former weights was"
@@ -110,15 +111,12 @@ async def test_what_was_asked_of_lost_weights_is_never_run_on_new_ones(tmp_path:
 
 async def test_the_payloads_of_an_apply_are_those_of_the_moment_it_was_asked_for(tmp_path: Path) -> None:
     trainer, shell = FailingTrainer(TrainerError("refused")), Shell(bodies={b"blob": b"body"})
-    tasks = build_tasks(trainer, shell, tmp_path)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(tasks.run)
+    async with running(trainer, shell, tmp_path) as tasks:
         tasks.put(build_train(3))
         tasks.put(build_apply(4, b"blob"))
         shell.bodies.clear()  # its round is over for everybody else
         trainer.may_fail.set()
         applied = await shell.wait_for(act.Applied)
-        nursery.cancel_scope.cancel()
     assert isinstance(applied, act.Applied)
     assert applied.height == 4
 
@@ -128,11 +126,8 @@ async def test_an_apply_whose_payload_is_gone_costs_the_weights_but_not_the_clie
     tmp_path: Path, known: bytes
 ) -> None:
     trainer, shell = FailingTrainer(TrainerError("refused")), Shell(bodies={known: b"body"})
-    tasks = build_tasks(trainer, shell, tmp_path)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(tasks.run)
+    async with running(trainer, shell, tmp_path) as tasks:
         tasks.put(build_apply(4, b"blob"))
         heard = await shell.wait_for(act.Applied if known == b"blob" else act.TrainerLost)
-        nursery.cancel_scope.cancel()
     assert heard == shell.events[0]
     assert trainer.calls == (["apply 4"] if known == b"blob" else [])

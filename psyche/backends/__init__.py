@@ -1,4 +1,5 @@
-"""The clients' and owners' side of the connection to a coordinator's backend: `tcp` to the TCP server.
+"""Where a run's record lives, as members and owners reach it.
 
-The backends themselves are elsewhere (`psyche.server`), and so is what crosses the line (`psyche.wire`).
+`port` says what they may ask of any backend, and `target` opens the one that a person names: `tcp` (a server), `solana`
+(a chain), or `memory` (this process). What keeps the record is elsewhere: `psyche.server`, and the programs.
 """

@@ -236,7 +236,7 @@ def list_runs(
 ) -> None:
     """List the runs on a chain."""
     from psyche.backends.solana.interface.addresses import parse_key
-    from psyche.backends.solana.owner.listing import list_rows
+    from psyche.backends.solana.joining import list_rows
     from psyche.telemetry.text import format_table
 
     only = parse_key(authorizer, "--authorizer") if authorizer else None
@@ -267,7 +267,7 @@ def can_join(
     If it may not, say what stands against it, and the command that mends it; the exit code is 1 then.
     """
     from psyche.backends.solana.interface.addresses import parse_key
-    from psyche.backends.solana.owner.listing import judge_join
+    from psyche.backends.solana.joining import judge_join
 
     wallet = parse_key(address, "--address")
     grantee = parse_key(authorizer, "--authorizer") if authorizer else None

@@ -54,7 +54,6 @@ from psyche.core.state.timeline import (
 from psyche.wire.access import ACCESS_KINDS
 from psyche.wire.crypto import Identity
 from psyche.wire.gossip import SIGNATURE_BYTES, encode_gossip, get_signed_bytes, sign_gossip
-from psyche.wire.messages import AnyKind
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 PAGES: Final = (DOCS / "protocol.md", DOCS / "protocol-reference.md")
@@ -265,15 +264,14 @@ def generate_gossip() -> list[str]:
 
 def generate_messages() -> list[str]:
     """All coordinator messages: number, name, fields with their rules, and permitted senders."""
-    kinds: tuple[AnyKind, ...] = (*KINDS, *ACCESS_KINDS)
     lines: list[tuple[object, ...]] = []
-    for kind in kinds:
-        sender = kind.sender.name.lower().replace("_", " ") if isinstance(kind, Kind) else "owner or join authority"
+    for kind in (*KINDS, *ACCESS_KINDS):
+        sender = kind.sender.name.lower().replace("_", " ")
         lines.append((kind.number, f"`{kind.name}`", f"`{kind.type.__name__}`", describe_fields(kind), sender))
     return format_table(("number", "name", "type", "fields, in order", "from"), lines)
 
 
-def describe_fields(kind: AnyKind) -> str:
+def describe_fields(kind: Kind) -> str:
     """The fields of a message; fields with a layout of their own appear by name."""
     if kind.type is WitnessMessage:
         return "the bytes of a witness message"

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, ClassVar, Final, NamedTuple
 
 from psyche.core.encoding.account import decode_state, encode_state
-from psyche.core.rules.apply import BY_TYPE, Sender, is_repeat
+from psyche.core.rules.apply import Sender, is_repeat
 from psyche.core.state import messages as msg
 from psyche.core.state.errors import ClientsFull, CoordinatorError, Halted
 from psyche.core.state.roster import find_slot, get_healthy
@@ -33,7 +33,7 @@ from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
 from psyche.wire.access import AccessMessage, Allow, Disallow
 from psyche.wire.address_record import AddressRecord, check_address_record
-from psyche.wire.messages import AnyMessage
+from psyche.wire.messages import AnyMessage, get_kind
 from psyche.wire.report import SelfReport
 
 MAX_TICKS: Final = 16  # T3 settles after two or three; more means that the state machine loops
@@ -303,14 +303,11 @@ class CoordinatorHandler:
     def _submit(self, sender: bytes, body: wire.SubmitRequest) -> None:
         """Submit a message to the state machine, after the checks that only the backend can make."""
         message = wire.get_message(body)
-        if isinstance(message, Allow | Disallow):
-            self._command(sender, body, message)
-            return
-        kind = BY_TYPE[type(message)]
+        kind = get_kind(message)
         match message:
             case _ if kind.sender is Sender.BACKEND:
                 raise wire.BadRequest(f"{kind.name}: no message to a TCP server")
-            case _ if kind.sender is Sender.OWNER:
+            case _ if wire.is_command(body):
                 self._command(sender, body, message)
             case msg.Join():
                 self._join(sender, message, body.record)

@@ -4,8 +4,9 @@ An authorization counts for a key if it is active and its grantee is that key, o
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
+from psyche.core.rules.apply import Kind, Sender
 from psyche.core.state.messages import Key, Sized
 
 KEY_BYTES: Final = 32
@@ -61,12 +62,11 @@ class Disallow:
 AccessMessage: TypeAlias = Allow | Disallow
 
 
-class AccessKind(NamedTuple):
-    """One kind of message to a TCP backend's allow list; the numbers lie above those of `core.rules.apply.KINDS`."""
-
-    number: int
-    name: str
-    type: type[AccessMessage]
+def _leave_record(*_: object) -> bool:
+    return False  # the list is the backend's own
 
 
-ACCESS_KINDS: Final = (AccessKind(128, "allow", Allow), AccessKind(129, "disallow", Disallow))
+ACCESS_KINDS: Final = (  # their numbers lie above those of `core.rules.apply.KINDS`
+    Kind(128, "allow", Allow, _leave_record, Sender.OWNER_OR_JOIN_AUTHORITY),
+    Kind(129, "disallow", Disallow, _leave_record, Sender.OWNER_OR_JOIN_AUTHORITY),
+)

@@ -21,7 +21,7 @@ from psyche.core.state.errors import REFUSALS
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, STATE_BYTES
 from psyche.errors import BackendError, PsycheError
-from psyche.wire.access import KEY_BYTES, MAX_KEYS, MAX_WAITING, AccessKind
+from psyche.wire.access import KEY_BYTES, MAX_KEYS, MAX_WAITING
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.messages import BY_NUMBER, MAX_BODY_BYTES, AnyMessage, decode_message, get_kind
 from psyche.wire.msgpack import decode_msgpack
@@ -386,7 +386,7 @@ def get_message(request: SubmitRequest) -> AnyMessage:
 def is_command(body: RequestBody) -> bool:
     """Whether only an owner or the join authority may send this message."""
     kind = BY_NUMBER.get(body.number) if isinstance(body, SubmitRequest) else None
-    return isinstance(kind, AccessKind) or (kind is not None and kind.sender is Sender.OWNER)
+    return kind is not None and kind.sender in (Sender.OWNER, Sender.OWNER_OR_JOIN_AUTHORITY)
 
 
 def get_name(body: RequestBody) -> str:

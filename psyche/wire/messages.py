@@ -6,16 +6,15 @@ from psyche.core.encoding.bodies import decode_body
 from psyche.core.rules.apply import KINDS, Kind
 from psyche.core.state.messages import Message
 from psyche.errors import WireError
-from psyche.wire.access import ACCESS_KINDS, AccessKind, AccessMessage
+from psyche.wire.access import ACCESS_KINDS, AccessMessage
 
 MAX_BODY_BYTES: Final = 4_000  # of a collection 2,628
 AnyMessage: TypeAlias = Message | AccessMessage
-AnyKind: TypeAlias = Kind | AccessKind
-BY_NUMBER: Final[dict[int, AnyKind]] = {kind.number: kind for kind in (*KINDS, *ACCESS_KINDS)}
-BY_TYPE: Final[dict[type, AnyKind]] = {kind.type: kind for kind in BY_NUMBER.values()}
+BY_NUMBER: Final[dict[int, Kind]] = {kind.number: kind for kind in (*KINDS, *ACCESS_KINDS)}
+BY_TYPE: Final[dict[type, Kind]] = {kind.type: kind for kind in BY_NUMBER.values()}
 
 
-def get_kind(message: AnyMessage) -> AnyKind:
+def get_kind(message: AnyMessage) -> Kind:
     return BY_TYPE[type(message)]
 
 

@@ -78,6 +78,7 @@ class Sender(Enum):
     ANYBODY = "any key that the message's rule accepts"
     ANYBODY_WITH_EVIDENCE = "any key, with evidence that the backend has checked"
     OWNER = "the owner of the run"
+    OWNER_OR_JOIN_AUTHORITY = "the owner of the run, or whoever says who may join"
     BACKEND = "the coordinator's backend itself"
 
 
@@ -86,7 +87,7 @@ class Kind(NamedTuple):
 
     number: int
     name: str
-    type: type[Message]
+    type: type[Any]
     process: Callable[[Coordinator, Context, Any], bool]  # returns whether a byte changed
     sender: Sender
     is_repeat: Callable[[Coordinator, bytes, Any], bool] | None = None  # K3; None: a repeat is a new message

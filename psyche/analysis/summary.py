@@ -19,8 +19,6 @@ NAMES: Final = {
     What.WITNESS: "waiting for witnesses", What.SEND: "sending its payload",
     What.WAIT: "waiting for others", What.APPLY: "applying results", What.AWAY: "away",
 }  # fmt: skip
-
-
 BETWEEN: Final = (RunState.WAITING_FOR_MEMBERS, RunState.WARMUP, RunState.COOLDOWN, RunState.PAUSED)
 
 

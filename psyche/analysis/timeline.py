@@ -1,7 +1,8 @@
 """A timeline picture of a run: one row per client, with training, transfers, applies, waits, cut-offs and absences."""
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,28 +40,32 @@ def check_picture(path: Path) -> None:
         raise ConfigError('--picture: needs matplotlib: pip install "psyche-train[train]"') from error
 
 
-def write_picture(
-    accounts: Accounts, title: str, path: Path, describe_node: Callable[[str], str] = lambda name: name
-) -> None:
-    """Draw all clients of a run; the file is written atomically. matplotlib is imported only here.
-
-    `describe_node` makes the text beside a client's row from its name.
-    """
+@contextmanager
+def open_figure(path: Path, inches: tuple[float, float], dots: int) -> Iterator[Any]:
+    """The axes of a figure that is written at the end, atomically. matplotlib is imported only here."""
     import matplotlib as mpl
 
-    mpl.use("Agg")
+    mpl.use("Agg")  # draws without a screen
     from matplotlib import pyplot as plt
 
-    nodes = sort_nodes(accounts.nodes.values())
-    height = min(MAX_INCHES, 1.6 + ROW_INCHES * max(4, len(nodes)))
-    figure, axes = plt.subplots(figsize=(WIDTH_INCHES, height), dpi=DOTS)
+    figure, axes = plt.subplots(figsize=inches, dpi=dots)
     try:
-        _draw(axes, accounts, nodes, title, describe_node)
+        yield axes
         part = path.with_suffix(".part.png")
         figure.savefig(part, bbox_inches="tight")
         part.replace(path)
     finally:
         plt.close(figure)
+
+
+def write_picture(
+    accounts: Accounts, title: str, path: Path, describe_node: Callable[[str], str] = lambda name: name
+) -> None:
+    """Draw all clients of a run; `describe_node` makes the text beside a client's row from its name."""
+    nodes = sort_nodes(accounts.nodes.values())
+    height = min(MAX_INCHES, 1.6 + ROW_INCHES * max(4, len(nodes)))
+    with open_figure(path, (WIDTH_INCHES, height), DOTS) as axes:
+        _draw(axes, accounts, nodes, title, describe_node)
 
 
 def _draw(

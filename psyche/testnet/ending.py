@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import trio
 
+from psyche.analysis.timeline import open_figure
 from psyche.telemetry.console import Console
 from psyche.telemetry.text import format_number
 from psyche.testnet.backends import Prepared
@@ -144,27 +145,14 @@ def compute_mean_loss(clients: Sequence[ClientReport]) -> list[tuple[int, float]
 
 
 def write_plot(clients: Sequence[ClientReport], title: str, path: Path) -> bool:
-    """Plot every client's loss by step, and their mean; return false if there is nothing to plot.
-
-    matplotlib is imported only here; without it there is no plot and no error.
-    """
+    """Plot every client's loss by step, and their mean; return false if there is nothing to plot, or no matplotlib."""
     if not any(client.losses for client in clients):
         return False
     try:
-        import matplotlib as mpl
+        with open_figure(path, SIZE_INCHES, DOTS) as axes:
+            _draw(axes, clients, title)
     except ImportError:
         return False
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=SIZE_INCHES, dpi=DOTS)
-    try:
-        _draw(axes, clients, title)
-        part = path.with_suffix(".part.png")
-        figure.savefig(part, bbox_inches="tight")
-        part.replace(path)
-    finally:
-        plt.close(figure)
     return True
 
 

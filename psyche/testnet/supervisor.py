@@ -207,11 +207,12 @@ class Testnet:
                 self._hopeless.set()
             await trio.sleep(REFRESH_S)
 
-    async def until_hopeless(self) -> None:
-        """Wait until no epoch can form any more, because clients have failed and too few are left (M3)."""
+    async def end_if_hopeless(self, scope: trio.CancelScope) -> None:
+        """End the run when no epoch can form any more, because clients have failed and too few are left (M3)."""
         await self._hopeless.wait()
         self.stopped = self._find_dead_end()
         self.view.say(f"the run cannot go on: {self.stopped}")
+        scope.cancel()
 
     def _find_dead_end(self) -> str:
         needed = self.prepared.run.config.init_min_clients
@@ -320,14 +321,9 @@ async def _train(testnet: Testnet, plan: KillPlan | None) -> None:
             nursery.start_soon(testnet.kill_regularly, plan)
         if minutes is not None:
             nursery.start_soon(_end_after, testnet, minutes, nursery.cancel_scope)
-        nursery.start_soon(_end_if_hopeless, testnet, nursery.cancel_scope)
+        nursery.start_soon(testnet.end_if_hopeless, nursery.cancel_scope)
         await testnet.run_clients()
         nursery.cancel_scope.cancel()
-
-
-async def _end_if_hopeless(testnet: Testnet, scope: trio.CancelScope) -> None:
-    await testnet.until_hopeless()
-    scope.cancel()
 
 
 async def _end_after(testnet: Testnet, minutes: float, scope: trio.CancelScope) -> None:

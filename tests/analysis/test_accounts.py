@@ -393,16 +393,10 @@ def test_logs_of_several_folders_are_one_trace_and_a_log_counts_once(tmp_path: P
     assert len(found) == len(wanted)
 
 
-def test_each_named_folder_must_have_events(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "told"), [("b", "b: there are no events"), ("missing", "no such file or folder")])
+def test_each_named_folder_must_have_events(tmp_path: Path, name: str, told: str) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "events.jsonl").write_text(json.dumps(build_log().lines[0]) + "\n")
     (tmp_path / "b").mkdir()
-    with pytest.raises(ConfigError, match="b: there are no events"):
-        read_trace([tmp_path / "a", tmp_path / "b"])
-
-
-def test_where_there_are_no_events_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there are no events"):
-        read_trace([tmp_path])
-    with pytest.raises(ConfigError, match="no such file or folder"):
-        read_trace([tmp_path / "missing"])
+    with pytest.raises(ConfigError, match=told):
+        read_trace([tmp_path / "a", tmp_path / name])

@@ -100,7 +100,9 @@ def test_a_join_holds_for_one_epoch_only() -> None:
 def test_who_is_not_a_member_waits_for_the_next_epoch_without_a_word() -> None:
     bench = build_bench(5, own=4)
     bench.state.config.init_min_clients = 4
-    bench.warm_up()
+    bench.join(0, 1, 2, 3)
+    bench.form()
+    bench.show()
     bench.wait(30.0)
     for kind in (Join, act.Load, WarmupWitness, act.Publish, Withdraw):
         assert bench.get_all(kind) == []

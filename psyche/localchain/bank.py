@@ -19,7 +19,7 @@ from psyche.backends.solana.amounts import LAMPORTS_PER_SIGNATURE
 from psyche.backends.solana.programs.loader import UPGRADEABLE
 from psyche.core.rules.rounds import RECORDED_SLOTS
 from psyche.localchain.history import History, LandedBlock, LandedTransaction, Landing
-from psyche.localchain.machine import Machine
+from psyche.localchain.machine import Execution, Machine
 from psyche.localchain.tokens import find_token_balances
 from psyche.localchain.transactions import compute_fee, find_writable, load_tables, take_message
 
@@ -107,6 +107,11 @@ class Bank:
         for tell in self.on_block if block.slot else ():
             tell(block)
 
+    def set_clock(self, unix: int) -> None:
+        """Let programs see this time for the rest of the slot; it never goes back."""
+        self.unix = max(unix, self.unix)
+        self.machine.begin_slot(self.slot, self.unix, self._slot_hashes)
+
     def get_slot_hash(self) -> Hash:
         """The newest hash that programs can read."""
         return self._slot_hashes[0][1] if self._slot_hashes else self.genesis
@@ -130,6 +135,9 @@ class Bank:
         if self.slot - slot >= FINALIZED_SLOTS:
             return "finalized"
         return "confirmed" if self.slot - slot >= CONFIRMED_SLOTS else "processed"
+
+    def get_status(self, signature: Signature) -> Landing | None:
+        return self.history.statuses.get(signature)
 
     @property
     def root(self) -> int:
@@ -249,6 +257,9 @@ class Bank:
     def _read(self, key: Pubkey) -> bytes | None:
         account = self.get_account(key)
         return None if account is None else bytes(account.data)
+
+    def simulate(self, transaction: VersionedTransaction, *, is_verified: bool) -> Execution:
+        return self.machine.simulate(transaction, is_verified=is_verified)
 
     def list_keys(self, message: Message | MessageV0) -> list[Pubkey]:
         """The accounts of a message, those of lookup tables at the end."""

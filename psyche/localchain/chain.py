@@ -13,8 +13,7 @@ from solders.pubkey import Pubkey
 
 from psyche.localchain.bank import Bank, begin_chain
 from psyche.localchain.ledger import SAVE_EVERY_S, ChainFile, open_ledger
-from psyche.localchain.machine import VirtualMachine
-from psyche.localchain.programs import load_programs
+from psyche.localchain.machine import VirtualMachine, load_programs
 from psyche.localchain.recorder import open_recorder
 from psyche.localchain.rpc.hub import SubscriptionHub
 from psyche.localchain.rpc.methods import make_methods

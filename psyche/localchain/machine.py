@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTransactionInfo, TransactionMetadata
 from solders.transaction_status import TransactionStatus
 
+from psyche.backends.solana.interface.idl import NAMES, find_file
 from psyche.localchain.transactions import describe_inner, describe_returned
 
 
@@ -125,3 +127,12 @@ def _clear_x87() -> None:
     """
     with np.errstate(invalid="ignore"):
         np.add(np.longdouble(1), np.longdouble(1))
+
+
+def load_programs(folder: Path | None = None) -> Mapping[Pubkey, bytes]:
+    """The code of the three programs by address, from a folder of builds or from what is shipped.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    return {address: find_file(f"psyche_{name}.so", folder).read_bytes() for name, address in NAMES.items()}

@@ -81,7 +81,7 @@ class ChainRecorder:
         """Find what a transaction's instructions do one by one: try it without those that follow."""
         self._stages, message = {}, take_message(transaction)
         for index in _find_working(message)[:-1]:
-            trial = self._bank.machine.simulate(_cut(transaction, message, index + 1), is_verified=False)
+            trial = self._bank.simulate(_cut(transaction, message, index + 1), is_verified=False)
             if trial.error is None:
                 found = {key: bytes(one.data) for key, one in trial.accounts.items() if _is_run(one)}
                 self._stages[index] = found

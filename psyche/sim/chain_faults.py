@@ -8,7 +8,7 @@ import trio
 
 from psyche.core.state.errors import CannotResume, CoordinatorError
 from psyche.core.state.messages import Pause, Resume
-from psyche.sim.chain.endpoints import EndpointTrouble
+from psyche.sim.chain.conditions import EndpointTrouble
 from psyche.sim.faults import KINDS, Fault, Stage
 
 AGAIN_S: Final = 2.0
@@ -44,10 +44,10 @@ class EndpointFault(Fault):
         trouble, chosen = self.build_trouble(), world.choose(self, self.who)
         endpoints = [one for host in chosen for one in world.find_endpoints(host.name, self.endpoint)]
         for endpoint in endpoints:
-            endpoint.troubles.append(trouble)
+            endpoint.suffer(trouble)
         await trio.sleep(self.for_s)
         for endpoint in endpoints:
-            endpoint.troubles.remove(trouble)
+            endpoint.recover(trouble)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

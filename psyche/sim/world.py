@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -24,10 +24,9 @@ from psyche.network.memory.links import Links
 from psyche.network.memory.node import MemoryHub
 from psyche.server.journal.changes import Change
 from psyche.sim import runtime
-from psyche.sim.backends.chain import ChainBackend
 from psyche.sim.backends.server import ServerBackend, ServerHost
 from psyche.sim.byzantine.programs import build_program
-from psyche.sim.chain.endpoints import SimulatedEndpoint
+from psyche.sim.chain.conditions import Troubled
 from psyche.sim.disk import is_writer
 from psyche.sim.faults import Fault
 from psyche.sim.hosts import ClientHost, Host
@@ -38,7 +37,6 @@ from psyche.sim.runtime import build_rng, find_root
 from psyche.sim.scenarios.report import describe_crash, describe_replay
 from psyche.sim.scenarios.scenario import (
     CHAIN,
-    TCP,
     Scenario,
     build_run_config,
     build_small_model,
@@ -52,7 +50,9 @@ from psyche.sim.trainer import PayloadCodec
 from psyche.telemetry import types
 from psyche.telemetry.events import Entry, encode_entry
 
-BACKENDS: Final[dict[str, type[ServerBackend | ChainBackend]]] = {TCP: ServerBackend, CHAIN: ChainBackend}
+if TYPE_CHECKING:
+    from psyche.sim.backends.chain import ChainBackend
+
 WATCH_S: Final = 5.0  # seconds between two checks for progress
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder for the clients' files that costs no disk
 
@@ -105,7 +105,7 @@ class World:
         self.hub = MemoryHub(build_rng(scenario.seed, "hub"), links=self.links, weigh_blobs=scenario.weigh_blob)
         self.lines = Lines(self.links, shares_lines=scenario.shares_lines)
         self.owner = build_machine_identity(scenario.seed, "owner")
-        self.backend = BACKENDS[scenario.backend](self, self._on_record)
+        self.backend = self._build_backend()
         self.clients = [
             ClientHost(self, number, build_machine_identity(scenario.seed, name), scenario.get_class(number))
             for number, name in enumerate(scenario.names)
@@ -129,6 +129,13 @@ class World:
         self._decoded: tuple[bytes, Coordinator] | None = None
         self._prepare()
 
+    def _build_backend(self) -> "ServerBackend | ChainBackend":
+        if self.scenario.backend != CHAIN:
+            return ServerBackend(self, self._on_record)
+        from psyche.sim.backends.chain import ChainBackend  # needs the extra `solana`, which a server does not
+
+        return ChainBackend(self, self._on_record)
+
     def _prepare(self) -> None:
         for host in self.clients:
             self.backend.add_machine(host.name, host.key)
@@ -145,7 +152,7 @@ class World:
         assert host is not None, "checked with the scenario"
         return host
 
-    def find_endpoints(self, name: str, number: int) -> list[SimulatedEndpoint]:
+    def find_endpoints(self, name: str, number: int) -> Sequence[Troubled]:
         return self._chain.find_endpoints(name, number)
 
     def halt_chain(self, *, is_halted: bool) -> None:
@@ -155,7 +162,7 @@ class World:
         await self._chain.command(message)
 
     @property
-    def _chain(self) -> ChainBackend:
+    def _chain(self) -> "ChainBackend":
         chain = self.backend.controls
         assert chain is not None, "checked with the scenario"
         return chain

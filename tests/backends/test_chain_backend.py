@@ -1,124 +1,52 @@
 """The real backend of a client over the simulated chain: joins, ticks, repeats, restarts, contradicting endpoints."""
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
-from kits.clocks import make_autojump_clock
-from sim.chain_kit import START, build_chain, get_key, pass_slots
+from sim.chain_kit import START, ChainStage, MemberLink, get_key, get_state, run_stage
 
 from psyche import __version__
 from psyche.backends.solana.member.backend import ChainPlatform, SolanaBackend, open_chain_backend
 from psyche.backends.solana.member.following import DOUBT_S, FileMinimumSlot, MinimumSlot, NoMinimumSlot
 from psyche.backends.solana.member.logic import JOIN_VALID_S
-from psyche.core.encoding.account import decode_state
 from psyche.core.state.errors import CoordinatorError
-from psyche.core.state.messages import Join, Message, Tick, WarmupWitness, Withdraw
+from psyche.core.state.messages import Join, Tick, WarmupWitness, Withdraw
 from psyche.core.state.state import Coordinator, RunState
 from psyche.errors import BackendError, RunClosed, VersionMismatch
-from psyche.network.memory.line import Arrivals
-from psyche.sim.chain.blocks import Blockchain, ChainBlock
-from psyche.sim.chain.conditions import ChainConditions
-from psyche.sim.chain.endpoints import EndpointTrouble, SimulatedEndpoint, _build_fork
-from psyche.sim.chain.link import SimulatedLink
-from psyche.telemetry.types import Error, Event, StateMismatch, WaitEnded
-from psyche.wire.nursery import open_plain_nursery
-from psyche.wire.ports import Proof
+from psyche.sim.chain.conditions import ChainConditions, EndpointTrouble
+from psyche.telemetry.types import Error, StateMismatch, WaitEnded
+from psyche.wire.crypto import Identity
 
 CONDITIONS = ChainConditions(lag_least_s=0.5, lag_most_s=0.5, skipped=0.0)
 DIGEST = b"\5" * 32
 
 
-class Events:
-    """Keeps what a backend emits."""
-
-    def __init__(self) -> None:
-        self.all: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.all.append(event)
-
-
-class CountingLink(SimulatedLink):
-    """Keeps what was asked to be sent."""
-
-    sent: tuple[Message, ...] = ()
-    is_poor = False
-
-    async def send(
-        self, messages: Sequence[Message], proof: Proof = None, *, is_wanted: Callable[[], bool] = lambda: True
-    ) -> int:
-        """Send messages."""
-        if self.is_poor:
-            raise BackendError("the wallet is empty")
-        self.sent += tuple(messages)
-        return await super().send(messages, proof, is_wanted=is_wanted)
-
-
-class ContradictingEndpoint(SimulatedEndpoint):
-    """Shows another record for each nonce, also when it is asked again."""
-
-    def show(self, block: ChainBlock) -> bytes:
-        """The account after a block."""
-        return _build_fork(block.raw)
-
-
-class Stage:
+class Stage(ChainStage):
     """A chain that goes on, and backends over links of their own."""
 
-    def __init__(
-        self, nursery: trio.Nursery, stack: AsyncExitStack, conditions: ChainConditions, **config: int
-    ) -> None:
-        self.nursery, self.stack, self.conditions = nursery, stack, conditions
-        self.chain: Blockchain = build_chain(conditions.skipped, **config)
-        self.effects: list[tuple[bytes, Message]] = []
-        self.chain.on_block.append(lambda block: self.effects.extend((e.sender, e.message) for e in block.effects))
-        self.events = Events()
-        self.links: list[CountingLink] = []
-        pass_slots(self.chain)
+    stack: AsyncExitStack
 
-    async def make_blocks(self) -> None:
-        while True:
-            await trio.sleep(self.conditions.slot_s)
-            self.chain.produce(trio.current_time(), START + int(trio.current_time()))
-
-    def build_link(self, number: int, lags_s: tuple[float, ...]) -> SimulatedLink:
-        endpoints = [
-            SimulatedEndpoint(f"endpoint-{lag_s}", self.chain, random.Random(number), self.conditions, lag_s)
-            for lag_s in lags_s
-        ]
-        wallet, session = get_key(number)
-        self.links.append(CountingLink(self.chain, endpoints, wallet, session, Arrivals()))
-        return self.links[-1]
-
-    def start(self, number: int) -> tuple[SimulatedLink, bytes, bytes]:
+    def start(self, number: int) -> tuple[MemberLink, bytes, bytes]:
         """A client's link at work, and its keys."""
-        link = self.build_link(number, (0.5,))
+        link = self.build_link(number)
         self.nursery.start_soon(link.run)
         return link, *get_key(number)
 
     async def open(
-        self, number: int, lags_s: tuple[float, ...] = (0.5, 2.0), link: SimulatedLink | None = None,
+        self, number: int, lags_s: tuple[float, ...] = (0.5, 2.0), link: MemberLink | None = None,
         floor: MinimumSlot | None = None,
     ) -> SolanaBackend:  # fmt: skip
         link = link or self.build_link(number, lags_s)
         self.nursery.start_soon(link.run)
-        wallet, session = get_key(number)
         platform = ChainPlatform(rng=random.Random(number), floor=floor or NoMinimumSlot())
         return await self.stack.enter_async_context(
-            open_chain_backend(link, wallet, session, sink=self.events, platform=platform)
+            open_chain_backend(link, *get_key(number), sink=self.events, platform=platform)
         )
-
-    async def join_somebody(self, number: int) -> None:
-        """Join as a member that has no backend here."""
-        await self.build_link(number, (0.5,)).send([Join(get_key(number)[1])])
-
-    def count(self, kind: type[Message]) -> int:
-        return sum(isinstance(message, kind) for _, message in self.effects)
 
 
 async def wait_for(
@@ -133,15 +61,12 @@ async def wait_for(
 
 
 def run(play: Callable[[Stage], Awaitable[None]], conditions: ChainConditions = CONDITIONS, **config: int) -> None:
-    async def main() -> None:
-        async with open_plain_nursery() as nursery, AsyncExitStack() as stack:
-            stage = Stage(nursery, stack, conditions, **config)
-            nursery.start_soon(stage.make_blocks)
-            await trio.sleep(5.0)
+    async def play_on(stage: ChainStage) -> None:
+        assert isinstance(stage, Stage)
+        async with AsyncExitStack() as stage.stack:
             await play(stage)
-            nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=make_autojump_clock())
+    run_stage(play_on, conditions, Stage, **config)
 
 
 async def join_both(stage: Stage) -> tuple[SolanaBackend, SolanaBackend]:
@@ -168,7 +93,7 @@ def test_a_join_carries_an_expiry_and_is_renewed_while_it_waits() -> None:
         backend = await stage.open(1)
         await backend.submit(Join(get_key(1)[1]))
         await trio.sleep(3 * JOIN_VALID_S)
-        (slot,) = stage.chain.state.registry.slots
+        (slot,) = get_state(stage.chain).registry.slots
         now = START + int(trio.current_time())
         assert now < slot.expires_unix <= now + JOIN_VALID_S
         assert 3 <= stage.count(Join) <= 8
@@ -179,7 +104,7 @@ def test_a_join_carries_an_expiry_and_is_renewed_while_it_waits() -> None:
 @pytest.mark.parametrize("is_starting", [False, True])
 def test_the_join_of_a_client_that_died_expires_so_that_no_epoch_waits_for_it(is_starting: bool) -> None:
     async def play(stage: Stage) -> None:
-        link = stage.build_link(1, (0.5,))
+        link = stage.build_link(1)
         stage.nursery.start_soon(link.run)
         async with open_chain_backend(link, *get_key(1)) as backend:
             await backend.submit(Join(get_key(1)[1]))
@@ -189,7 +114,7 @@ def test_the_join_of_a_client_that_died_expires_so_that_no_epoch_waits_for_it(is
         other = await stage.open(2)
         await other.submit(Join(get_key(2)[1]))
         await trio.sleep(20)
-        assert stage.chain.state.run_state is RunState.WAITING_FOR_MEMBERS
+        assert get_state(stage.chain).run_state is RunState.WAITING_FOR_MEMBERS
 
     run(play)
 
@@ -223,7 +148,7 @@ def test_a_restarted_client_is_shown_nothing_older_than_its_start() -> None:
         await stage.join_somebody(2)
         await trio.sleep(3)  # stale endpoints still show the record before the join
         link = stage.build_link(1, (0.5, 0.5))
-        link._endpoints[0].troubles.append(EndpointTrouble(stale_slots=25))
+        link.endpoints[0].suffer(EndpointTrouble(stale_slots=25))
         backend = await stage.open(1, link=link)
         state = await wait_for(backend, lambda _state: True)
         assert [slot.signer for slot in state.registry.slots] == [get_key(2)[0]]
@@ -244,16 +169,14 @@ def test_ticks_are_few_though_all_see_that_one_is_due() -> None:
 
 def test_a_client_whose_wallet_another_machine_uses_ends_with_a_sentence() -> None:
     async def play(stage: Stage) -> None:
-        wallet, _ = get_key(1)
-        other = b"\x77" * 32
+        other = Identity(b"\x77" * 32)
 
         async def follow() -> None:
-            link = stage.build_link(1, (0.5,))
+            link = stage.build_link(1)
             stage.nursery.start_soon(link.run)
             async with open_chain_backend(link, *get_key(1)) as backend:
                 await backend.submit(Join(get_key(1)[1]))
-                taken = SimulatedLink(stage.chain, link._endpoints, wallet, other, Arrivals())
-                await taken.send([Join(other)])
+                await stage.build_link(1, session=other).send([Join(other.public)])
                 await trio.sleep(60)
 
         with pytest.raises(BackendError, match="another machine takes part with this wallet"):
@@ -267,7 +190,7 @@ def test_nothing_is_sent_until_endpoints_that_contradict_each_other_agree() -> N
         link = stage.build_link(1, (0.5, 0.6))
         backend = await stage.open(1, link=link)
         await wait_for(backend, lambda _state: True)
-        link._endpoints[1].troubles.append(EndpointTrouble(is_forked=True))
+        link.endpoints[1].suffer(EndpointTrouble(is_forked=True))
         await stage.join_somebody(2)
         while not any(isinstance(event, StateMismatch) for event in stage.events.all):
             await trio.sleep(0.1)
@@ -285,8 +208,7 @@ def test_nothing_is_sent_until_endpoints_that_contradict_each_other_agree() -> N
 def test_endpoints_that_contradict_each_other_for_ever_do_not_stop_the_run() -> None:
     async def play(stage: Stage) -> None:
         link = stage.build_link(1, (0.5, 0.6, 0.7))
-        *honest, other = link._endpoints
-        link._endpoints = (*honest, ContradictingEndpoint(other.name, stage.chain, other.rng, CONDITIONS, other.lag_s))
+        link.endpoints[2].suffer(EndpointTrouble(is_wrong=True))
         backend = await stage.open(1, link=link)
         await trio.sleep(DOUBT_S + 10)
         await stage.join_somebody(2)
@@ -316,7 +238,7 @@ def test_a_lost_message_does_not_keep_back_the_next_one_once_it_is_too_late() ->
     async def play(stage: Stage) -> None:
         backends = await join_both(stage)
         state = await wait_for(backends[0], lambda state: state.run_state is RunState.WARMUP)
-        for endpoint in stage.links[0]._endpoints:
+        for endpoint in stage.links[0].endpoints:
             endpoint.conditions = replace(CONDITIONS, lost=1.0)
         asked_s = trio.current_time()
         with pytest.raises(CoordinatorError):
@@ -366,8 +288,8 @@ def test_a_client_started_again_waits_for_what_it_knew_though_all_endpoints_are_
             await wait_for(backend, lambda state: bool(state.registry.slots))
         known = floor.read()
         assert known > 10
-        link = stage.build_link(1, (0.5,))
-        link._endpoints[0].troubles.append(EndpointTrouble(stale_slots=100))
+        link = stage.build_link(1)
+        link.endpoints[0].suffer(EndpointTrouble(stale_slots=100))
         backend = await stage.open(1, link=link, floor=FileMinimumSlot(tmp_path / "slot"))
         began = trio.current_time()
         await wait_for(backend, lambda _state: True, patience_s=120)
@@ -418,21 +340,15 @@ def test_a_full_disk_ends_no_client_on_a_chain() -> None:
 
 def test_a_client_of_another_version_than_the_owner_wants_ends() -> None:
     async def play(stage: Stage) -> None:
-        stage.chain.state.client_version = __version__
+        get_state(stage.chain).client_version = __version__
         backend = await stage.open(1)
         await wait_for(backend, lambda _state: True)
-        stage.chain.state.client_version = "99.0"
+        get_state(stage.chain).client_version = "99.0"
         await stage.join_somebody(2)
         with pytest.raises(VersionMismatch, match=r"wants clients of version 99\.0.*bash scripts/install"):
             await wait_for(backend, lambda state: bool(state.registry.slots))
 
     run(play)
-
-
-def go_back(stage: Stage, raw: bytes) -> None:
-    """Let the chain have this account again in its next blocks, as after a restart from an older ledger."""
-    stage.chain.state = decode_state(raw)
-    stage.chain._add_block(trio.current_time(), raw, ())
 
 
 @pytest.mark.parametrize("endpoints", [(0.5,), (0.5, 0.9)])
@@ -444,7 +360,7 @@ def test_members_of_a_chain_that_went_back_say_so_and_go_on(endpoints: tuple[flo
             await backend.submit(Join(get_key(number)[1]))
         for backend in backends:
             await wait_for(backend, lambda state: state.run_state is RunState.WARMUP)
-        go_back(stage, before)
+        stage.write_account(before)
         for number, backend in enumerate(backends, 1):
             with trio.fail_after(DOUBT_S + 30):
                 await wait_for(backend, lambda state: state.run_state is RunState.WAITING_FOR_MEMBERS)
@@ -463,7 +379,7 @@ def test_a_run_that_is_closed_under_its_members_ends_them_with_an_exit_code_of_i
     async def play(stage: Stage) -> None:
         backend = await stage.open(1)
         await backend.submit(Join(get_key(1)[1]))
-        stage.chain._add_block(trio.current_time(), b"", ())
+        stage.write_account(b"")
         with trio.fail_after(DOUBT_S + 30):
             while True:
                 await wait_for(backend, lambda _state: False)

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from sim.chain_kit import START, build_chain, get_key
+from sim.chain_kit import START, build_chain, get_key, get_state
 
 from psyche.backends.solana.member.link import ChainTime, Reading
 from psyche.backends.solana.member.logic import (
@@ -34,7 +34,7 @@ DIGEST = b"\5" * 32
 
 def build_waiting(members: int, expires_unix: int = 0) -> Coordinator:
     """A run in which so many have joined."""
-    state = build_chain(init_min_clients=max(2, members)).state
+    state = get_state(build_chain(init_min_clients=max(2, members)))
     for number in range(1, members + 1):
         wallet, session = get_key(number)
         apply(state, NOW, 1, wallet, Join(session, expires_unix))

@@ -6,7 +6,7 @@ from functools import cache
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from sim.chain_kit import build_chain
+from sim.chain_kit import build_chain, get_state
 
 from psyche.backends.solana.member.link import Reading
 from psyche.backends.solana.member.view import SILENT_SLOTS, RecordView, Taken, get_kept_phase
@@ -29,7 +29,7 @@ def build_record(nonce: int, *, forked: bool = False, run: int = 1) -> bytes:
 
 @cache
 def _get_first() -> bytes:
-    return encode_state(build_chain().state)
+    return encode_state(get_state(build_chain()))
 
 
 def read(nonce: int, slot: int = START_SLOT, endpoint: str = "one", *, forked: bool = False, run: int = 1) -> Reading:

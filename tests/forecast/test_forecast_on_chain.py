@@ -114,11 +114,14 @@ def test_the_answer_says_what_the_chain_costs(costs: ChainCosts, forecast: Forec
     assert describe_bound(forecast, "limit", "").endswith(" s (all had trained, reports were on their way)")
 
 
-@pytest.mark.parametrize(("slot_ms", "round_s"), [(100.0, 1.2), (400.0, 3.2)])
+@pytest.mark.parametrize(("slot_ms", "round_s"), [(100.0, 1.2), (400.0, 3.4)])
 def test_a_forecast_gives_the_times_and_fees_that_a_local_chain_was_measured_with(
     slot_ms: float, round_s: float
 ) -> None:
-    """`benchmarks/backend_overhead.py`: two clients that train for 0.2 s, 16,250 lamports a round of 40."""
+    """`benchmarks/backend_overhead.py`: two clients that train for 0.2 s, 16,250 lamports a round of 40.
+
+    With slots of 400 ms it measured 3.2 s when clients asked for the chain's time; now they carry it on themselves.
+    """
     machines = build_machines(tokens_per_s=5 * 16.0, up_mbit_s=8_000.0, down_mbit_s=8_000.0, latency_ms=0.2)
     chain = ChainTable(
         slot_ms=slot_ms, skipped_percent=0.0, lag_min_s=0.0, lag_max_s=0.1, answer_ms=2.0, clock_lag_s=1.0,

@@ -33,8 +33,7 @@ from psyche.core.state.limits import STATE_BYTES
 from psyche.core.state.state import Coordinator, Progress
 from psyche.localchain.bank import Bank, begin_chain
 from psyche.localchain.chain import LocalChain, open_local_chain
-from psyche.localchain.machine import VirtualMachine
-from psyche.localchain.programs import load_programs
+from psyche.localchain.machine import VirtualMachine, load_programs
 from psyche.localchain.tokens import MINT_BYTES, TOKEN
 from psyche.testing.builders import build_config, build_model
 

@@ -128,14 +128,14 @@ class TestTransactions:
 
     def test_a_simulation_changes_nothing(self, bank: Bank) -> None:
         payer, to = fund(bank), Keypair().pubkey()
-        assert bank.machine.simulate(pay(bank, payer, to), is_verified=True).error is None
+        assert bank.simulate(pay(bank, payer, to), is_verified=True).error is None
         assert (bank.get_lamports(to), bank.history.count) == (0, 1)
 
     def test_a_simulation_does_without_signatures_if_told_to(self, bank: Bank) -> None:
         paying = pay(bank, fund(bank), Keypair().pubkey())
         unsigned = VersionedTransaction.populate(paying.message, [Keypair().sign_message(b"else")])
-        assert bank.machine.simulate(unsigned, is_verified=False).error is None
-        assert bank.machine.simulate(unsigned, is_verified=True).error == "SignatureFailure"
+        assert bank.simulate(unsigned, is_verified=False).error is None
+        assert bank.simulate(unsigned, is_verified=True).error == "SignatureFailure"
         assert bank.execute(unsigned) == "SignatureFailure"
 
     def test_equal_airdrops_in_one_slot_all_count(self, bank: Bank) -> None:
@@ -197,7 +197,7 @@ class TestPrograms:
 def test_a_program_that_fails_leaves_the_arithmetic_of_its_process_alone(bank: Bank, *, is_tried: bool) -> None:
     payer = fund(bank)
     failing = sign(bank.newest_hash, payer, [Instruction(COORDINATOR, bytes(8), [])])
-    done = bank.machine.simulate(failing, is_verified=True).error if is_tried else bank.execute(failing)
+    done = bank.simulate(failing, is_verified=True).error if is_tried else bank.execute(failing)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert 0.0 // np.float64(0.2) == 0.0

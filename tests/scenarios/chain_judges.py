@@ -42,7 +42,7 @@ def _find_doubts(outcome: Outcome, name: str) -> list[float]:
     begun: dict[str, float] = {}
     last, found = "", list[float]()
     for one in get_events(outcome, types.StateMismatch, name):
-        if f"endpoint that is wrong: {name} endpoint 3" in one.event.reason:
+        if f"endpoint that is wrong: {name}-endpoint-3" in one.event.reason:
             found.append(one.t - begun[last])
         else:
             last = one.event.reason.rsplit(maxsplit=1)[-1]

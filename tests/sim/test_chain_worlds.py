@@ -99,7 +99,7 @@ def test_the_owner_pauses_and_resumes_with_transactions() -> None:
 def test_a_message_that_takes_effect_twice_is_reported() -> None:
     def prepare(world: World) -> None:
         chain = world._chain.chain
-        chain.on_block.insert(0, lambda _block: chain._statuses.clear())  # it forgets what has landed
+        chain.on_block.insert(0, lambda _block: chain.bank.history.statuses.clear())  # it forgets what has landed
 
     names = {one.name for one in simulate(build_on_chain(chain=ChainConditions(late=0.5)), prepare=prepare).violations}
     assert "I8" in names

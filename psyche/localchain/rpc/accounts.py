@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from psyche.localchain.bank import Bank
 from psyche.localchain.rpc.calls import Method
-from psyche.localchain.rpc.context import check_context, wrap
+from psyche.localchain.rpc.context import ChainView, check_context, wrap
 from psyche.localchain.rpc.encodings import (
     Form,
     accept_all,
@@ -33,7 +33,7 @@ def make_account_methods(bank: Bank) -> dict[str, Method]:
     }
 
 
-def get_account_info(bank: Bank, params: Params) -> Any:
+def get_account_info(bank: ChainView, params: Params) -> Any:
     """One account."""
     key, config = params.take_key(0), params.get_config(1)
     check_context(bank, config)
@@ -61,7 +61,7 @@ def get_program_accounts(bank: Bank, params: Params) -> Any:
     return wrap(bank, listed) if config.get_flag("withContext") else listed
 
 
-def get_balance(bank: Bank, params: Params) -> Any:
+def get_balance(bank: ChainView, params: Params) -> Any:
     """The lamports of an account."""
     key = params.take_key(0)
     check_context(bank, params.get_config(1))

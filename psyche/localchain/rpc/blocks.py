@@ -8,7 +8,7 @@ from solders.hash import Hash, ParseHashError
 from psyche import __version__
 from psyche.localchain.bank import Bank
 from psyche.localchain.rpc.calls import Method
-from psyche.localchain.rpc.context import API_VERSION, check_context, wrap
+from psyche.localchain.rpc.context import API_VERSION, ChainView, check_context, wrap
 from psyche.localchain.rpc.errors import InvalidParams
 from psyche.localchain.rpc.landed import find_block
 from psyche.localchain.rpc.params import Params, check_keys
@@ -40,13 +40,13 @@ def make_block_methods(bank: Bank) -> dict[str, Method]:
     }
 
 
-def get_current_slot(bank: Bank, params: Params) -> int:
+def get_current_slot(bank: ChainView, params: Params) -> int:
     """The slot whose transactions are being carried out; all commitments read the same state."""
     check_context(bank, params.get_config(0))
     return bank.slot
 
 
-def get_block_height(bank: Bank, params: Params) -> int:
+def get_block_height(bank: ChainView, params: Params) -> int:
     """The number of slots that were not skipped."""
     check_context(bank, params.get_config(0))
     return bank.height
@@ -58,13 +58,13 @@ def get_block_time(bank: Bank, params: Params) -> int:
     return bank.unix if slot == bank.slot else find_block(bank, slot, "confirmed").unix
 
 
-def get_latest_blockhash(bank: Bank, params: Params) -> Any:
+def get_latest_blockhash(bank: ChainView, params: Params) -> Any:
     """The hash for new transactions, and until when they can land."""
     check_context(bank, params.get_config(0))
     return wrap(bank, describe_hash(bank))
 
 
-def describe_hash(bank: Bank) -> dict[str, Any]:
+def describe_hash(bank: ChainView) -> dict[str, Any]:
     """The newest block hash in the form of replies."""
     newest = bank.newest_hash
     return {"blockhash": str(newest), "lastValidBlockHeight": bank.get_last_height(newest)}
@@ -81,7 +81,7 @@ def is_blockhash_valid(bank: Bank, params: Params) -> Any:
     return wrap(bank, bank.get_last_height(found) is not None)
 
 
-def get_recent_prioritization_fees(bank: Bank, params: Params) -> Any:
+def get_recent_prioritization_fees(bank: ChainView, params: Params) -> Any:
     """What others paid to be preferred: nothing, because every transaction finds room."""
     check_keys(params.get(0) or [], MAX_LOCKED_ACCOUNTS)
     return [{"slot": slot, "prioritizationFee": 0} for slot in list(bank.history.blocks)[-_LISTED_SLOTS:]]

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import base58
@@ -57,8 +58,14 @@ class Form(NamedTuple):
             text = base58.b58encode(data).decode()
             return [text, "base58"] if self.encoding == "base58" else text
         if self.encoding == "base64+zstd":
-            return [base64.b64encode(_COMPRESSOR.compress(data)).decode(), self.encoding]
+            return [_compress(data), self.encoding]
         return [base64.b64encode(data).decode(), "base64"]
+
+
+@lru_cache(maxsize=8)
+def _compress(data: bytes) -> str:
+    """The text of `base64+zstd`; many ask for the same account."""
+    return base64.b64encode(_COMPRESSOR.compress(data)).decode()
 
 
 def describe_account(account: Account | None, form: Form, read: Read) -> dict[str, Any] | None:

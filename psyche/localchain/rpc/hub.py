@@ -87,10 +87,15 @@ class SharedSubscription:
 
     def tell(self, name: str, result: Any) -> None:
         """Send all listeners a notification, encoded once."""
-        params = {"result": result, "subscription": self.number}
-        text = msgspec.json.encode({"jsonrpc": "2.0", "method": f"{name}Notification", "params": params})
+        text = encode_notification(name, self.number, result)
         for listener in list(self.listeners):
             listener.put(text)
+
+
+def encode_notification(name: str, number: int, result: Any) -> bytes:
+    """A notification to the subscription of this number."""
+    params = {"result": result, "subscription": number}
+    return msgspec.json.encode({"jsonrpc": "2.0", "method": f"{name}Notification", "params": params})
 
 
 class SubscriptionHub:
@@ -155,7 +160,7 @@ class SubscriptionHub:
                 self._settle_one(found, found.topic)
 
     def _settle_one(self, found: SharedSubscription, topic: SignatureTopic) -> None:
-        status = self._bank.history.statuses.get(topic.signature)
+        status = self._bank.get_status(topic.signature)
         if status is None:
             return
         level = self._bank.get_level(status.slot)

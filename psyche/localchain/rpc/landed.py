@@ -13,7 +13,7 @@ from solders.transaction import VersionedTransaction
 from psyche.localchain.bank import Bank
 from psyche.localchain.history import LandedBlock, LandedTransaction, Landing
 from psyche.localchain.rpc.calls import Method
-from psyche.localchain.rpc.context import check_context, wrap
+from psyche.localchain.rpc.context import ChainView, check_context, wrap
 from psyche.localchain.rpc.encodings import check_reply_bytes
 from psyche.localchain.rpc.errors import (
     CLEANED_UP,
@@ -50,17 +50,17 @@ def make_landed_methods(bank: Bank) -> dict[str, Method]:
 # --- transactions -------------------------------------------------------------------------------------------
 
 
-def get_signature_statuses(bank: Bank, params: Params) -> Any:
+def get_signature_statuses(bank: ChainView, params: Params) -> Any:
     """Where transactions landed, null for those that have not."""
     listed = params.take(0)
     params.get_config(1).get_flag("searchTransactionHistory")
     if not isinstance(listed, list) or len(listed) > MAX_STATUSES:
         raise InvalidParams(f"Too many inputs provided; max {MAX_STATUSES}")
-    statuses = [bank.history.statuses.get(check_signature(one)) for one in listed]
+    statuses = [bank.get_status(check_signature(one)) for one in listed]
     return wrap(bank, [_describe_status(bank, status) for status in statuses])
 
 
-def _describe_status(bank: Bank, status: Landing | None) -> dict[str, Any] | None:
+def _describe_status(bank: ChainView, status: Landing | None) -> dict[str, Any] | None:
     if status is None:
         return None
     level = bank.get_level(status.slot)
@@ -113,7 +113,7 @@ def _take_settled_level(config: Options) -> str:
     return level
 
 
-def _has_reached(bank: Bank, slot: int, level: str) -> bool:
+def _has_reached(bank: ChainView, slot: int, level: str) -> bool:
     return COMMITMENTS.index(bank.get_level(slot)) >= COMMITMENTS.index(level)
 
 
@@ -124,7 +124,7 @@ def _read_shown(params: Params) -> tuple[Options, "Shown", str]:
     return config, Shown(encoding, newest), _take_settled_level(config)
 
 
-def get_transaction(bank: Bank, params: Params) -> Any:
+def get_transaction(bank: ChainView, params: Params) -> Any:
     """Everything about a transaction; null until it has reached the commitment."""
     _, shown, level = _read_shown(params)
     record = bank.history.get(params.take_signature(0))

@@ -13,7 +13,7 @@ from psyche.localchain.bank import Bank
 from psyche.localchain.machine import Execution
 from psyche.localchain.rpc.blocks import describe_hash
 from psyche.localchain.rpc.calls import Method
-from psyche.localchain.rpc.context import check_context, wrap
+from psyche.localchain.rpc.context import ChainView, check_context, wrap
 from psyche.localchain.rpc.encodings import Form, check_reply_size, describe_account
 from psyche.localchain.rpc.errors import (
     PREFLIGHT_FAILED,
@@ -51,7 +51,7 @@ def make_transaction_methods(bank: Bank) -> dict[str, Method]:
 def send_transaction(bank: Bank, params: Params) -> str:
     """Carry out a transaction. Without preflight nobody learns here that it was refused, as on the chain itself."""
     config = params.get_config(1)
-    transaction = _take_transaction(params, config)
+    transaction = take_transaction(params, config)
     config.get_integer("maxRetries")
     config.get_choice("preflightCommitment", COMMITMENTS, "finalized")
     check_context(bank, config)
@@ -68,7 +68,7 @@ def send_transaction(bank: Bank, params: Params) -> str:
     return signature
 
 
-def _take_transaction(params: Params, config: Options) -> VersionedTransaction:
+def take_transaction(params: Params, config: Options) -> VersionedTransaction:
     return read_transaction(decode_text(params.take_text(0), config.get_choice("encoding", _SENT_AS, "base58")))
 
 
@@ -119,15 +119,15 @@ def _check_signatures(transaction: VersionedTransaction) -> None:
         raise CallError(SIGNATURE_FAILED, "Transaction signature verification failure")
 
 
-def _try(bank: Bank, transaction: VersionedTransaction, *, is_verified: bool) -> Execution:
+def _try(bank: ChainView, transaction: VersionedTransaction, *, is_verified: bool) -> Execution:
     refusal = bank.find_refusal(transaction)
-    return bank.machine.simulate(transaction, is_verified=is_verified) if refusal is None else Execution(refusal)
+    return bank.simulate(transaction, is_verified=is_verified) if refusal is None else Execution(refusal)
 
 
-def simulate_transaction(bank: Bank, params: Params) -> Any:
+def simulate_transaction(bank: ChainView, params: Params) -> Any:
     """Try a transaction without effect."""
     config = params.get_config(1)
-    transaction = _take_transaction(params, config)
+    transaction = take_transaction(params, config)
     check_context(bank, config)
     is_verified, is_replaced = config.get_flag("sigVerify"), config.get_flag("replaceRecentBlockhash")
     if is_verified and is_replaced:
@@ -136,7 +136,7 @@ def simulate_transaction(bank: Bank, params: Params) -> Any:
         _check_signatures(transaction)
     refusal = bank.find_refusal(transaction)
     if refusal is None or (is_replaced and refusal != "SanitizeFailure"):
-        trial = bank.machine.simulate(transaction, is_verified=is_verified)
+        trial = bank.simulate(transaction, is_verified=is_verified)
     else:
         trial = Execution(refusal)
     described = _describe_trial(bank, transaction, trial)
@@ -148,7 +148,7 @@ def simulate_transaction(bank: Bank, params: Params) -> Any:
     return wrap(bank, described)
 
 
-def _describe_trial(bank: Bank, transaction: VersionedTransaction, trial: Execution) -> dict[str, Any]:
+def _describe_trial(bank: ChainView, transaction: VersionedTransaction, trial: Execution) -> dict[str, Any]:
     return {
         "accounts": None,
         "err": trial.error,
@@ -161,7 +161,7 @@ def _describe_trial(bank: Bank, transaction: VersionedTransaction, trial: Execut
     }
 
 
-def _describe_accounts(bank: Bank, config: Options, trial: Execution) -> list[Any] | None:
+def _describe_accounts(bank: ChainView, config: Options, trial: Execution) -> list[Any] | None:
     shown = config.get_config("accounts")
     if shown is None:
         return None

@@ -1,9 +1,9 @@
-"""A chain as a simulated run's backend: its blocks, and for each client endpoints, a wallet and the real backend."""
+"""A chain as a simulated run's backend: its slots, and for each client endpoints, a wallet and the real RPC client."""
 
 import errno
 import hashlib
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar, Final
 
@@ -11,24 +11,26 @@ import trio
 
 from psyche.backends.solana.member.backend import ChainPlatform, SolanaBackend, open_chain_backend
 from psyche.backends.solana.member.following import FileMinimumSlot
+from psyche.backends.solana.rpc.client import Rpc
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.genesis import create_run
-from psyche.core.state.messages import Message
+from psyche.core.state.messages import Message, Pause, Resume
 from psyche.core.state.state import Coordinator
+from psyche.localchain.blocks import ChainBlock
+from psyche.localchain.core_chain import CoreChain
 from psyche.network.memory.line import Arrivals
-from psyche.sim.chain.blocks import Blockchain, ChainBlock
-from psyche.sim.chain.endpoints import SimulatedEndpoint
+from psyche.sim.chain.endpoints import SimulatedEndpoint, SimulatedTransport
 from psyche.sim.chain.facts import ChainFacts
-from psyche.sim.chain.link import SimulatedLink
 from psyche.sim.hosts import Host
-from psyche.sim.identity import build_machine_identity
+from psyche.sim.identity import SimIdentity, build_machine_identity
 from psyche.sim.invariants.shadow import ChainShadow, OnRecord
 from psyche.sim.invariants.views import Check, NoteSize
 from psyche.sim.runtime import build_rng
 from psyche.sim.scenarios.scenario import RUN_ID, START_UNIX, SimRunFile
 from psyche.sim.surroundings import Caller, Surroundings
+from psyche.telemetry.sink import EventSink
+from psyche.wire.crypto import blake3_hash
 from psyche.wire.line.tls import TlsConnection
-from psyche.wire.nursery import open_plain_nursery
 
 CLOCK_STEP_S: Final = 0.1  # by which the Clock's lag changes from block to block, at most
 LAG_SPREAD: Final = 0.5  # a client's later endpoints are slower than its first by up to this share
@@ -55,14 +57,17 @@ class ChainBackend:
         self._rng = build_rng(scenario.seed, "chain")
         self._clock_lag_s = self._conditions.clock_lag_s * self._rng.random()
         state = _create(world)
-        self.chain = Blockchain(
-            state, world.owner.public, build_rng(scenario.seed, "blocks"), START_UNIX, self._conditions.skipped
-        )
+        genesis = blake3_hash(f"psyche/simulator {scenario.seed} chain".encode())
+        self.chain = CoreChain(RUN_ID, state, world.owner.public, genesis, START_UNIX)
+        self._skips = build_rng(scenario.seed, "blocks")
+        self._skipped = 0  # slots without a block, up to now
+        self._is_halted = False
         self.shadow = ChainShadow(on_record, encode_state(state), START_UNIX)
         self.facts = ChainFacts()
         self.chain.on_block.append(self._take_block)
         self._arrivals = Arrivals()
         self._endpoints: dict[str, list[SimulatedEndpoint]] = {}
+        self._lives: dict[str, int] = {}  # of the process that uses a machine's endpoints
 
     @property
     def machines(self) -> tuple[Host, ...]:
@@ -72,7 +77,7 @@ class ChainBackend:
     @property
     def is_alive(self) -> bool:
         """Whether the chain makes blocks."""
-        return not self.chain.is_halted
+        return not self._is_halted
 
     def start(self) -> None:
         """Begin to make blocks."""
@@ -82,7 +87,9 @@ class ChainBackend:
         """Give a client its endpoints and its wallet."""
         del key
         self._endpoints[name] = self._build_endpoints(name)
-        self.facts.names[self._make_wallet(name)] = name
+        wallet = self._make_wallet(name).public
+        self.chain.fund(wallet)
+        self.facts.names[wallet] = name
 
     def find_endpoints(self, name: str, number: int) -> list[SimulatedEndpoint]:
         """A client's endpoint of this number, from 1 on; 0: all of them."""
@@ -109,30 +116,35 @@ class ChainBackend:
 
     @asynccontextmanager
     async def _open(self, caller: Caller, decode: Callable[[bytes], Coordinator]) -> AsyncIterator[SolanaBackend]:
-        wallet = self._make_wallet(caller.name)
+        wallet, seed = self._make_wallet(caller.name), self._world.scenario.seed
 
         def show(raw: bytes) -> Coordinator:
             self.facts.note_shown(caller.name, caller.life, raw)
             return decode(raw)
 
-        link = self._build_link(caller.name, wallet, caller.identity.public)
         platform = ChainPlatform(
-            rng=build_rng(self._world.scenario.seed, caller.name, "backend", caller.life),
-            floor=FileMinimumSlot(caller.folder / FLOOR_FILE), decode=show,
+            rng=build_rng(seed, caller.name, "backend", caller.life), floor=FileMinimumSlot(caller.folder / FLOOR_FILE),
+            decode=show,
         )  # fmt: skip
-        async with open_plain_nursery() as nursery:
-            nursery.start_soon(link.run)
-            async with open_chain_backend(
-                link, wallet, caller.identity.public, sink=caller.log, platform=platform
-            ) as backend:
+        self._lives[caller.name] = caller.life
+        rpc = self._open_rpc(self._endpoints[caller.name], caller.log, caller.name, caller.life)
+        try:
+            async with (
+                self.chain.open_member_link(rpc, wallet.seed, caller.identity) as link,
+                open_chain_backend(
+                    link, wallet.public, caller.identity.public, sink=caller.log, platform=platform
+                ) as backend,
+            ):
                 yield backend
-            nursery.cancel_scope.cancel()
+        finally:
+            self.facts.note_gone((caller.name, caller.life))
 
-    def _make_wallet(self, name: str) -> bytes:
-        return build_machine_identity(self._world.scenario.seed, f"{name} wallet").public
+    def _open_rpc(self, endpoints: Sequence[SimulatedEndpoint], sink: EventSink | None, *names: object) -> Rpc:
+        transport, rng = SimulatedTransport(endpoints), build_rng(self._world.scenario.seed, *names, "rpc")
+        return Rpc(transport.addresses, transport, sink=sink, rng=rng)
 
-    def _build_link(self, name: str, wallet: bytes, session: bytes) -> SimulatedLink:
-        return SimulatedLink(self.chain, self._endpoints[name], wallet, session, self._arrivals, self.facts)
+    def _make_wallet(self, name: str) -> SimIdentity:
+        return build_machine_identity(self._world.scenario.seed, f"{name} wallet")
 
     def _build_endpoints(self, name: str) -> list[SimulatedEndpoint]:
         """A client's endpoints; the first one has its least delay."""
@@ -140,19 +152,29 @@ class ChainBackend:
         rng = build_rng(seed, name, "endpoints")
         first_s = rng.uniform(conditions.lag_least_s, conditions.lag_most_s)
         return [
-            SimulatedEndpoint(
-                f"{name} endpoint {number + 1}", self.chain, build_rng(seed, name, "endpoint", number), conditions,
-                min(conditions.lag_most_s, first_s * (1 + number * LAG_SPREAD * rng.random())),
+            self._build_endpoint(
+                name, number + 1, min(conditions.lag_most_s, first_s * (1 + number * LAG_SPREAD * rng.random()))
             )
             for number in range(conditions.endpoints)
-        ]  # fmt: skip
+        ]
+
+    def _build_endpoint(self, name: str, number: int, lag_s: float) -> SimulatedEndpoint:
+        rng = build_rng(self._world.scenario.seed, name, "endpoint", number)
+        return SimulatedEndpoint(
+            f"{name}-endpoint-{number}", self.chain, rng, self._conditions, lag_s, self._arrivals,
+            lambda signature: self.facts.note_sent(signature, (name, self._lives.get(name, 0))),
+        )  # fmt: skip
 
     async def _make_blocks(self) -> None:
         while True:
             await trio.sleep(self._conditions.slot_s)
             self._move_clock(self._rng)
+            if self._skips.random() < self._conditions.skipped or self._is_halted:
+                self._skipped += 1
+                continue
             now_s = trio.current_time()
-            self.chain.produce(now_s, START_UNIX + int(now_s - self._clock_lag_s))
+            self.chain.end_slot(now_s, START_UNIX + int(now_s - self._clock_lag_s), self._skipped)
+            self._skipped = 0
 
     def _take_block(self, block: ChainBlock) -> None:
         is_in_round = self.shadow.state.in_round
@@ -165,7 +187,7 @@ class ChainBackend:
 
     def halt_chain(self, *, is_halted: bool) -> None:
         """Stop making blocks, or go on."""
-        self.chain.is_halted = is_halted
+        self._is_halted = is_halted
 
     async def command(self, message: Message) -> None:
         """Send a message of the owner's wallet, over an endpoint of its own.
@@ -173,12 +195,9 @@ class ChainBackend:
         Raises:
             CoordinatorError: the rules refuse it.
         """
-        endpoint = SimulatedEndpoint(
-            "owner's endpoint", self.chain, build_rng(self._world.scenario.seed, "owner's endpoint"), self._conditions,
-            self._conditions.lag_least_s,
-        )  # fmt: skip
-        owner = self._world.owner.public
-        await SimulatedLink(self.chain, [endpoint], owner, owner, self._arrivals).send([message])
+        assert isinstance(message, Pause | Resume), "no fault sends another one"
+        rpc = self._open_rpc([self._build_endpoint("owner", 1, self._conditions.lag_least_s)], None, "owner")
+        await self.chain.command(rpc, self._world.owner.seed, message)
 
     def get_facts(self) -> dict[str, Any]:
         """The figures of the chain."""

@@ -2,92 +2,90 @@
 
 import math
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
 
+import msgspec
 import trio
 
+from psyche.backends.solana.cluster import Endpoint
+from psyche.backends.solana.rpc.transport import RequestFailed, Socket
 from psyche.core.encoding.account import decode_state, encode_state
-from psyche.errors import PsycheError
-from psyche.sim.chain.blocks import Blockchain, ChainBlock, Transaction, TransactionStatus
-from psyche.sim.chain.conditions import ChainConditions
+from psyche.localchain.blocks import ChainBlock
+from psyche.localchain.core_chain import CoreChain, encode_push
+from psyche.network.memory.line import Arrivals
+from psyche.sim.chain.conditions import ChainConditions, EndpointTrouble
 
-TIMEOUT_S: Final = 2.0  # after which a request to an endpoint that is down counts as failed
+CONNECT_S: Final = 5.0  # after which an attempt to open a socket has failed
+SILENCE_S: Final = 4.0  # after which an open socket is noticed to be dead: two pings
 FORK_SHIFT_S: Final = 1
 
 
-class EndpointFailed(PsycheError):
-    """An endpoint gave no answer, or one that cannot be used; another one may."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointTrouble:
-    """What is wrong with an endpoint while a fault lasts.
-
-    Args:
-        is_down: it answers nothing.
-        stale_slots: by so many slots it is further behind.
-        lag_s: by so many seconds it is slower.
-        throttled: the share of requests that it refuses because there are too many (429).
-        lost: the share of transactions that it loses.
-        late: the share of transactions that it passes on late.
-        cut: the share of pushed accounts that never arrive.
-        is_forked: it shows accounts of blocks that the chain gave up.
-        is_wrong: it shows another account than the chain's, whichever block it is asked for.
-    """
-
-    is_down: bool = False
-    stale_slots: int = 0
-    lag_s: float = 0.0
-    throttled: float = 0.0
-    lost: float = 0.0
-    late: float = 0.0
-    cut: float = 0.0
-    is_forked: bool = False
-    is_wrong: bool = False
-
-
-@dataclass(slots=True, eq=False)
 class SimulatedEndpoint:
     """One endpoint as one client reaches it.
 
     Args:
-        name: its name, for people.
+        name: its host, by which clients and people know it.
         chain: the chain.
         rng: the source of its chance.
         conditions: of the chain.
         lag_s: after how many seconds it shows a block.
-        troubles: what is wrong with it now.
+        arrivals: the queue of what is under way.
+        note_sent: called with the signature of each transaction that it is given.
     """
 
-    name: str
-    chain: Blockchain
-    rng: random.Random
-    conditions: ChainConditions
-    lag_s: float
-    troubles: list[EndpointTrouble] = field(default_factory=list[EndpointTrouble])
-    _forks: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    def __init__(
+        self, name: str, chain: CoreChain, rng: random.Random, conditions: ChainConditions, lag_s: float,
+        arrivals: Arrivals, note_sent: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.address = Endpoint(f"http://{name}", f"ws://{name}")
+        self.chain = chain
+        self.rng = rng
+        self.conditions = conditions
+        self.lag_s = lag_s
+        self.arrivals = arrivals
+        self.sockets: dict[SimulatedSocket, None] = {}
+        self.answer = chain.make_endpoint(self.get_block, self.show, self._send)
+        self._note_sent = note_sent
+        self._troubles: list[EndpointTrouble] = []
+        self._forks: dict[bytes, bytes] = {}
+
+    def suffer(self, trouble: EndpointTrouble) -> None:
+        """Get into trouble until `recover`; who has an open socket to a machine that is down notices by pings."""
+        self._troubles.append(trouble)
+        if trouble.is_down:
+            self.arrivals.call_at(trio.current_time() + SILENCE_S, self._break_sockets)
+
+    def recover(self, trouble: EndpointTrouble) -> None:
+        self._troubles.remove(trouble)
+
+    def _break_sockets(self) -> None:
+        for socket in tuple(self.sockets) if self.is_down else ():
+            socket.fail("no answer to a ping")
 
     @property
     def is_down(self) -> bool:
-        """Whether it answers nothing."""
-        return any(one.is_down for one in self.troubles)
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether it shows accounts of blocks that the chain gave up."""
-        return any(one.is_forked for one in self.troubles)
+        return any(one.is_down for one in self._troubles)
 
     @property
     def delay_s(self) -> float:
         """After how many seconds it shows a block now."""
-        more = [one.lag_s + one.stale_slots * self.conditions.slot_s for one in self.troubles]
+        more = [one.lag_s + one.stale_slots * self.conditions.slot_s for one in self._troubles]
         return self.lag_s + sum(more)
 
     def _happens(self, *shares: float) -> bool:
         """Draw whether one of several independent misfortunes strikes."""
         return self.rng.random() >= math.prod(1 - share for share in shares)
+
+    def is_cut(self) -> bool:
+        """Draw whether a push is cut on its way."""
+        return self._happens(self.conditions.cut, *(one.cut for one in self._troubles))
+
+    def is_throttled(self) -> bool:
+        """Draw whether a request is refused."""
+        return self._happens(*(one.throttled for one in self._troubles))
 
     def get_block(self) -> ChainBlock:
         """The newest block that it has confirmed."""
@@ -97,59 +95,108 @@ class SimulatedEndpoint:
 
     def show(self, block: ChainBlock) -> bytes:
         """The account after a block, as this endpoint has it."""
-        is_wrong = any(one.is_wrong for one in self.troubles)
-        if not is_wrong and not (self.is_forked and block.has_changed):
+        is_wrong = any(one.is_wrong or (one.is_forked and block.has_changed) for one in self._troubles)
+        if not is_wrong:
             return block.raw
         if block.raw not in self._forks:
             self._forks = {block.raw: _build_fork(block.raw)}
         return self._forks[block.raw]
 
-    async def ask(self) -> ChainBlock:
-        """Ask for the newest confirmed block.
+    def _send(self, signature: str, deliver: Callable[[], None]) -> None:
+        """Pass a transaction on to the leaders; it may be lost on the way, or come late."""
+        self._note_sent(signature)
+        if not self._happens(self.conditions.lost, *(one.lost for one in self._troubles)):
+            is_late = self._happens(self.conditions.late, *(one.late for one in self._troubles))
+            late_s = self.conditions.late_s * self.rng.random() if is_late else 0.0
+            self.arrivals.call_at(trio.current_time() + late_s, deliver)
 
-        Raises:
-            EndpointFailed: it is down, or refuses to answer.
-        """
-        if self.is_down:
-            await trio.sleep(TIMEOUT_S)
-            raise EndpointFailed(f"{self.name}: no answer within {TIMEOUT_S:.0f} s")
-        await trio.sleep(self.conditions.answer_s * (0.5 + self.rng.random()))
-        if self._happens(*(one.throttled for one in self.troubles)):
-            raise EndpointFailed(f"{self.name}: 429 Too Many Requests")
-        return self.get_block()
 
-    async def get_status(self, signature: bytes) -> tuple[TransactionStatus | None, ChainBlock]:
-        """How a transaction landed, as far as this endpoint has confirmed it, and its newest block.
+class SimulatedSocket:
+    """A connection with one subscription, to the run's account; changes come with the endpoint's delay."""
 
-        Raises:
-            EndpointFailed: as `ask`.
-        """
-        block = await self.ask()
-        status = self.chain.get_status(signature)
-        return (status if status is not None and status.slot <= block.slot else None), block
+    def __init__(self, endpoint: SimulatedEndpoint) -> None:
+        self._endpoint = endpoint
+        self._arrived: deque[dict[str, Any] | bytes] = deque()
+        self._failure = ""
+        self._news = trio.Event()
 
-    async def send(self, transaction: Transaction, deliver: Callable[[float, Transaction], None]) -> None:
-        """Pass a transaction on to the leaders; it may be lost on the way, or come late.
+    def close(self) -> None:
+        if self._push in self._endpoint.chain.on_block:
+            self._endpoint.chain.on_block.remove(self._push)
 
-        `deliver` takes the simulated time at which it arrives.
+    def _push(self, block: ChainBlock) -> None:
+        """Send a block's account once the endpoint shows it; a push that is cut takes the connection with it."""
+        one = self._endpoint
+        if block.has_changed:
+            at_s = block.made_s + one.delay_s + 2 * one.conditions.answer_s * one.rng.random()
+            if one.is_cut():
+                one.arrivals.call_at(at_s, self.fail, "cut")
+            else:
+                one.arrivals.call_at(at_s, self._take, encode_push(block.slot, one.show(block)))
 
-        Raises:
-            EndpointFailed: as `ask`.
-        """
-        await self.ask()
-        if self._happens(self.conditions.lost, *(one.lost for one in self.troubles)):
-            return
-        is_late = self._happens(self.conditions.late, *(one.late for one in self.troubles))
-        late_s = self.conditions.late_s * self.rng.random() if is_late else 0.0
-        deliver(trio.current_time() + late_s, transaction)
+    def _take(self, message: dict[str, Any] | bytes) -> None:
+        if not self._endpoint.is_down:
+            self._arrived.append(message)
+            self._news.set()
 
-    def is_cut(self) -> bool:
-        """Draw whether a push is cut on its way; the connection breaks with it."""
-        return self._happens(self.conditions.cut, *(one.cut for one in self.troubles))
+    def fail(self, reason: str) -> None:
+        self._failure = self._failure or reason
+        self._news.set()
 
-    def compute_push_s(self, block: ChainBlock) -> float:
-        """When this endpoint's push of a block's account arrives."""
-        return block.made_s + self.delay_s + 2 * self.conditions.answer_s * self.rng.random()
+    async def send(self, message: dict[str, Any]) -> None:
+        one = self._endpoint
+        await trio.sleep(one.conditions.answer_s * (0.5 + one.rng.random()))
+        assert message["method"] == "accountSubscribe", "clients follow one account"
+        newest = one.get_block()
+        for block in one.chain.blocks:
+            if block.slot > newest.slot:  # made, and not shown here yet
+                self._push(block)
+        one.chain.on_block.append(self._push)
+        self._take({"jsonrpc": "2.0", "id": message["id"], "result": 1})
+
+    async def receive(self) -> dict[str, Any]:
+        while not self._arrived and not self._failure:
+            self._news = trio.Event()
+            await self._news.wait()
+        if self._failure:
+            raise RequestFailed(self._failure)
+        found = self._arrived.popleft()
+        return msgspec.json.decode(found) if isinstance(found, bytes) else found
+
+
+class SimulatedTransport:
+    """The way of one client to its endpoints."""
+
+    def __init__(self, endpoints: Sequence[SimulatedEndpoint]) -> None:
+        self.addresses = [one.address for one in endpoints]
+        self._endpoints = {one.address: one for one in endpoints}
+
+    async def post(self, endpoint: Endpoint, question: bytes) -> tuple[int, bytes]:
+        one = self._endpoints[endpoint]
+        await trio.sleep(one.conditions.answer_s * (0.5 + one.rng.random()))
+        if one.is_down:
+            await trio.sleep_forever()
+        if one.is_throttled():
+            raise RequestFailed("HTTP 429")
+        return 200, one.answer(question)
+
+    async def talk(self, endpoint: Endpoint, use: Callable[[Socket], Awaitable[None]]) -> str:
+        one = self._endpoints[endpoint]
+        if one.is_down:
+            await trio.sleep(CONNECT_S)
+            return "no answer in time"
+        socket = SimulatedSocket(one)
+        one.sockets[socket] = None
+        try:
+            await use(socket)
+        except RequestFailed as error:
+            return str(error)
+        except trio.TooSlowError:
+            return "no answer in time"
+        finally:
+            del one.sockets[socket]
+            socket.close()
+        return "closed"
 
 
 def _build_fork(raw: bytes) -> bytes:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import trio
 
-from psyche.core.state.messages import Join, Message, WarmupWitness, WitnessMessage
-from psyche.sim.chain.blocks import ChainBlock, Transaction
+from psyche.core.state.messages import Message, WarmupWitness, WitnessMessage
+from psyche.localchain.blocks import ChainBlock, Payment
 from psyche.wire.crypto import blake3_hash
 
 
@@ -27,7 +27,7 @@ class ChainFacts:
         sending_s: the longest time from the beginning of a send until its transaction landed.
         landed: the number of transactions that landed, whether they took effect or were refused.
         resent: how often a transaction was sent again as it was.
-        orphans: the number of transactions that landed after their sender had given up or died.
+        orphans: the number of transactions that landed after the process that had sent them was gone.
         effects: how often each witness message and each word on weights took effect, by what makes it the same.
         names: the client of each wallet.
         in_rounds, outside: by client, what it paid for in rounds, and for joins and between rounds.
@@ -45,8 +45,10 @@ class ChainFacts:
     _changes: list[float] = field(default_factory=list[float])  # when each account was new
     _places: dict[bytes, int] = field(default_factory=dict[bytes, int])  # of an account, by its hash, in that list
     _seen: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # (life, place) of a client
-    _begun: dict[bytes, float] = field(default_factory=dict[bytes, float])  # when a transaction was first sent
-    _given_up: set[bytes] = field(default_factory=set[bytes])
+    _begun: dict[str, tuple[float, tuple[str, int]]] = field(  # when a transaction was first sent, and by whom
+        default_factory=dict[str, tuple[float, tuple[str, int]]]
+    )
+    _gone: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
 
     def take_block(self, block: ChainBlock, *, is_in_round: bool) -> None:
         """Take a block; `is_in_round`: the run was in a round before it."""
@@ -57,24 +59,24 @@ class ChainFacts:
             key = _get_key(effect.message)
             if key is not None:
                 self.effects[key] += 1
-        for transaction in block.landed:
-            self._count_payment(transaction, is_in_round=is_in_round)
-            begun_s = self._begun.pop(transaction.signature, None)
-            if begun_s is not None:
+        for payment in block.landed:
+            self._count_payment(payment, is_in_round=is_in_round)
+            begun = self._begun.pop(payment.signature, None)
+            if begun is not None:
+                begun_s, sender = begun
                 self.landed += 1
-                self.orphans += transaction.signature in self._given_up
-                if transaction.signature not in self._given_up:
+                self.orphans += sender in self._gone
+                if sender not in self._gone:
                     self.sending_s = max(self.sending_s, block.made_s - begun_s)
 
-    def _count_payment(self, transaction: Transaction, *, is_in_round: bool) -> None:
+    def _count_payment(self, payment: Payment, *, is_in_round: bool) -> None:
         """A refused transaction costs as much as any other."""
-        name = self.names.get(transaction.wallet)
+        name = self.names.get(payment.wallet)
         if name is None:
             return  # the owner's
-        is_of_round = is_in_round and not any(isinstance(one, Join) for one in transaction.messages)
-        paid = (self.in_rounds if is_of_round else self.outside).setdefault(name, Paid())
+        paid = (self.in_rounds if is_in_round and not payment.is_join else self.outside).setdefault(name, Paid())
         paid.transactions += 1
-        paid.signatures += transaction.paid_signatures
+        paid.signatures += payment.signatures
 
     def note_shown(self, name: str, life: int, raw: bytes) -> None:
         """A client's process is shown an account."""
@@ -87,17 +89,16 @@ class ChainFacts:
             self.behind_s[name] = max(behind_s, self.behind_s.get(name, 0.0))
         self._seen[name] = (life, place)
 
-    def note_sent(self, transaction: Transaction) -> None:
-        """A transaction is sent, for the first time or again."""
-        if transaction.signature in self._begun:
+    def note_sent(self, signature: str, sender: tuple[str, int]) -> None:
+        """A process, by its machine's name and its life, sends a transaction for the first time or again."""
+        if signature in self._begun:
             self.resent += 1
         else:
-            self._begun[transaction.signature] = trio.current_time()
+            self._begun[signature] = trio.current_time(), sender
 
-    def note_given_up(self, transaction: Transaction) -> None:
-        """The sender of a transaction waits no longer for it."""
-        if transaction.signature in self._begun:
-            self._given_up.add(transaction.signature)
+    def note_gone(self, sender: tuple[str, int]) -> None:
+        """A process is gone."""
+        self._gone.add(sender)
 
     @property
     def twice(self) -> int:

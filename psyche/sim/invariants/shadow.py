@@ -10,9 +10,9 @@ from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.rules.apply import apply
 from psyche.core.state.messages import WitnessMessage
 from psyche.core.state.state import Coordinator
+from psyche.localchain.blocks import ChainBlock
 from psyche.server.journal.changes import Change, decode_change
 from psyche.server.journal.journal import HASH_BYTES, Record, decode_snapshot, scan_segment
-from psyche.sim.chain.blocks import ChainBlock
 from psyche.wire.access import Allow, Disallow
 from psyche.wire.crypto import blake3_hash
 

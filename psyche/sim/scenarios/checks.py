@@ -17,8 +17,7 @@ from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import ByzantineMember
-from psyche.sim.chain.conditions import ChainConditions
-from psyche.sim.chain.endpoints import EndpointTrouble
+from psyche.sim.chain.conditions import ChainConditions, EndpointTrouble
 from psyche.sim.chain_faults import CHAIN_KINDS, ChainHalt, EndpointFault
 from psyche.sim.faults import (
     ANSWERED,

@@ -12,8 +12,7 @@ from solders.transaction import VersionedTransaction
 from psyche.backends.solana.cluster import Endpoint
 from psyche.localchain.bank import FAUCET_LAMPORTS, SYSTEM, Bank, CompleteSlot, begin_chain
 from psyche.localchain.chain import LocalChain
-from psyche.localchain.machine import VirtualMachine
-from psyche.localchain.programs import load_programs
+from psyche.localchain.machine import VirtualMachine, load_programs
 from psyche.localchain.rpc.hub import SubscriptionHub
 from psyche.localchain.rpc.methods import make_methods
 from psyche.localchain.rpc.web import bind_pair, make_http_app, make_socket_app, serve_app

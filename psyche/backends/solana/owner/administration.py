@@ -1,7 +1,7 @@
 """A run on Solana, as its owner reaches it: status, record, members, and commands."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 from solders.instruction import Instruction
@@ -169,8 +169,8 @@ def _as_change(message: OwnerMessage) -> RunChange:
             return RunChange(earning=message.earning, slashing=message.slashing)
         case msg.UpdateClientVersion():
             return RunChange(client_version=message.version)
-        case _:
-            return RunChange(settings=cast("msg.Update", message))
+        case msg.Update():
+            return RunChange(settings=message)
 
 
 def _split(message: OwnerMessage) -> list[tuple[str, OwnerMessage]]:

@@ -205,10 +205,12 @@ class Person(NamedTuple):
     Args:
         say: tells progress and warnings.
         confirm: asks a question before a change, which an infinitive names; raises if the answer is no.
+        sees_waits: a view shows why an answer is late, so it need not be said.
     """
 
     say: Callable[[str], None]
     confirm: Callable[[str, str], None]
+    sees_waits: bool = False
 
 
 class Checked(NamedTuple):

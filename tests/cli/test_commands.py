@@ -41,7 +41,7 @@ from psyche.testnet.free_port import choose_port
 from psyche.wire.access import MAX_KEYS
 from psyche.wire.backend import RunStatus
 from psyche.wire.crypto import Identity
-from psyche.wire.key_file import read_key_file
+from psyche.wire.key_file import make_identity, read_key_file, write_key_file
 from psyche.wire.report import SelfReport
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -485,3 +485,13 @@ def test_a_tokenizer_whose_file_no_run_would_keep_is_refused(tmp_path: Path) -> 
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="there"):
         get_tokenizer_files(tmp_path / "empty", tmp_path)
+
+
+@pytest.mark.parametrize("words", [["pause"], ["info"], ["info", "--watch"]], ids=" ".join)
+def test_an_owner_whose_command_names_no_server_key_is_warned(words: list[str], tmp_path: Path) -> None:  # K6
+    write_key_file(tmp_path / "owner.key", make_identity())
+    where = ["--server-addr", f"127.0.0.1:{choose_port()}", "--timeout", "0.2"]
+    warning = "the server's identity cannot be checked"
+    assert warning in refuse("run", *words, *where, "-i", tmp_path / "owner.key").output
+    known = ["--server-key", "11" * 32]
+    assert warning not in refuse("run", *words, *where, *known, "-i", tmp_path / "owner.key").output

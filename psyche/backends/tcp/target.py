@@ -91,8 +91,9 @@ class ServerTarget:
     ) -> AsyncGenerator[TcpAdministration]:
         """Ask with the owner's key; `as_anybody` takes a fresh one where none is named."""
         options, address = self.options, self._find_address()
+        say_wait = (lambda _text: None) if person.sees_waits else person.say
         if as_anybody and not self.shows_members:
-            yield TcpAdministration(address, make_identity(), options.timeout, person.say)
+            yield TcpAdministration(address, make_identity(), options.timeout, say_wait)
             return
         identity = load_server_identity(options.state_dir, options.identity_secret_key_path, create=False)
         if address.key is None:  # K6
@@ -100,7 +101,7 @@ class ServerTarget:
                 "warning: the server's identity cannot be checked: name the server's key with "
                 "--server-key HEX (`psyche server run` prints it)"
             )
-        yield TcpAdministration(address, identity, options.timeout, person.say)
+        yield TcpAdministration(address, identity, options.timeout, say_wait)
 
 
 def find_server_key(server_key: str | None, state_dir: Path | None) -> bytes | None:

@@ -160,17 +160,17 @@ class Access:
 
         return parse_chain(self.options)
 
-    def _make_person(self, *, is_quiet: bool = False) -> "Person":
+    def _make_person(self, *, sees_waits: bool = False) -> "Person":
         from psyche.backends.port import Person
 
-        return Person((lambda _text: None) if is_quiet else say, partial(confirm, yes=self.yes))
+        return Person(say, partial(confirm, yes=self.yes), sees_waits)
 
     def run(
         self, function: "Callable[[Administration], Awaitable[_Found]]", *, as_anybody: bool = False,
-        is_quiet: bool = False,
+        sees_waits: bool = False,
     ) -> _Found:  # fmt: skip
         """Call an async function with the run; `as_anybody` needs no key where none is named."""
-        person = self._make_person(is_quiet=is_quiet)
+        person = self._make_person(sees_waits=sees_waits)
         return self._call(function, self.target.open_administration(person, as_anybody=as_anybody))
 
     def command(self, message: "AnyMessage") -> "RunStatus":

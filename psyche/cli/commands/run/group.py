@@ -73,7 +73,7 @@ def info(
     if address:
         typer.echo(json.dumps(access.describe_wallet(address), indent=2))
     elif watch:
-        access.run(lambda one: watch_until_signal(one, with_members, as_json, write), as_anybody=True, is_quiet=True)
+        access.run(lambda one: watch_until_signal(one, with_members, as_json, write), as_anybody=True, sees_waits=True)
     else:
         typer.echo(access.run(lambda one: ask_once(one, with_members, as_json, write), as_anybody=True))
 

@@ -125,7 +125,7 @@ def _find_key_problems(table: str, record: object, *, but: str = "") -> Iterator
         fits, right = 0 <= value <= MOST[key.width], f"{key.least} to {key.limit}"
         if name in TIMES and not 0 <= value <= key.limit:
             yield BrokenRule(path, f"{value} s is longer than a run can count", f"{right} seconds, which is 136 years")
-        elif value == 0 and key.least:
+        elif value == 0 and key.least and not key.not_below:  # else it is below that one, or that one is zero
             yield BrokenRule(path, "must not be zero", "above 0")
         elif not fits:
             yield BrokenRule(path, f"{value} does not fit the record", right)

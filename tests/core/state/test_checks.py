@@ -92,6 +92,11 @@ def test_a_broken_rule_says_what_is_wrong_and_what_is_right(
     assert (what, right) in [(problem.what, problem.right) for problem in find_problems(record, **changes)]
 
 
+@pytest.mark.parametrize("name", ["init_min_clients", "global_batch_size_end"])
+def test_a_zero_below_another_key_is_named_once(name: str) -> None:
+    assert [problem.key for problem in find_problems(Config, **{name: 0})] == [f"config.{name}"]
+
+
 def test_what_stands_in_for_keys_breaks_no_rule() -> None:
     """`psyche.config` checks the readable keys of a table beside stand-ins for the others."""
     numbers = {name: key.stand_in for name, key in get_keys(Config).items() if key.width in MOST}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-RANGE_CHUNKS: Final = 16  # largest range a source serves: 16 MiB, some seconds of a backend uplink
+RANGE_CHUNKS: Final = 16  # largest range a source serves: 16 MiB, some seconds of a home uplink
 ASK_CHUNKS: Final = 8  # largest range a node requests; two in flight keep a fast link busy
 WINDOW_BYTES: Final = 16 << 20  # requested and not yet received, per source
 HELLO_BYTES: Final = 8 << 10

@@ -85,15 +85,23 @@ async def test_a_hosted_trainer_that_is_killed_is_a_crash_and_can_be_started_aga
     await trainer.stop()
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(b"\0\0\0\1?", id="no request"),
+        pytest.param(b"\0\0\0\x40?", id="cut short, by a client that stays"),
+        pytest.param(b'\0\0\0\x0a[1,{},"/"]\1', id="without its descriptors"),
+    ],
+)
 async def test_a_request_that_cannot_be_read_costs_the_host_nothing(
-    host: tuple[subprocess.Popen[bytes], Path], trainer: TrainerProcess
+    host: tuple[subprocess.Popen[bytes], Path], trainer: TrainerProcess, raw: bytes
 ) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.connect(str(host[1]))
-        other.sendall(b"\0\0\0\1?")
-    await trainer.start()
-    assert get_parent(get_parent(trainer.pid)) == host[0].pid
-    await trainer.stop()
+        other.sendall(raw)
+        await trainer.start()
+        assert get_parent(get_parent(trainer.pid)) == host[0].pid
+        await trainer.stop()
 
 
 async def test_trainers_die_with_their_host_and_then_start_by_themselves(

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import struct
 import sys
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -24,7 +25,7 @@ import msgspec
 from psyche.modeling.trainer.child import die_with_parent, run_forked
 from psyche.wire.msgpack import UNREADABLE
 
-REQUEST_S: Final = 5.0  # a client sends its request at once
+REQUEST_TIME: Final = struct.pack("ll", 5, 0)  # a timeval: a client sends its request at once, all others wait
 MAX_REQUEST_BYTES: Final = 1 << 16
 BACKLOG: Final = 64
 Request = tuple[int, dict[str, str], str]  # threads, environment, folder
@@ -36,10 +37,12 @@ def serve(listener: socket.socket) -> NoReturn:
     while True:  # all in one thread: `start` looks at every process, which must not race with the report of its end
         for ready in wait([listener, *running]):
             if ready is listener:
-                connection = Connection(listener.accept()[0].detach())
+                accepted, _ = listener.accept()
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, REQUEST_TIME)
+                connection = Connection(accepted.detach())
                 try:
                     process = start_trainer(connection)
-                except (OSError, EOFError, *UNREADABLE) as error:
+                except (OSError, EOFError, RuntimeError, *UNREADABLE) as error:  # RuntimeError: no descriptor came
                     print(f"trainer host: cannot start a trainer: {error}", file=sys.stderr)  # noqa: T201 - its log
                     connection.close()
                 else:
@@ -53,8 +56,6 @@ def serve(listener: socket.socket) -> NoReturn:
 
 def start_trainer(connection: Connection) -> ForkServerProcess:
     """Read a client's request, fork its trainer, and answer with the process id."""
-    if not connection.poll(REQUEST_S):
-        raise EOFError("a client sent no request")
     request = msgspec.json.decode(connection.recv_bytes(MAX_REQUEST_BYTES), type=Request)
     with socket.socket(fileno=recv_handle(connection)) as calls, Connection(recv_handle(connection)) as log:
         context = multiprocessing.get_context("forkserver")

@@ -55,7 +55,8 @@ def judge_exactly_once(outcome: Outcome, size: Size) -> Judgement:
     facts = get_chain_facts(outcome)
     slots = sum(slot.state is not SlotState.FREE for slot in outcome.state.registry.slots)
     counts = f"{facts.landed} landed, {facts.resent} sent again, {facts.orphans} without their sender"
-    holds = facts.effects and facts.resent and not facts.twice and slots == outcome.scenario.clients
+    is_lossy = outcome.scenario.chain.lost > 0  # else a client sees what landed before it would send it again
+    holds = facts.effects and (facts.resent or not is_lossy) and not facts.twice and slots == outcome.scenario.clients
     return Judgement(f"{counts}; {facts.twice} had effect twice, {slots} slots", bool(holds))
 
 

@@ -170,7 +170,7 @@ def test_a_doubt_between_endpoints_that_never_ends_shows(monkeypatch: pytest.Mon
 
 def test_clients_that_follow_one_endpoint_alone_show(monkeypatch: pytest.MonkeyPatch) -> None:
     def take_first(self: RecordFollower, reading: Reading) -> None:
-        if reading.endpoint.endswith("endpoint 1"):
+        if reading.endpoint.endswith("endpoint-1"):
             take(self, reading)
 
     take = RecordFollower._take

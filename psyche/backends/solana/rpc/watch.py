@@ -132,8 +132,9 @@ class AccountWatch:
                 pass
             if type(reply.get("result")) is not int:
                 raise RequestFailed(f"accountSubscribe: {str(reply.get('error'))[:200]}")
-            # Asked for once the subscription stands: a change between both would be missed otherwise.
-            await self._ask(feed)
+            # Asked for once the subscription stands: a change between both would be missed otherwise. An endpoint that
+            # refuses one question of two (429) would hardly ever get past this if each refusal cost the socket.
+            await self._ask_often(feed)
         feed.turn(live=True)
         self._rpc.sink.emit(types.WatchBegun(endpoint=feed.endpoint.name))
 
@@ -164,6 +165,18 @@ class AccountWatch:
         if slot < feed.slot:
             await self._check_chain(feed)  # another chain counts other slots
         self._show(feed, slot, data)
+
+    async def _ask_often(self, feed: _Feed) -> None:
+        """Ask an endpoint until it answers, unless it leads to another chain."""
+        while True:
+            try:
+                await self._ask(feed)
+            except RequestFailed as error:
+                if feed.foreign or not error.is_passing:
+                    raise
+                await trio.sleep(FIRST_WAIT_S)
+            else:
+                return
 
     async def _check_chain(self, feed: _Feed) -> None:
         """Show nothing of an endpoint that leads to another chain than the first one that answered."""

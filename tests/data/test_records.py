@@ -124,6 +124,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
         (gzip.compress(b"text"), "compressed by gzip: unpack it first"),
         (b"%PDF-1.7 and so on", "a PDF: extract its text first"),
     ],
+    ids=["zeros", "gzip", "PDF"],  # the bytes of gzip hold the time, and all workers must collect the same tests
 )
 def test_a_binary_file_is_refused_with_what_it_is(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "a.txt").write_bytes(content)

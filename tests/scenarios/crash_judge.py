@@ -6,10 +6,12 @@ The same seed then repeats the run up to exactly that step, and the process dies
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import trio
 
+import psyche
 from psyche.sim.hosts import ClientHost
 from psyche.sim.runtime import Task, find_root
 from psyche.sim.scenarios.scenario import Scenario
@@ -19,8 +21,8 @@ from scenarios.base import Judgement, Size, compute_round_limit_s, get_durations
 
 VICTIM: Final = "client-1"
 HEIGHT: Final = 2  # everything that a round may involve is under way: training, applying, fetching, attesting
-PACKAGE: Final = "/psyche/"
-STAND_INS: Final = ("/psyche/sim/", "/psyche/network/memory/")
+PACKAGE: Final = f"{Path(psyche.__file__).parent}/"
+STAND_INS: Final = (f"{PACKAGE}sim/", f"{PACKAGE}network/memory/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,8 @@ class Watch(trio.abc.Instrument):
         place = ""
         for frame, line in task.iter_await_frames():
             name = frame.f_code.co_filename
-            if PACKAGE in name and not any(one in name for one in STAND_INS):
-                place = f"{name[name.rindex(PACKAGE) + 1 :]}:{line}"
+            if name.startswith(PACKAGE) and not name.startswith(STAND_INS):
+                place = f"psyche/{name.removeprefix(PACKAGE)}:{line}"
         if place:  # tasks of trio or of the simulation do not exist in a real process; ended tasks wait for nothing
             self.points.setdefault((task.name, place), Point(self._step, task.name, place))
 

@@ -10,6 +10,7 @@ from kits.runs import build_run
 from layout_states import CONFIGS, MODELS
 
 from psyche.core.committee.seeds import EXPIRED, Entropy
+from psyche.core.encoding import bodies
 from psyche.core.encoding.bodies import decode_body, encode_body, split_body
 from psyche.core.rules.apply import KINDS
 from psyche.core.state import messages as msg
@@ -170,3 +171,9 @@ def test_a_part_of_the_record_with_a_pad_that_is_not_zero_is_refused() -> None:
 def test_what_a_witness_of_a_run_says_fits() -> None:
     message = build_run(1).warm_up().build_witness(0, metadata=b"said")
     assert decode_body(WitnessMessage, encode_body(message)) == message
+
+
+@pytest.mark.parametrize("kind", [one.type for one in KINDS])
+def test_every_field_of_a_message_has_a_form(kind: type[Any]) -> None:
+    found = bodies._find_forms.__wrapped__(kind)  # not what another test has left in the cache
+    assert list(found) == [field.name for field in fields(kind)]

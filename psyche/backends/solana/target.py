@@ -57,11 +57,7 @@ class SolanaTarget:
     def open_access(self) -> None:
         return None
 
-    @property
-    def open_wallets(self) -> "Callable[[Person], AbstractAsyncContextManager[SolanaAdministration]]":
-        return self._open_to_anybody
-
-    def _open_to_anybody(self, person: Person) -> "AbstractAsyncContextManager[SolanaAdministration]":
+    def open_wallets(self, person: Person) -> AbstractAsyncContextManager[SolanaAdministration]:
         return self.open_administration(person, as_anybody=True)
 
     @property

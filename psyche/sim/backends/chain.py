@@ -4,7 +4,7 @@ import errno
 import hashlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Final
 
 import trio
@@ -108,14 +108,11 @@ class ChainBackend:
         await trio.lowlevel.checkpoint()
         raise OSError(errno.ECONNREFUSED, f"{host}:{port}: connection refused")
 
-    def open_backend(
-        self, caller: Caller, decode: Callable[[bytes], Coordinator]
-    ) -> AbstractAsyncContextManager[SolanaBackend]:
-        """A client's way to the chain: the real backend over simulated endpoints."""
-        return self._open(caller, decode)
-
     @asynccontextmanager
-    async def _open(self, caller: Caller, decode: Callable[[bytes], Coordinator]) -> AsyncIterator[SolanaBackend]:
+    async def open_backend(
+        self, caller: Caller, decode: Callable[[bytes], Coordinator]
+    ) -> AsyncIterator[SolanaBackend]:
+        """A client's way to the chain: the real backend over simulated endpoints."""
         wallet, seed = self._make_wallet(caller.name), self._world.scenario.seed
 
         def show(raw: bytes) -> Coordinator:

@@ -243,7 +243,7 @@ def _format(value: object) -> str:
 
 
 def check_update(state: Coordinator, update: Update, spell: WriteCommand = write_briefly) -> None:
-    """Check an update by the rules of the record, as the run's home does when it arrives.
+    """Check an update by the rules of the record, as the run's backend does when it arrives.
 
     `spell` writes the commands that a message names.
 

@@ -1,8 +1,8 @@
-"""The kinds of events, a class for each, grouped by subject; `base.py` says what they have in common.
+"""The types of events, a class for each, grouped by subject; `base.py` says what they have in common.
 
 log.emit(types.RoundStarted(epoch=1, height=0, step=12, drain=False))
 
-No kind does anything: the client's engine, which is pure, makes them too.
+No type does anything: the client's engine, which is pure, makes them too.
 """
 
 from psyche.telemetry.types.base import *

@@ -24,6 +24,7 @@ from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin, 
 
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.encoding.fields import Field, flags, text
+from psyche.core.encoding.reader import Reader
 from psyche.core.encoding.tables import CHECKPOINT, CONFIG, METADATA, MODEL, PROGRESS
 from psyche.core.state.limits import HASH_BYTES, U64_MAX
 from psyche.core.state.messages import Between, Sized
@@ -37,36 +38,12 @@ _LENGTH_BYTES: Final = 4
 _ABSENT, _PRESENT = b"\0", b"\1"
 
 
-class _Body:
-    """A body that is taken apart from its front."""
-
-    def __init__(self, raw: bytes) -> None:
-        self._raw = raw
-        self._at = 0
-
-    @property
-    def left(self) -> int:
-        return len(self._raw) - self._at
-
-    def take(self, size_bytes: int) -> bytes:
-        if size_bytes > self.left:
-            raise ValueError(f"{self.left} bytes are left, {size_bytes} are needed")
-        self._at += size_bytes
-        return self._raw[self._at - size_bytes : self._at]
-
-    def take_number(self, size_bytes: int) -> int:
-        return int.from_bytes(self.take(size_bytes), "little")
-
-    def take_length(self, rule: Sized, what: str) -> int:
-        return _check_length(self.take_number(_LENGTH_BYTES), rule, what)
-
-
 @dataclass(frozen=True, slots=True)
 class _Form:
     """How a value is written and read; both raise ValueError, OverflowError, struct.error or WireError."""
 
     write: Callable[[Any], bytes]
-    read: Callable[[_Body], Any]
+    read: Callable[[Reader], Any]
 
 
 def _check_length(length: int, rule: Sized, what: str) -> int:
@@ -74,6 +51,10 @@ def _check_length(length: int, rule: Sized, what: str) -> int:
         limits = f"{rule.low}" if rule.low == rule.high else f"{rule.low} to {rule.high}"
         raise ValueError(f"{length} {what}, must be {limits}")
     return length
+
+
+def _take_length(body: Reader, rule: Sized, what: str) -> int:
+    return _check_length(body.take_number(_LENGTH_BYTES), rule, what)
 
 
 def _number(rule: Between) -> _Form:
@@ -95,7 +76,7 @@ def _raw(rule: Sized) -> _Form:
         length = _check_length(len(value), rule, "bytes")
         return value if is_fixed else length.to_bytes(_LENGTH_BYTES, "little") + value
 
-    return _Form(write, lambda body: body.take(rule.high if is_fixed else body.take_length(rule, "bytes")))
+    return _Form(write, lambda body: body.take(rule.high if is_fixed else _take_length(body, rule, "bytes")))
 
 
 def _field(field: Field) -> _Form:
@@ -117,7 +98,7 @@ def _row(forms: Sequence[_Form]) -> _Form:
 
 
 def _option(form: _Form) -> _Form:
-    def read(body: _Body) -> Any:
+    def read(body: Reader) -> Any:
         tag = body.take(1)
         if tag not in (_ABSENT, _PRESENT):
             raise ValueError(f"{tag[0]} is neither 0 nor 1")
@@ -131,7 +112,7 @@ def _entries(form: _Form, rule: Sized) -> _Form:
         length = _check_length(len(values), rule, "entries")
         return length.to_bytes(_LENGTH_BYTES, "little") + b"".join(map(form.write, values))
 
-    return _Form(write, lambda body: tuple(form.read(body) for _ in range(body.take_length(rule, "entries"))))
+    return _Form(write, lambda body: tuple(form.read(body) for _ in range(_take_length(body, rule, "entries"))))
 
 
 def _write_entropy(value: Entropy) -> bytes:
@@ -141,7 +122,7 @@ def _write_entropy(value: Entropy) -> bytes:
     return b"\1" if value is EXPIRED else b"\0"
 
 
-def _read_entropy(body: _Body) -> Entropy:
+def _read_entropy(body: Reader) -> Entropy:
     tag = body.take_number(1)
     if tag > 2:  # the third of three
         raise ValueError(f"{tag} is none of 0, 1 and 2")
@@ -218,13 +199,12 @@ def decode_body(kind: type[M], raw: bytes) -> M:
     Raises:
         WireError: a field breaks its rule, or the length is wrong; the text names message, field and rule.
     """
-    body, values, name = _Body(raw), dict[str, Any](), ""
+    body, values, name = Reader(raw), dict[str, Any](), ""
     try:
         for name, form in _find_forms(kind).items():
             values[name] = form.read(body)
     except (ValueError, WireError) as error:
         raise WireError(f"{kind.__name__}.{name}: {error}") from error
-    if body.left:
-        raise WireError(f"{kind.__name__}: {body.left} bytes follow its last field")
+    body.finish(kind.__name__)
     make: Callable[..., M] = kind
     return make(**values)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from psyche.core.encoding.reader import Reader, encode_shape
+from psyche.core.encoding.reader import Reader, encode_shape, take_dims, take_name
 from psyche.core.state.limits import HASH_BYTES
 from psyche.errors import WireError
 
@@ -116,8 +116,8 @@ def decode_manifest(raw: bytes) -> Manifest:
     reader = Reader(raw, "manifest")
     reader.expect(MODEL_TAG, "tag")
     tensors: list[TensorEntry] = []
-    for _ in range(reader.u32("number of tensors")):
-        entry = TensorEntry(reader.name("name"), reader.dims("dimensions"), reader.take(HASH_BYTES, "blob id"))
+    for _ in range(reader.take_number(4, "number of tensors")):
+        entry = TensorEntry(take_name(reader, "name"), take_dims(reader), reader.take(HASH_BYTES, "blob id"))
         if tensors and entry.name <= tensors[-1].name:
             raise reader.fail(f"names do not rise at {entry.name!a}")
         tensors.append(entry)
@@ -127,12 +127,13 @@ def decode_manifest(raw: bytes) -> Manifest:
 
 
 def _read_files(reader: Reader) -> tuple[FileEntry, ...]:
-    count = reader.u32("number of files")
+    count = reader.take_number(4, "number of files")
     if count > MAX_MODEL_FILES:
         raise reader.fail(f"{count} model files, at most {MAX_MODEL_FILES} may be there")
     files: list[FileEntry] = []
     for _ in range(count):
-        file = FileEntry(reader.name("file name"), reader.u64("file length"), reader.take(HASH_BYTES, "file's blob id"))
+        name, size_bytes = take_name(reader, "file name"), reader.take_number(8, "file length")
+        file = FileEntry(name, size_bytes, reader.take(HASH_BYTES, "file's blob id"))
         if files and file.name <= files[-1].name:
             raise reader.fail(f"names of files do not rise at {file.name[:80]!a}")
         files.append(file)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from psyche.core.encoding.reader import Reader, encode_shape
+from psyche.core.encoding.reader import Reader, encode_shape, take_dims, take_name
 from psyche.errors import ConfigError
 
 PLAN_TAG: Final = b"psyche/plan/1"
@@ -210,12 +210,12 @@ def decode_plan(raw: bytes) -> TransformPlan:
     reader = Reader(raw, "plan")
     reader.expect(PLAN_TAG, "tag")
     tensors: list[PlanTensor] = []
-    for _ in range(reader.u32("number of tensors")):
+    for _ in range(reader.take_number(4, "number of tensors")):
         tensor = _read_tensor(reader)
         if tensors and tensor.name <= tensors[-1].name:
             raise reader.fail(f"names do not rise at {tensor.name!a}")
         tensors.append(tensor)
-    k, one_bit = reader.u16("k"), reader.u8("1-bit")
+    k, one_bit = reader.take_number(2, "k"), reader.take_number(1, "1-bit")
     if not k or one_bit > 1:
         raise reader.fail("k is zero, or the 1-bit flag is neither 0 nor 1")
     reader.expect(BASIS_HASH, "basis hash")
@@ -224,7 +224,8 @@ def decode_plan(raw: bytes) -> TransformPlan:
 
 
 def _read_tensor(reader: Reader) -> PlanTensor:
-    tensor = PlanTensor(reader.name("name"), reader.dims("dimensions"), (reader.u16("edge"), reader.u16("edge")))
+    name, dims = take_name(reader, "name"), take_dims(reader)
+    tensor = PlanTensor(name, dims, (reader.take_number(2, "edge"), reader.take_number(2, "edge")))
     _, rows, columns = _get_matrix(tensor.dims)
     for edge, n in zip(tensor.edges, (rows, columns), strict=True):
         if not 1 <= edge <= MAX_CHUNK_EDGE or n % edge:

@@ -10,8 +10,9 @@ from typing import Any, Final
 import base58
 from solders.pubkey import Pubkey
 
-from psyche.backends.solana.interface.borsh import BorshForm, BorshReader, KeyForm, NumberForm, OptionForm
+from psyche.backends.solana.interface.borsh import BorshForm, KeyForm, NumberForm, OptionForm
 from psyche.backends.solana.programs.loader import UPGRADEABLE
+from psyche.core.encoding.reader import Reader
 from psyche.errors import WireError
 from psyche.localchain.tokens import TOKEN, TOKEN_2022, describe_amount
 
@@ -121,7 +122,7 @@ def read_fields(words: Iterable[str], raw: bytes) -> dict[str, Any]:
     Raises:
         WireError: the bytes have other fields.
     """
-    reader, found = BorshReader(raw), dict[str, Any]()
+    reader, found = Reader(raw), dict[str, Any]()
     for word in words:
         name, _, kind = word.partition(":")
         value = _read(kind, reader, name)
@@ -130,7 +131,7 @@ def read_fields(words: Iterable[str], raw: bytes) -> dict[str, Any]:
     return found
 
 
-def _read(kind: str, reader: BorshReader, name: str) -> Any:
+def _read(kind: str, reader: Reader, name: str) -> Any:
     if kind == "amount":
         return str(reader.take_number(8, name))
     if kind == "tokens":

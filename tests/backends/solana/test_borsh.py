@@ -144,7 +144,7 @@ def test_values_have_the_bytes_of_borsh(kind: Any, value: Any, raw: str) -> None
         ({"defined": {"name": "Mark"}}, {"stop": 1}, r"value: step is missing"),
         ({"defined": {"name": "Mark"}}, {"step": 1, "stop": 1}, r"value: stop is unknown; there are step"),
         ({"defined": {"name": "Mode"}}, Variant("Half", {}), r"'Half' is none of Off, On"),
-        ({"array": ["u8", 2]}, Encoded(b"abc"), r"value: 1 bytes too many"),
+        ({"array": ["u8", 2]}, Encoded(b"abc"), r"value: 1 bytes follow the end"),
     ],
 )
 def test_a_value_that_breaks_its_form_is_refused_by_its_place(kind: Any, value: Any, rule: str) -> None:

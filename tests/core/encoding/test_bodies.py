@@ -139,7 +139,7 @@ def test_a_value_that_breaks_its_rule_is_refused_by_its_name(message: object, ru
     ("kind", "raw", "reason"),
     [
         (msg.Withdraw, bytes(3), r"Withdraw\.member: 1 bytes are left, 2 are needed"),
-        (msg.Withdraw, bytes(5), r"Withdraw: 1 bytes follow its last field"),
+        (msg.Withdraw, bytes(5), r"Withdraw: 1 bytes follow the end"),
         (msg.Withdraw, b"\0\0\0\1", r"Withdraw\.member: 256 is not between 0 and 255"),
         (msg.Tick, b"", r"Tick\.entropy: 0 bytes are left, 1 are needed"),
         (msg.Tick, b"\3", r"Tick\.entropy: 3 is none of 0, 1 and 2"),
@@ -152,7 +152,7 @@ def test_a_value_that_breaks_its_rule_is_refused_by_its_name(message: object, ru
         (msg.UpdateClientVersion, b"\xff" * 96, r"UpdateClientVersion\.version: .*utf-8"),
         (WitnessMessage, WRITTEN[:492], r"WitnessMessage\.state_digest: 31 bytes are left, 32 are needed"),
         (WitnessMessage, WRITTEN[:-1], r"WitnessMessage\.metadata: 3 bytes are left, 4 are needed"),
-        (WitnessMessage, WRITTEN + b"\0", r"WitnessMessage: 1 bytes follow its last field"),
+        (WitnessMessage, WRITTEN + b"\0", r"WitnessMessage: 1 bytes follow the end"),
         (WitnessMessage, patch(WRITTEN, 493, b"\1\1"), r"WitnessMessage\.metadata: 257 bytes, must be 0 to 256"),
         (WitnessMessage, patch(WRITTEN, 8, b"\x08"), r"WitnessMessage\.flags: 8 is no set of WitnessFlag"),
     ],

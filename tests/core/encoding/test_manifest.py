@@ -82,12 +82,12 @@ def test_a_cut_manifest_is_refused(length: int) -> None:
     ("raw", "reason"),
     [
         (BYTES + b"\0", "1 bytes follow the end"),
-        (b"psyche/model/1" + BYTES[14:], "tag does not match"),
+        (b"psyche/model/1" + BYTES[14:], "tag: does not match"),
         (BYTES.replace(b"\x01\0a", b"\x01\0c"), "names do not rise at 'b'"),
         (BYTES.replace(b"\x01\0a", b"\x01\0b"), "names do not rise at 'b'"),
-        (BYTES.replace(b"\x01\0a", b"\x01\0\xff"), "name is not UTF-8"),
+        (BYTES.replace(b"\x01\0a", b"\x01\0\xff"), "name: is not UTF-8"),
         (encode_manifest(LAST_IN_THE_MIDDLE, ()).replace(b"\x01\0x", b"\x01\0z", 1), "names do not rise at 'y'"),
-        (b"psyche/model/2\xff\xff\xff\xff", "name length is cut off"),
+        (b"psyche/model/2\xff\xff\xff\xff", "name: 0 bytes are left, 2 are needed"),
         (BYTES.replace(b"config.json", b"config.jsom"), "'config.jsom' is not allowed in a run's model"),
         (BYTES.replace(b"\x0e\0tokenizer", b"\x0e\0tokenized"), "'tokenized.json' is not allowed"),
         (BYTES.replace(b"config.json", b"../abc.json"), "'../abc.json' is not allowed"),
@@ -95,8 +95,8 @@ def test_a_cut_manifest_is_refused(length: int) -> None:
         (BYTES.replace(FILES_BYTES, b"\x02\0\0\0" + 2 * FILES_BYTES[4:57]), "do not rise at 'config.json'"),
         (BYTES.replace(FILES_BYTES, b"\x03\0\0\0" + FILES_BYTES[4:] + FILES_BYTES[57:]), "files do not rise at 'tok"),
         (BYTES.replace(FILES_BYTES, b"\x11\0\0\0" + FILES_BYTES[4:]), "17 model files, at most 16"),
-        (BYTES.replace(FILES_BYTES, b"\x10\0\0\0" + FILES_BYTES[4:]), "file name length is cut off"),
-        (BYTES.replace(FILES_BYTES, b"\x03\0\0\0" + FILES_BYTES[4:]), "file name length is cut off"),
+        (BYTES.replace(FILES_BYTES, b"\x10\0\0\0" + FILES_BYTES[4:]), "file name: 0 bytes are left, 2 are needed"),
+        (BYTES.replace(FILES_BYTES, b"\x03\0\0\0" + FILES_BYTES[4:]), "file name: 0 bytes are left, 2 are needed"),
     ],
 )
 def test_a_manifest_that_is_not_canonical_is_refused(raw: bytes, reason: str) -> None:

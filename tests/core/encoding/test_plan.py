@@ -107,9 +107,9 @@ def test_changed_bytes_are_refused_or_mean_another_plan(place: int, change: int)
     ("raw", "reason"),
     [
         (BYTES + b"\0", "follow the end"),
-        (BYTES[:-1], "basis hash is cut off"),
-        (BYTES[:-1] + b"\0", "basis hash does not match"),
-        (b"psyche/plan/2" + BYTES[13:], "tag does not match"),
+        (BYTES[:-1], "basis hash: 31 bytes are left, 32 are needed"),
+        (BYTES[:-1] + b"\0", "basis hash: does not match"),
+        (b"psyche/plan/2" + BYTES[13:], "tag: does not match"),
         (BYTES.replace(b"\x01\0a", b"\x01\0z"), "names do not rise at 's'"),
         (BYTES.replace(b"\x01\0s", b"\x01\0a"), "names do not rise at 'a'"),
         (BYTES.replace(b"\x01\0s", b"\x01\0x"), "names do not rise at 'w'"),

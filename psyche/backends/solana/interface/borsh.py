@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from solders.pubkey import Pubkey
 
+from psyche.core.encoding.reader import Reader
 from psyche.errors import WireError
 
 U32_MAX: Final = (1 << 32) - 1
@@ -41,30 +42,12 @@ class Variant(NamedTuple):
     fields: Mapping[str, Any]
 
 
-class BorshReader:
-    def __init__(self, raw: bytes) -> None:
-        self._raw = raw
-        self._at = 0
-
-    @property
-    def left(self) -> int:
-        return len(self._raw) - self._at
-
-    def take(self, size_bytes: int, where: str) -> bytes:
-        if size_bytes > self.left:
-            raise WireError(f"{where}: {self.left} bytes are left, {size_bytes} are needed")
-        start, self._at = self._at, self._at + size_bytes
-        return self._raw[start : self._at]
-
-    def take_number(self, size_bytes: int, where: str, *, signed: bool = False) -> int:
-        return int.from_bytes(self.take(size_bytes, where), "little", signed=signed)
-
-    def take_count(self, least_bytes: int, where: str) -> int:
-        """The number of entries that follow, each of at least so many bytes."""
-        count = self.take_number(_LENGTH_BYTES, where)
-        if count * least_bytes > self.left:
-            raise WireError(f"{where}: {count} entries need {count * least_bytes} bytes, {self.left} are left")
-        return count
+def _take_count(reader: Reader, least_bytes: int, where: str) -> int:
+    """The number of entries that follow, each of at least so many bytes: they are there before any is made."""
+    count = reader.take_number(_LENGTH_BYTES, where)
+    if count * least_bytes > reader.left:
+        raise reader.fail(f"{count} entries need {count * least_bytes} bytes, {reader.left} are left", where)
+    return count
 
 
 class BorshForm(Protocol):
@@ -73,7 +56,7 @@ class BorshForm(Protocol):
 
     def write(self, value: Any, where: str) -> bytes: ...
 
-    def read(self, reader: BorshReader, where: str) -> Any: ...
+    def read(self, reader: Reader, where: str) -> Any: ...
 
 
 def encode_value(form: BorshForm, value: Any, where: str) -> bytes:
@@ -85,10 +68,10 @@ def encode_value(form: BorshForm, value: Any, where: str) -> bytes:
 
 def decode_value(form: BorshForm, raw: bytes, where: str, *, with_rest: bool = False) -> Any:
     """Read a value; `with_rest`: more may follow, as in accounts that are made for the longest value."""
-    reader = BorshReader(raw)
+    reader = Reader(raw)
     value = form.read(reader, where)
-    if reader.left and not with_rest:
-        raise WireError(f"{where}: {reader.left} bytes too many")
+    if not with_rest:
+        reader.finish(where)
     return value
 
 
@@ -110,11 +93,11 @@ class NumberForm:
             raise WireError(f"{where}: {value} is not between {low} and {high}")
         return int(value).to_bytes(self.least_bytes, "little", signed=self.signed)
 
-    def read(self, reader: BorshReader, where: str) -> int:
+    def read(self, reader: Reader, where: str) -> int:
         return reader.take_number(self.least_bytes, where, signed=self.signed)
 
 
-def _read_flag(reader: BorshReader, where: str) -> bool:
+def _read_flag(reader: Reader, where: str) -> bool:
     flag = reader.take_number(1, where)
     if flag > 1:
         raise WireError(f"{where}: {flag} is neither 0 nor 1")
@@ -129,7 +112,7 @@ class BoolForm:
         _check(value, bool, "true or false", where)
         return bytes([value])
 
-    def read(self, reader: BorshReader, where: str) -> bool:
+    def read(self, reader: Reader, where: str) -> bool:
         return _read_flag(reader, where)
 
 
@@ -141,7 +124,7 @@ class KeyForm:
         _check(value, Pubkey, "a public key", where)
         return bytes(value)
 
-    def read(self, reader: BorshReader, where: str) -> Pubkey:
+    def read(self, reader: Reader, where: str) -> Pubkey:
         return Pubkey(reader.take(KEY_BYTES, where))
 
 
@@ -157,7 +140,7 @@ class RawForm:
             raise WireError(f"{where}: {len(value)} bytes, must be {self.least_bytes}")
         return value
 
-    def read(self, reader: BorshReader, where: str) -> bytes:
+    def read(self, reader: Reader, where: str) -> bytes:
         return reader.take(self.least_bytes, where)
 
 
@@ -175,8 +158,8 @@ class BytesForm:
         _check(value, bytes, "bytes", where)
         return _write_count(len(value), where) + value
 
-    def read(self, reader: BorshReader, where: str) -> bytes:
-        return reader.take(reader.take_count(1, where), where)
+    def read(self, reader: Reader, where: str) -> bytes:
+        return reader.take(_take_count(reader, 1, where), where)
 
 
 @dataclass(frozen=True)
@@ -191,8 +174,8 @@ class TextForm:
             raise WireError(f"{where}: {value!a} has no UTF-8") from error
         return _write_count(len(raw), where) + raw
 
-    def read(self, reader: BorshReader, where: str) -> str:
-        raw = reader.take(reader.take_count(1, where), where)
+    def read(self, reader: Reader, where: str) -> str:
+        raw = reader.take(_take_count(reader, 1, where), where)
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
@@ -207,7 +190,7 @@ class OptionForm:
     def write(self, value: Any, where: str) -> bytes:
         return b"\0" if value is None else b"\1" + encode_value(self.inner, value, where)
 
-    def read(self, reader: BorshReader, where: str) -> Any:
+    def read(self, reader: Reader, where: str) -> Any:
         return self.inner.read(reader, where) if _read_flag(reader, where) else None
 
 
@@ -215,7 +198,7 @@ def _write_entries(form: BorshForm, values: Sequence[Any], where: str) -> bytes:
     return b"".join(encode_value(form, value, f"{where}[{place}]") for place, value in enumerate(values))
 
 
-def _read_entries(form: BorshForm, count: int, reader: BorshReader, where: str) -> tuple[Any, ...]:
+def _read_entries(form: BorshForm, count: int, reader: Reader, where: str) -> tuple[Any, ...]:
     return tuple(form.read(reader, f"{where}[{place}]") for place in range(count))
 
 
@@ -230,8 +213,8 @@ class ListForm:
         _check(value, list | tuple, "a list", where)
         return _write_count(len(value), where) + _write_entries(self.inner, value, where)
 
-    def read(self, reader: BorshReader, where: str) -> tuple[Any, ...]:
-        return _read_entries(self.inner, reader.take_count(self.inner.least_bytes, where), reader, where)
+    def read(self, reader: Reader, where: str) -> tuple[Any, ...]:
+        return _read_entries(self.inner, _take_count(reader, self.inner.least_bytes, where), reader, where)
 
 
 @dataclass(frozen=True)
@@ -249,7 +232,7 @@ class ArrayForm:
             raise WireError(f"{where}: {len(value)} entries, must be {self.count}")
         return _write_entries(self.inner, value, where)
 
-    def read(self, reader: BorshReader, where: str) -> tuple[Any, ...]:
+    def read(self, reader: Reader, where: str) -> tuple[Any, ...]:
         return _read_entries(self.inner, self.count, reader, where)
 
 
@@ -269,7 +252,7 @@ class StructForm:
             raise WireError(f"{where}: {', '.join(unknown)} is unknown; there are {', '.join(self.fields) or 'none'}")
         return b"".join(encode_value(form, value[name], f"{where}.{name}") for name, form in self.fields.items())
 
-    def read(self, reader: BorshReader, where: str) -> dict[str, Any]:
+    def read(self, reader: Reader, where: str) -> dict[str, Any]:
         return {name: form.read(reader, f"{where}.{name}") for name, form in self.fields.items()}
 
 
@@ -288,7 +271,7 @@ class EnumForm:
         number = list(self.variants).index(value.name)
         return bytes([number]) + self.variants[value.name].write(value.fields, f"{where}.{value.name}")
 
-    def read(self, reader: BorshReader, where: str) -> Variant:
+    def read(self, reader: Reader, where: str) -> Variant:
         number = reader.take_number(1, where)
         if number >= len(self.variants):
             raise WireError(f"{where}: there is no variant {number}, only 0 to {len(self.variants) - 1}")

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche.data.local import count_rows
+from psyche.data.order import count_rows
 
 
 class DummyData:

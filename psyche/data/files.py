@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ SUFFIXES: Final = (*RAW_SUFFIXES, ".npy")
 SIDECAR_FORMAT: Final = "psyche/tokens/1"
 MAX_SIDECAR_BYTES: Final = 1 << 16
 MAX_TWO_BYTE_VOCAB: Final = 1 << 16
-_DTYPES: Final = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+DTYPES: Final = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
 
@@ -36,7 +36,7 @@ class TokenFile:
         try:
             if self.path.stat().st_size != self.offset + self.tokens * self.token_size_bytes:
                 raise DataError(f"{self.path}: its size has changed since it was opened; restart the process")
-            dtype = _DTYPES[self.token_size_bytes]
+            dtype = DTYPES[self.token_size_bytes]
             return np.memmap(self.path, dtype=dtype, mode="r", offset=self.offset, shape=(self.tokens,))
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
@@ -65,23 +65,62 @@ def open_token_file(path: Path, token_size_bytes: int, vocab_size: int | None = 
 
     Raises UnusableDataError if it was written for a larger vocabulary.
     """
-    if token_size_bytes not in _DTYPES:
+    if token_size_bytes not in DTYPES:
         raise DataError(f"{path}: token size is {token_size_bytes} bytes, must be 2 or 4")
     _check_sidecar(path, token_size_bytes, vocab_size)
     try:
-        return _open_npy(path, token_size_bytes) if path.suffix == ".npy" else _open_raw(path, token_size_bytes)
+        with open_file(path) as stream:
+            offset, tokens = measure_tokens(str(path), path.stat().st_size, token_size_bytes, stream)
+        return TokenFile(path, token_size_bytes, offset, tokens)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def measure_tokens(name: str, size_bytes: int, token_size_bytes: int, head: BinaryIO) -> tuple[int, int]:
+    """Find at which byte the ids of a token file begin, and how many it has; `head` is read for `.npy` files only."""
+    if not name.endswith(".npy"):
+        if size_bytes % token_size_bytes:
+            raise DataError(
+                f"{name}: {size_bytes} bytes are not a whole number of {token_size_bytes}-byte tokens; "
+                "the file is cut off or has another token size"
+            )
+        return 0, size_bytes // token_size_bytes
+    shape, dtype = _read_npy_header(name, head)
+    if dtype != DTYPES[token_size_bytes]:
+        raise DataError(
+            f"{name}: contains {dtype}, must be {DTYPES[token_size_bytes].name} little-endian; "
+            f"convert it with tokens.astype('{DTYPES[token_size_bytes].str}')"
+        )
+    if len(shape) != 1:
+        raise DataError(f"{name}: has {len(shape)} dimensions, must have one")
+    if size_bytes != head.tell() + shape[0] * token_size_bytes:
+        raise DataError(f"{name}: its size does not match the {shape[0]} tokens of its header; the file is cut off")
+    return head.tell(), shape[0]
+
+
+def _read_npy_header(name: str, stream: BinaryIO) -> tuple[tuple[int, ...], "np.dtype[Any]"]:
+    """Read shape and dtype from the header of a .npy file; the stream ends where the data begins."""
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise DataError(f"{name}: .npy version {version} is unknown")
+        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = reader(stream)
+    except ValueError as error:
+        raise DataError(f"{name}: is not a .npy file: {error}") from error
+    return shape, dtype
 
 
 def find_token_size(path: Path, vocab_size: int | None) -> int:
     """Find the token size in bytes, 2 or 4, from the first file's sidecar or header, or else from the vocabulary."""
     first = find_files([path])[0]
     sidecar = read_sidecar(first)
-    if sidecar is not None and sidecar.get("token_size_bytes") in _DTYPES:
+    if sidecar is not None and sidecar.get("token_size_bytes") in DTYPES:
         return int(sidecar["token_size_bytes"])
     if first.suffix == ".npy":
-        return next((size for size in _DTYPES if _read_npy_header(first)[2] == _DTYPES[size]), 2)
+        with open_file(first) as stream:
+            _, dtype = _read_npy_header(str(first), stream)
+        return next((size for size in DTYPES if dtype == DTYPES[size]), 2)
     return 2 if vocab_size is None else compute_token_size(vocab_size)
 
 
@@ -122,41 +161,3 @@ def _check_sidecar(path: Path, token_size_bytes: int, vocab_size: int | None) ->
             f"{path}: was tokenized with a vocabulary of {written}, but the model's has {vocab_size}; "
             "tokenize with the model's tokenizer"
         )
-
-
-def _open_raw(path: Path, token_size_bytes: int) -> TokenFile:
-    size_bytes = path.stat().st_size
-    if size_bytes % token_size_bytes:
-        raise DataError(
-            f"{path}: {size_bytes} bytes are not a whole number of {token_size_bytes}-byte tokens; "
-            "the file is cut off or has another token size"
-        )
-    return TokenFile(path, token_size_bytes, 0, size_bytes // token_size_bytes)
-
-
-def _open_npy(path: Path, token_size_bytes: int) -> TokenFile:
-    offset, shape, dtype = _read_npy_header(path)
-    if dtype != _DTYPES[token_size_bytes]:
-        raise DataError(
-            f"{path}: contains {dtype}, must be {_DTYPES[token_size_bytes].name} little-endian; "
-            f"convert it with tokens.astype('{_DTYPES[token_size_bytes].str}')"
-        )
-    if len(shape) != 1:
-        raise DataError(f"{path}: has {len(shape)} dimensions, must have one")
-    if path.stat().st_size != offset + shape[0] * token_size_bytes:
-        raise DataError(f"{path}: its size does not match the {shape[0]} tokens of its header; the file is cut off")
-    return TokenFile(path, token_size_bytes, offset, shape[0])
-
-
-def _read_npy_header(path: Path) -> tuple[int, tuple[int, ...], "np.dtype[Any]"]:
-    """Read the header of a .npy file: offset of the data in bytes, shape and dtype."""
-    with open_file(path) as stream:
-        try:
-            version = np.lib.format.read_magic(stream)
-            if version not in ((1, 0), (2, 0)):
-                raise DataError(f"{path}: .npy version {version} is unknown")
-            reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = reader(stream)
-        except ValueError as error:
-            raise DataError(f"{path}: is not a .npy file: {error}") from error
-        return stream.tell(), shape, dtype

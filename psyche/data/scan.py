@@ -17,13 +17,13 @@ PIECE_BYTES: Final = 1 << 20
 class ForeignToken:
     """An id that is not below the vocabulary's size, at `position` of a file (in tokens, from 0)."""
 
-    file: TokenFile
+    file: str
     position: int
     token: int
 
     def describe(self, vocab_size: int) -> str:
         return (
-            f"{self.file.path}: token {self.token} at position {self.position} is not below the vocabulary's size "
+            f"{self.file}: token {self.token} at position {self.position} is not below the vocabulary's size "
             f"{vocab_size}; tokenize with the model's tokenizer, or set the right token size"
         )
 
@@ -42,7 +42,7 @@ def find_foreign_token(
             piece = ids[first:end]
             if int(piece.max()) >= vocab_size:
                 offset = int(np.argmax(piece >= vocab_size))
-                return ForeignToken(file, first + offset, int(piece[offset]))
+                return ForeignToken(str(file.path), first + offset, int(piece[offset]))
     return None
 
 

@@ -12,6 +12,7 @@ from psyche.core.state.state import (
     CheckpointKind,
     Config,
     DataLocationKind,
+    DataType,
     Model,
     OptimizerKind,
     ScheduleKind,
@@ -40,6 +41,9 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
     if model.data_location.kind not in _RUNNABLE_DATA:
         name = get_variant_name(model.data_location.kind)
         found.append(f"model.LLM.data_location {name!r} cannot run yet; what runs: 'Local', 'Server', 'Dummy'")
+    if model.data_type != DataType.PRETRAINING:
+        name = get_variant_name(model.data_type)
+        found.append(f"model.LLM.data_type {name!r} cannot run yet: no source of data has labels; use 'Pretraining'")
     if model.optimizer.kind == OptimizerKind.ADAMW:
         found.append("model.LLM.optimizer 'AdamW' trains in one process only (`psyche train`); what runs: 'Distro'")
     return found + (_find_unsupported_settings(config) if config else [])

@@ -16,6 +16,7 @@ from psyche.core.state.state import (
     CheckpointKind,
     DataLocation,
     DataLocationKind,
+    DataType,
     OptimizerKind,
 )
 
@@ -179,9 +180,10 @@ def test_everything_that_is_not_built_is_refused_by_name() -> None:
     run.model.architecture = Architecture.HF_DEEPSEEK
     run.model.checkpoint = Checkpoint(CheckpointKind.GCS, "b")
     run.model.data_location = DataLocation(DataLocationKind.WEIGHTED_HTTP, "u")
+    run.model.data_type = DataType.FINETUNING
     run.model.optimizer.kind = OptimizerKind.ADAMW
     run.config.reveal_gate, run.config.canary_permille, run.config.min_stake = True, 1, 1
-    names = ("HfDeepseek", "Gcs", "WeightedHttp", "AdamW", "reveal_gate", "canary_permille", "min_stake")
+    names = ("HfDeepseek", "Gcs", "WeightedHttp", "Finetuning", "AdamW", "reveal_gate", "canary_permille", "min_stake")
     found = find_unsupported(run.model, run.config)
     assert len(found) == len(names)
     assert all(name in text for name, text in zip(names, found, strict=True))

@@ -43,7 +43,7 @@ from psyche.data.client import RemoteData
 from psyche.errors import BackendError, PsycheError
 from psyche.server.connections.limits import REQUESTS_PER_S
 from psyche.server.server import BoundServer, ServerSettings, run_server
-from psyche.sim.scenarios.scenario import SimRunFile
+from psyche.sim.scenarios.scenario import build_run
 from psyche.testing.builders import build_config, build_hash, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.testing.swarm import build_member
@@ -100,7 +100,7 @@ def serve(sender: Connection, folder: Path, access: Access) -> None:
     location = DataLocation(DataLocationKind.SERVER, f"127.0.0.1:{data_port}")
     model = build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"), data_location=location)
     settings = ServerSettings(
-        run=SimRunFile(CONFIG, model), identity=SERVER, state_dir=folder / "server", access=access,
+        run=build_run(CONFIG, model), identity=SERVER, state_dir=folder / "server", access=access,
         data_files=LoadedData(folder, 2, SEQUENCE, None, folder / "data.toml"),
     )  # fmt: skip
 

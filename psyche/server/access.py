@@ -54,12 +54,6 @@ class AccessChanges:
         self.denied.discard(message.forgotten or b"")  # which makes room
         self.denied.add(message.key)
 
-    def count_granted(self) -> int:
-        return sum(1 + len(delegates) for delegates in self.granted.values())
-
-    def count_new(self, grantee: bytes, delegates: tuple[bytes, ...]) -> int:
-        return (grantee not in self.granted) + len({*delegates}.difference(self.granted.get(grantee, ())))
-
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(_Stored(self.granted, tuple(sorted(self.denied))))
 
@@ -77,12 +71,9 @@ def decode_changes(raw: bytes) -> AccessChanges:
 
 
 class AllowList:
-    """Who may join now.
+    """Who may join now: by the settings of run.toml, and the changes by commands.
 
-    Args:
-        access: the settings of run.toml.
-        changes: the changes by commands.
-        server: the server's key, which is the join authority if run.toml names none.
+    The server's key is the join authority if run.toml names none.
     """
 
     def __init__(self, access: Access, changes: AccessChanges, server: bytes) -> None:
@@ -124,8 +115,9 @@ class AllowList:
             raise wire.BadRequest(
                 "the key of zeros belongs to nobody; to let everybody join, write open = true in run.toml"
             )
-        new = self.changes.count_new(grantee, delegates)
-        if new and self.changes.count_granted() + new > MAX_KEYS:
+        granted = self.changes.granted
+        new = (grantee not in granted) + len({*delegates}.difference(granted.get(grantee, ())))
+        if new and sum(1 + len(known) for known in granted.values()) + new > MAX_KEYS:
             raise wire.BadRequest(
                 f"commands can allow at most {MAX_KEYS:,} keys: disallow others, or name keys in run.toml"
             )

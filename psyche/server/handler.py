@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, Final, NamedTuple
 
+from msgspec.structs import replace
+
+from psyche.backends.summary import summarize_run
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.rules.apply import Sender, is_repeat
 from psyche.core.state import messages as msg
@@ -27,7 +30,7 @@ from psyche.server.connections.push import StateVersion, make_full, make_version
 from psyche.server.evidence import check_report, is_report_true
 from psyche.server.journal.changes import Change
 from psyche.server.journal.journal import KEPT_OP_IDS, Journal
-from psyche.server.reports import ReportBoard, ReportSummary, make_status
+from psyche.server.reports import ReportBoard, ReportSummary
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
@@ -89,31 +92,18 @@ class RequestKind(NamedTuple):
 
 
 class CoordinatorHandler:
-    """The server's side of the protocol over one run.
-
-    Args:
-        state: the run; owned from now on.
-        journal: receives records; the driver flushes it to disk.
-        now: Unix seconds, the time of the journal's last record.
-        owners: keys that may command the run.
-        access: who may join (M12).
-        entropy: returns 32 random bytes (E5).
-        op_ids: owner commands carried out before, from recovery.
-        withdraw_on_disconnect: whether a lost connection ends a membership after the grace period (H6).
-        program: name and version of this server, for people.
-        sink: receives events.
-    """
+    """The server's side of the protocol over one run, whose state it owns from now on; see `ServerSettings`."""
 
     def __init__(
         self,
         state: Coordinator,
-        journal: Journal,
+        journal: Journal,  # the driver flushes it to disk
         *,
-        now: int,
+        now: int,  # Unix seconds, the time of the journal's last record
         owners: frozenset[bytes],
         access: AllowList,
         entropy: Callable[[], bytes],
-        op_ids: Iterable[bytes] = (),
+        op_ids: Iterable[bytes] = (),  # of owner commands carried out before, from recovery
         withdraw_on_disconnect: bool = True,
         program: str = "psyche",
         sink: EventSink | None = None,
@@ -188,8 +178,13 @@ class CoordinatorHandler:
         self._sink.emit(types.ServerRecovered(gap_s=gap_s, seq=self.journal.last_seq, run_state=self.state.run_state))
 
     def get_status(self) -> wire.RunStatus:
-        connections, said = len(self._presence.keys), self.summarise_reports()
-        return make_status(self.state, self.now, self.program, connections, self.access, said)
+        return replace(
+            summarize_run(self.state, self.now, self.program),
+            connections=len(self._presence.keys),
+            is_open=self.access.is_open,
+            allowed=len(self.access.keys),
+            **self.summarise_reports()._asdict(),
+        )
 
     def summarise_reports(self) -> ReportSummary:
         return self.reports.summarise(self.state, self.now, self._presence.keys)
@@ -203,9 +198,7 @@ class CoordinatorHandler:
     def _apply(self, change: Change) -> bool:
         """Change the state and record it; returns whether anything changed.
 
-        Raises:
-            CoordinatorError: the state machine refuses; nothing changed.
-            BackendError: an internal error; the state is reset to the last record.
+        After an error nothing has: a refusal leaves every byte, a defect sets the state back to the last record.
         """
         nonce, was = self.state.nonce, (self.state.run_state, self.state.progress.step)
         try:
@@ -335,7 +328,6 @@ class CoordinatorHandler:
         return wire.Greeting(wire.VERSION, self.state.run_id, self.state.run_uid, self.program, self.now)
 
     def _put_record(self, sender: bytes, record: AddressRecord) -> None:
-        """Keep the address record of a slot's holder; raises as `_check_record`."""
         _check_record(sender, record)
         if find_slot(self.state, sender) is not None:
             self.book.put(record, self.now)
@@ -443,11 +435,7 @@ class CoordinatorHandler:
 
 
 def _check_record(sender: bytes, record: AddressRecord) -> None:
-    """Check that an address record is the sender's own.
-
-    Raises:
-        BadRequest: the record has another key, or is not signed by its key.
-    """
+    """Check that an address record is the sender's own, and signed by its key."""
     if record.p2p != sender:
         raise wire.BadRequest("address record: its key is not the connection's")
     try:

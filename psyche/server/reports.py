@@ -1,4 +1,4 @@
-"""What clients say of themselves (K8), in memory only, and what people are shown of it and of the run."""
+"""What clients say of themselves (K8), in memory only, and what people are shown of it."""
 
 import math
 import statistics
@@ -9,13 +9,11 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from psyche.backends.summary import summarize_run
 from psyche.core.state.roster import is_in_epoch
 from psyche.core.state.state import Client, ClientState, Coordinator, SlotState
-from psyche.server.access import AllowList
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
-from psyche.wire.backend import MemberInfo, RunStatus
+from psyche.wire.backend import MemberInfo
 from psyche.wire.report import SelfReport, clean_report
 
 MAX_REPORTS: Final = 512  # all slots of the run and as many allowed keys that wait for one
@@ -132,16 +130,3 @@ def _make_row(
 def _hide_error(row: MemberInfo) -> MemberInfo:
     """Errors name files, hosts and users of somebody's machine: they are for the owner."""
     return row if row.report is None else replace(row, report=replace(row.report, error=""))
-
-
-def make_status(
-    state: Coordinator, now: int, program: str, connections: int, access: AllowList | None = None,
-    said: ReportSummary | None = None,
-) -> RunStatus:  # fmt: skip
-    return replace(
-        summarize_run(state, now, program),
-        connections=connections,
-        is_open=access is not None and access.is_open,
-        allowed=0 if access is None else len(access.keys),
-        **(said or ReportSummary())._asdict(),
-    )

@@ -3,11 +3,12 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
+from psyche.config.load import LoadedRun
 from psyche.core.encoding.account import decode_config, decode_model, encode_config, encode_model, encode_state
 from psyche.core.state.genesis import create_run
-from psyche.core.state.state import ZERO32, Config, Coordinator, Metadata, Model, Progress
+from psyche.core.state.state import ZERO32, Coordinator, Model
 from psyche.errors import ConfigError, PsycheError, UnusableModelError
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.server.journal.journal import JournalDisk, JournalError
@@ -17,37 +18,6 @@ from psyche.wire.crypto import blake3_hash
 FILE_HASH_NAME: Final = "run-file.hash"  # of the run's file that the record was last equal to, and of changes since
 HASH_BYTES: Final = 32
 KEPT_CHANGES: Final = 64
-
-
-class RunDefinition(Protocol):
-    """A run's configuration as its owner wrote it (`config.load.LoadedRun`)."""
-
-    @property
-    def run_id(self) -> str: ...
-
-    @property
-    def config(self) -> Config: ...
-
-    @property
-    def model(self) -> Model: ...
-
-    @property
-    def metadata(self) -> Metadata: ...
-
-    @property
-    def progress(self) -> Progress:
-        """Where the run starts."""
-        ...
-
-    @property
-    def bootstrap(self) -> tuple[str, ...]: ...
-
-    @property
-    def pending_pause(self) -> bool:
-        """Whether the run pauses when its first epoch ends."""
-        ...
-
-
 NOT_ON_RECORD: Final = (
     "the first weights are not on record, so every client needs the model folder, or a quorum of others that show the "
     "same weights"
@@ -60,7 +30,7 @@ def compute_run_uid(server_key: bytes, run_id: str, created_unix: int) -> bytes:
 
 
 def open_run(
-    disk: JournalDisk, file: RunDefinition, server_key: bytes, program: str, now: Callable[[], int], *,
+    disk: JournalDisk, file: LoadedRun, server_key: bytes, program: str, now: Callable[[], int], *,
     accept_loss: bool = False, model_folder: Path | None = None,
 ) -> OpenRun:  # fmt: skip
     """Recover the run on the disk, or create it; blocks on the disk. `accept_loss`: see `recover`.
@@ -105,14 +75,11 @@ def find_first_weights(model: Model, folder: Path | None) -> tuple[bytes, tuple[
         return ZERO32, (f"{NOT_ON_RECORD}: {error}",)
 
 
-def _check_file(disk: JournalDisk, state: Coordinator, file: RunDefinition) -> tuple[str, ...]:
+def _check_file(disk: JournalDisk, state: Coordinator, file: LoadedRun) -> tuple[str, ...]:
     """Check that the file describes this run; return notes for the user.
 
     The record counts. It may differ from the file where its owner has changed the run since (P9), also more than once,
     but not because somebody has edited the file: such changes would have no effect.
-
-    Raises:
-        ConfigError: the file is of another run, or was edited and differs from the record.
     """
     if state.run_id != file.run_id:
         raise ConfigError(
@@ -132,7 +99,7 @@ def _check_file(disk: JournalDisk, state: Coordinator, file: RunDefinition) -> t
     )
 
 
-def _find_differences(state: Coordinator, file: RunDefinition) -> Iterator[str]:
+def _find_differences(state: Coordinator, file: LoadedRun) -> Iterator[str]:
     """Find the keys of a run's file whose values are not those on record; sources of weights are not compared."""
     config, model = decode_config(encode_config(file.config)), decode_model(encode_model(file.model))
     for table, recorded, wanted in (("config", state.config, config), ("model.LLM", state.model, model)):
@@ -143,7 +110,7 @@ def _find_differences(state: Coordinator, file: RunDefinition) -> Iterator[str]:
         yield "bootstrap"
 
 
-def hash_settings(of: Coordinator | RunDefinition) -> bytes:
+def hash_settings(of: Coordinator | LoadedRun) -> bytes:
     """Compute a hash of what `_find_differences` compares, of the record or of a run's file."""
     parts = (encode_config(of.config), encode_model(of.model, zero_checkpoints=True), *map(str.encode, of.bootstrap))
     return blake3_hash(*parts)
@@ -166,7 +133,7 @@ def remember_change(disk: JournalDisk, settings_hash: bytes) -> None:
         _write_hashes(disk, [*known[:1], *known[1:][-KEPT_CHANGES:], settings_hash])
 
 
-def _remember_file(disk: JournalDisk, file: RunDefinition) -> None:
+def _remember_file(disk: JournalDisk, file: LoadedRun) -> None:
     hashes = [hash_settings(file)]
     if _read_hashes(disk) != hashes:
         _write_hashes(disk, hashes)

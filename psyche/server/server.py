@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 import trio
 
 from psyche import __version__
+from psyche.config.load import LoadedRun
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.limits import MAX_CLIENTS
 from psyche.core.state.state import Coordinator, DataLocationKind
@@ -33,7 +34,7 @@ from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.journal import JournalDisk
 from psyche.server.journal.recovery import OpenRun
 from psyche.server.reports import ReportSummary
-from psyche.server.run import RunDefinition, hash_settings, open_run, remember_change
+from psyche.server.run import hash_settings, open_run, remember_change
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire.access import Access
@@ -48,6 +49,7 @@ ENTROPY_BYTES: Final = 32
 CLOSING_TIMEOUT_S: Final = 5.0
 LEAST_PLACES: Final = 8
 USUAL_PLACES: Final = MAX_CLIENTS + 128  # all members, and others who come and go
+Listener = trio.abc.Listener[Any]
 
 
 class RunClock:
@@ -64,19 +66,7 @@ class RunClock:
         return int(self._offset_s + trio.current_time())
 
 
-class ServerDisk(JournalDisk, Protocol):
-    """The journal's disk, locked by this process."""
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class BoundListener:
-    listener: trio.abc.Listener[Any]
-    port: int
-
-
-async def listen_tls(host: str, port: int, identity: Identity) -> BoundListener:
+async def listen_tls(host: str, port: int, identity: Identity) -> tuple[Listener, int]:
     """Open a TCP listener whose connections speak TLS with the identity's key; port 0 chooses a free one.
 
     Raises:
@@ -85,52 +75,35 @@ async def listen_tls(host: str, port: int, identity: Identity) -> BoundListener:
     listeners = await trio.open_tcp_listeners(port, host=host)
     for extra in listeners[1:]:  # a name with several addresses and port 0 would get several ports
         await extra.aclose()
-    return BoundListener(TlsListener(listeners[0], identity), listeners[0].socket.getsockname()[1])
+    return TlsListener(listeners[0], identity), listeners[0].socket.getsockname()[1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """The settings of a server.
 
-    Args:
-        run: the run's configuration (`config.load_run`).
-        identity: the server's key.
-        state_dir: the folder of the journal; a run found there continues.
-        host: the address to listen on.
-        port: 0 chooses a free one.
-        owners: keys that may command the run; empty: the server's own.
-        access: who may join, as set in run.toml (M12); the default admits nobody.
-        withdraw_on_disconnect: whether a connection lost for 15 s ends a membership (H6).
-        accept_loss: whether records behind a broken place of the journal are given up (K1).
-        model_folder: where this machine would have the run's model; a new run is bound to the weights there (S11).
-        data_files: the files of the data server if `data_location` is Server (`config.load_data`).
-        sink: receives events (`telemetry.EventLog`).
-        on_state: called with every state before it is pushed; must read it at once and not keep it.
-        on_reports: called at every clock tick with what the clients say of themselves (K8), and those with an error.
-        unix_time: the wall clock, read once at the start.
-        entropy: returns 32 random bytes (E5).
-        open_disk: opens the state folder; blocks.
-        listen: starts listening on a host and a port, with the server's key.
+    `on_state` is called with every state before it is pushed, and must read it at once and not keep it; `on_reports`
+    at every clock tick with what the clients say of themselves (K8), and those with an error.
     """
 
-    run: RunDefinition
-    identity: Identity
-    state_dir: Path
+    run: LoadedRun
+    identity: Identity  # the server's
+    state_dir: Path  # of the journal; a run found there continues
     host: str = "127.0.0.1"
-    port: int = 0
-    owners: frozenset[bytes] = frozenset()
-    access: Access = Access()
-    withdraw_on_disconnect: bool = True
-    accept_loss: bool = False
-    model_folder: Path | None = None
-    data_files: LocalFiles | None = None
+    port: int = 0  # 0 chooses a free one
+    owners: frozenset[bytes] = frozenset()  # keys that may command the run; empty: the server's own
+    access: Access = Access()  # as set in run.toml (M12); the default admits nobody
+    withdraw_on_disconnect: bool = True  # whether a connection lost for 15 s ends a membership (H6)
+    accept_loss: bool = False  # whether records behind a broken place of the journal are given up (K1)
+    model_folder: Path | None = None  # where the model would be; a new run is bound to the weights there (S11)
+    data_files: LocalFiles | None = None  # of the data server, if `data_location` is Server
     sink: EventSink | None = None
     on_state: Callable[[Coordinator], None] | None = None
     on_reports: Callable[[ReportSummary, Sequence[SelfReport]], None] | None = None
-    unix_time: Callable[[], float] = time.time
-    entropy: Callable[[], bytes] = partial(os.urandom, ENTROPY_BYTES)
-    open_disk: Callable[[Path], ServerDisk] = FolderDisk
-    listen: Callable[[str, int, Identity], Awaitable[BoundListener]] = listen_tls
+    unix_time: Callable[[], float] = time.time  # read once, at the start
+    entropy: Callable[[], bytes] = partial(os.urandom, ENTROPY_BYTES)  # E5
+    open_disk: Callable[[Path], JournalDisk] = FolderDisk  # blocks
+    listen: Callable[[str, int, Identity], Awaitable[tuple[Listener, int]]] = listen_tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,21 +148,6 @@ async def run_server(settings: ServerSettings, *, task_status: Started = trio.TA
         disk.close()
 
 
-def _make_handler(settings: ServerSettings, opened: OpenRun) -> CoordinatorHandler:
-    return CoordinatorHandler(
-        opened.state,
-        opened.journal,
-        now=opened.now,
-        owners=settings.owners or frozenset({settings.identity.public}),
-        access=AllowList(settings.access, opened.access, settings.identity.public),
-        entropy=settings.entropy,
-        op_ids=opened.op_ids,
-        withdraw_on_disconnect=settings.withdraw_on_disconnect,
-        program=PROGRAM,
-        sink=settings.sink,
-    )
-
-
 class _Server:
     def __init__(self, settings: ServerSettings, opened: OpenRun, disk: JournalDisk) -> None:
         self._settings = settings
@@ -199,7 +157,19 @@ class _Server:
         self._config = opened.state.config
         self._sink = settings.sink or NoEvents()
         self._clock = RunClock(settings.unix_time(), opened.now)
-        self._handler = _make_handler(settings, opened)
+        key = settings.identity.public
+        self._handler = CoordinatorHandler(
+            opened.state,
+            opened.journal,
+            now=opened.now,
+            owners=settings.owners or frozenset({key}),
+            access=AllowList(settings.access, opened.access, key),
+            entropy=settings.entropy,
+            op_ids=opened.op_ids,
+            withdraw_on_disconnect=settings.withdraw_on_disconnect,
+            program=PROGRAM,
+            sink=self._sink,
+        )
         self._hub = Hub(self._handler, settings.identity, self._clock.now, self._sink, self._note_work)
         self._data: RunData | None = None
         self._work = trio.Event()  # set when the journal has something to write
@@ -209,34 +179,30 @@ class _Server:
         self._has_served = False
 
     async def run(self, task_status: Started) -> None:
-        bound = await self._listen()
+        listener, port = await self._listen()
         self._report_recovery()
         try:
             async with open_plain_nursery() as nursery:
-                nursery.start_soon(self._serve, nursery, bound, task_status)
+                nursery.start_soon(self._serve, nursery, listener, port, task_status)
         finally:
             with trio.move_on_after(CLOSING_TIMEOUT_S) as scope:
                 scope.shield = True
-                await self._close(bound)
+                await self._close(listener)
 
-    async def _serve(self, nursery: trio.Nursery, bound: BoundListener, task_status: Started) -> None:
+    async def _serve(self, nursery: trio.Nursery, listener: Listener, port: int, task_status: Started) -> None:
         data_port = await self._start_data(nursery)
         self._share_places()
         await self._publish(self._durable)
         for task in (self._write_journal, self._push, self._tick):
             nursery.start_soon(task)
         self._has_served = True
-        self._sink.emit(types.ServerListening(host=self._settings.host, port=bound.port, data_port=data_port))
-        task_status.started(self._get_address(bound.port, data_port))
-        await trio.serve_listeners(self._hub.serve, [bound.listener])
+        host, key, access = self._settings.host, self._settings.identity.public, self._handler.access
+        self._sink.emit(types.ServerListening(host=host, port=port, data_port=data_port))
+        uid, allowed = self._handler.state.run_uid, len(access.keys)
+        task_status.started(BoundServer(host, port, key, uid, data_port, self._notes, access.is_open, allowed))
+        await trio.serve_listeners(self._hub.serve, [listener])
 
-    def _get_address(self, port: int, data_port: int | None) -> BoundServer:
-        key, uid = self._settings.identity.public, self._handler.state.run_uid
-        access = self._handler.access
-        notes = self._notes
-        return BoundServer(self._settings.host, port, key, uid, data_port, notes, access.is_open, len(access.keys))
-
-    async def _listen(self) -> BoundListener:
+    async def _listen(self) -> tuple[Listener, int]:
         host, port = self._settings.host, self._settings.port
         try:
             return await self._settings.listen(host, port, self._settings.identity)
@@ -349,8 +315,8 @@ class _Server:
                 self._settings.on_state(state)
         self._hub.publish(version)
 
-    async def _close(self, bound: BoundListener) -> None:
-        await bound.listener.aclose()
+    async def _close(self, listener: Listener) -> None:
+        await listener.aclose()
         try:
             await self._flush()
         except BackendError as error:  # the disk failed: an earlier error already gives that as the reason for the stop

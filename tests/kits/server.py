@@ -4,13 +4,15 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from kits.runs import Run, get_equal_keys
+from psyche.config.load import LoadedRun
 from psyche.core.committee.seeds import Entropy
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.messages import Join, Message, WarmupWitness, WitnessMessage
-from psyche.core.state.state import ZERO32, Config, Coordinator, Metadata, Model, Progress, RunState
+from psyche.core.state.state import ZERO32, Config, Coordinator, Metadata, Model, RunState
 from psyche.server.access import AccessChanges, AllowList
 from psyche.server.handler import CoordinatorHandler
 from psyche.server.journal.journal import Journal, JournalDisk
@@ -57,18 +59,19 @@ class MemoryDisk:
     def remove(self, name: str) -> None:
         self.files.pop(name, None)
 
+    def close(self) -> None: ...
 
-@dataclass
-class RunFile:
-    """A run's configuration, as the config package loads it."""
 
+@dataclass(frozen=True)
+class RunFile(LoadedRun):
+    """A run's configuration without a file."""
+
+    run_id: str = "test-run"
     config: Config = field(default_factory=lambda: build_config(**RUN_OF_THREE))
     model: Model = field(default_factory=build_model)
-    run_id: str = "test-run"
     metadata: Metadata = field(default_factory=lambda: Metadata(name="test"))
-    progress: Progress = field(default_factory=Progress)
-    pending_pause: bool = False
-    bootstrap: tuple[str, ...] = ()
+    path: Path = Path("/run.toml")
+    warnings: tuple[str, ...] = ()
 
     def build_state(self) -> Coordinator:
         return build_state(self.config, self.model, run_id=self.run_id)
@@ -76,7 +79,7 @@ class RunFile:
 
 def build_file(**config: Any) -> RunFile:
     """A run of three; keywords override its configuration."""
-    return RunFile(build_config(**(RUN_OF_THREE | config)))
+    return RunFile(config=build_config(**(RUN_OF_THREE | config)))
 
 
 def build_entropy() -> Callable[[], bytes]:

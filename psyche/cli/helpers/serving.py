@@ -15,9 +15,10 @@ from pathlib import Path
 import msgspec
 import trio
 
+from psyche.backends.summary import summarize_run
 from psyche.core.state.state import Coordinator
 from psyche.durable import open_file
-from psyche.server.reports import ReportSummary, make_status
+from psyche.server.reports import ReportSummary
 from psyche.server.server import BoundServer, ServerSettings, run_server
 from psyche.telemetry.console import Console
 from psyche.telemetry.run_line import format_run_status, get_standing
@@ -84,7 +85,7 @@ class ServerLine:
         return dataclasses.replace(settings, on_state=self.take, on_reports=self.take_reports)
 
     def take(self, state: Coordinator) -> None:
-        self._status = make_status(state, state.state_start_unix, "", 0)
+        self._status = summarize_run(state, state.state_start_unix, "")
         self.refresh()
 
     def take_reports(self, said: ReportSummary, failing: Sequence[SelfReport]) -> None:

@@ -69,6 +69,8 @@ class JournalDisk(Protocol):
         """Delete a file; a missing one is no error."""
         ...
 
+    def close(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -102,24 +104,13 @@ class Scan:
     is_torn: bool = False
     behind: tuple[Record, ...] = ()
 
-    @property
-    def is_broken(self) -> bool:
-        return bool(self.behind)
-
-
-@dataclass(slots=True)
-class Write:
-    name: str
-    data: bytearray
-    replaces: bool
-
 
 @dataclass(slots=True)
 class Batch:
     """Writes to be done in order; afterwards every record up to `seq` is durable."""
 
     seq: int
-    writes: list[Write] = field(default_factory=list)
+    writes: list[tuple[str, bytearray, bool]] = field(default_factory=list)  # name, data, whether it replaces the file
     removals: list[str] = field(default_factory=list)
 
 
@@ -285,22 +276,19 @@ class Journal:
         if self._has_failed:  # a batch written after a lost one would leave a gap
             raise JournalError("journal: the disk failed before; nothing more is written. Restart the server")
         try:
-            for write in batch.writes:
-                put = self._disk.replace if write.replaces else self._disk.append
-                put(write.name, bytes(write.data))
+            for name, data, replaces in batch.writes:
+                put = self._disk.replace if replaces else self._disk.append
+                put(name, bytes(data))
             for name in batch.removals:
                 self._disk.remove(name)
         except OSError as error:
             self._has_failed = True
+            what, remedy = f"the disk failed ({error})", "Check the disk (space, health)"
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise JournalError(
-                    f"journal: its next file cannot be opened ({error.strerror}); the server stops rather than promise "
-                    "what is not on disk. Allow more open files (ulimit -n), then start the server again: it "
-                    "continues from its journal"
-                ) from error
+                what, remedy = f"its next file cannot be opened ({error.strerror})", "Allow more open files (ulimit -n)"
             raise JournalError(
-                f"journal: the disk failed ({error}); the server stops rather than promise what is not on disk. "
-                "Check the disk (space, health), then start the server again: it continues from its journal"
+                f"journal: {what}; the server stops rather than promise what is not on disk. "
+                f"{remedy}, then start the server again: it continues from its journal"
             ) from error
 
     def commit(self, batch: Batch) -> None:
@@ -318,10 +306,10 @@ class Journal:
             self._names.append(name)
         batch = self._batch = self._batch or Batch(self.last_seq)
         batch.seq = self.last_seq
-        if batch.writes and not replaces and batch.writes[-1].name == name:
-            batch.writes[-1].data += data  # one write and one sync for the group
+        if batch.writes and not replaces and batch.writes[-1][0] == name:
+            batch.writes[-1][1].extend(data)  # one write and one sync for the group
         else:
-            batch.writes.append(Write(name, bytearray(data), replaces))
+            batch.writes.append((name, bytearray(data), replaces))
 
     def _drop_old(self) -> None:
         snapshots = get_numbers(self._names, "snapshot-")

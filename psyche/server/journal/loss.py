@@ -14,19 +14,12 @@ ASIDE: Final = "broken-"  # prefix of the names of files that were set aside
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A broken place in the journal that is followed by valid records.
+    """A broken place in the journal that is followed by valid records."""
 
-    Args:
-        segment: the first record number of the segment that is broken, or that follows a gap.
-        offset: the byte offset of the broken place in the segment.
-        seq: the first lost record.
-        behind: the complete records after it, in this segment and later ones.
-    """
-
-    segment: int
-    offset: int
-    seq: int
-    behind: tuple[Record, ...]
+    segment: int  # the first record number of the segment that is broken, or that follows a gap
+    offset: int  # of the broken place in the segment, in bytes
+    seq: int  # the first lost record
+    behind: tuple[Record, ...]  # the complete ones after it, in this segment and later ones
 
     @property
     def last_seq(self) -> int:

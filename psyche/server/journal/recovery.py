@@ -35,6 +35,7 @@ from psyche.wire.crypto import blake3_hash
 # Encoding a state for its hash costs more than the change itself. Replay is deterministic, so a wrong state
 # stays wrong: checking some states, and always the last, finds every difference.
 CHECK_EVERY_RECORDS: Final = 16
+Newest = tuple[str, int]  # name and good bytes of the segment to which the journal keeps appending
 
 
 @dataclass(slots=True)
@@ -52,14 +53,6 @@ class OpenRun:
     access: AccessChanges = field(default_factory=AccessChanges)
     notes: tuple[str, ...] = ()
     is_new: bool = False
-
-
-@dataclass(slots=True)
-class _Segment:
-    """The newest segment, to which the journal keeps appending."""
-
-    name: str
-    size_bytes: int
 
 
 def create_journal(disk: JournalDisk, now: int, raw: bytes) -> Journal:
@@ -87,7 +80,7 @@ def recover(disk: JournalDisk, *, accept_loss: bool = False) -> OpenRun | None:
     snapshot = _load_snapshot(disk, notes)
     if snapshot is None:
         return None
-    records, segment, loss = _load_records(disk, snapshot.seq, notes)
+    records, newest, loss = _load_records(disk, snapshot.seq, notes)
     if loss is not None and not accept_loss:
         raise JournalError(loss.refuse())
     state, access = decode_state(snapshot.raw), decode_changes(snapshot.access)
@@ -101,7 +94,7 @@ def recover(disk: JournalDisk, *, accept_loss: bool = False) -> OpenRun | None:
     if loss is not None:
         notes.insert(0, f"{loss.describe(state)}. Kept aside: {_set_aside(disk, loss)}")
     last = records[-1] if records else None
-    journal = Journal(disk, last.seq if last else snapshot.seq, segment.name, segment.size_bytes)
+    journal = Journal(disk, last.seq if last else snapshot.seq, *newest)
     now = last.now if last else snapshot.now
     return OpenRun(state, journal, now, tuple(op_ids[-KEPT_OP_IDS:]), len(records), access, tuple(notes))
 
@@ -123,28 +116,28 @@ def _load_snapshot(disk: JournalDisk, notes: list[str]) -> Snapshot | None:
     return None
 
 
-def _load_records(disk: JournalDisk, after_seq: int, notes: list[str]) -> tuple[list[Record], _Segment, Loss | None]:
-    """Load the records after `after_seq` up to the first lost one, and the loss if there is one."""
+def _load_records(disk: JournalDisk, after_seq: int, notes: list[str]) -> tuple[list[Record], Newest, Loss | None]:
+    """Load the records after `after_seq` up to the first lost one, the newest segment, and the loss if there is one."""
     starts = [seq for seq in get_numbers(disk.names(), "journal-") if seq > after_seq]
     records: list[Record] = []
-    segment = _Segment(get_segment_name(after_seq + 1), 0)
+    newest = (get_segment_name(after_seq + 1), 0)
     for first in starts:
         expected = after_seq + len(records) + 1
         if first != expected:
-            return records, segment, Loss(first, 0, expected, find_later_records(disk, first - 1))
+            return records, newest, Loss(first, 0, expected, find_later_records(disk, first - 1))
         name = get_segment_name(first)
         data = disk.read(name)
         scan = scan_segment(data, first)
         records += scan.records
-        segment = _Segment(name, scan.good_bytes)
+        newest = (name, scan.good_bytes)
         broken = first + len(scan.records)
-        if scan.is_broken or (scan.is_torn and first != starts[-1]):
+        if scan.behind or (scan.is_torn and first != starts[-1]):
             behind = scan.behind + find_later_records(disk, first)
-            return records, segment, Loss(first, scan.good_bytes, broken, behind)
+            return records, newest, Loss(first, scan.good_bytes, broken, behind)
         if scan.is_torn:
             notes.append(f"{name}: a torn tail of {len(data) - scan.good_bytes} bytes was cut at record {broken}")
             disk.truncate(name, scan.good_bytes)
-    return records, segment, None
+    return records, newest, None
 
 
 def _set_aside(disk: JournalDisk, loss: Loss) -> str:

@@ -26,7 +26,7 @@ from psyche.sim.identity import SimIdentity, build_machine_identity
 from psyche.sim.invariants.shadow import ChainShadow, OnRecord
 from psyche.sim.invariants.views import Check, NoteSize
 from psyche.sim.runtime import build_rng
-from psyche.sim.scenarios.scenario import RUN_ID, START_UNIX, SimRunFile
+from psyche.sim.scenarios.scenario import RUN_ID, START_UNIX, build_run
 from psyche.sim.surroundings import Caller, Surroundings
 from psyche.telemetry.sink import EventSink
 from psyche.wire.crypto import blake3_hash
@@ -211,6 +211,6 @@ class ChainBackend:
 
 
 def _create(world: Surroundings) -> Coordinator:
-    file = SimRunFile(world.config, world.model)
+    file = build_run(world.config, world.model)
     uid = hashlib.sha256(world.owner.public + RUN_ID.encode()).digest()
     return create_run(file.config, file.model, RUN_ID, uid, file.metadata, "", START_UNIX)

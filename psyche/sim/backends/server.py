@@ -10,7 +10,7 @@ import trio
 from psyche.backends.tcp.backend import Platform, TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress
 from psyche.core.state.state import Coordinator
-from psyche.server.server import BoundListener, ServerSettings, run_server
+from psyche.server.server import ServerSettings, run_server
 from psyche.sim.disk import DiskHandle, ServerFiles
 from psyche.sim.hosts import Host, Life
 from psyche.sim.identity import SimIdentity, build_machine_identity
@@ -19,7 +19,7 @@ from psyche.sim.invariants.shadow import JournalShadow, OnRecord
 from psyche.sim.invariants.views import Check, NoteSize
 from psyche.sim.links.tcp import Tcp
 from psyche.sim.runtime import build_rng
-from psyche.sim.scenarios.scenario import RUN_ID, SimRunFile
+from psyche.sim.scenarios.scenario import RUN_ID, build_run
 from psyche.sim.surroundings import Caller, Surroundings
 from psyche.wire.access import OPEN
 from psyche.wire.crypto import Identity
@@ -43,7 +43,7 @@ class ServerHost(Host):
         handle = DiskHandle(self.files)
         life.on_death.append(handle.revoke)
         settings = ServerSettings(
-            run=SimRunFile(self.world.config, self.world.model),
+            run=build_run(self.world.config, self.world.model),
             identity=self.identity,
             state_dir=Path("/state"),
             host=SERVER_HOST,
@@ -59,9 +59,9 @@ class ServerHost(Host):
         await run_server(settings)
         return 0
 
-    async def _listen(self, host: str, port: int, _identity: Identity) -> BoundListener:
+    async def _listen(self, host: str, port: int, _identity: Identity) -> tuple[trio.abc.Listener[Any], int]:
         await trio.lowlevel.checkpoint()
-        return BoundListener(self._tcp.listen(host, port), port)
+        return self._tcp.listen(host, port), port
 
 
 class ServerBackend:

@@ -71,7 +71,7 @@ class JournalShadow(Shadow):
     def take_append(self, name: str, data: bytes, is_torn: bool) -> None:
         """Replay the records that reached the disk; of a torn write, those before the tear."""
         scan = scan_segment(data, self.seq + 1)
-        if scan.is_broken or (scan.is_torn and not is_torn):
+        if scan.behind or (scan.is_torn and not is_torn):
             self.complaints.append(f"{name}: what was appended after record {self.seq} are no whole records")
         for record in scan.records:
             self._take_record(record)

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from psyche.client.runtime.departure import LAST_WRITES_S
+from psyche.config.load import LoadedRun
 from psyche.config.rules import ENTROPY_DELAY_SLOTS
 from psyche.core.state.limits import WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT
 from psyche.core.state.state import (
@@ -17,7 +19,6 @@ from psyche.core.state.state import (
     Model,
     Optimizer,
     OptimizerKind,
-    Progress,
 )
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.line import LinkConditions
@@ -153,17 +154,9 @@ def build_small_model() -> Model:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SimRunFile:
-    """The run definition that its owner would write (`server.run.RunDefinition`)."""
-
-    config: Config
-    model: Model
-    run_id: str = RUN_ID
-    metadata: Metadata = field(default_factory=Metadata)
-    progress: Progress = field(default_factory=Progress)
-    pending_pause: bool = False
-    bootstrap: tuple[str, ...] = ()
+def build_run(config: Config, model: Model) -> LoadedRun:
+    """The run as its owner would write it; no file is read or written."""
+    return LoadedRun(RUN_ID, config, model, Metadata(), Path("/run.toml"), ())
 
 
 def compute_transition_s(scenario: Scenario) -> float:

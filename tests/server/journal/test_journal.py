@@ -126,7 +126,7 @@ def test_any_byte_changed_before_good_records_is_a_broken_middle_and_no_torn_tai
         damaged = bytearray(whole)
         damaged[place] ^= 0x40
         scan = j.scan_segment(bytes(damaged), 1)
-        assert scan.is_broken, f"byte {place}"
+        assert scan.behind, f"byte {place}"
         assert not scan.is_torn
 
 
@@ -146,7 +146,7 @@ def test_a_hole_with_whole_records_behind_it_is_no_torn_tail_whatever_its_size(h
     size = len(whole) // 1_000
     start, end = 7 * size, 7 * size + hole_bytes
     scan = j.scan_segment(whole[:start] + bytes(hole_bytes) + whole[end:], 1)
-    assert (scan.is_broken, scan.is_torn, len(scan.records), scan.good_bytes) == (True, False, 7, start)
+    assert (bool(scan.behind), scan.is_torn, len(scan.records), scan.good_bytes) == (True, False, 7, start)
     first_whole = -(-end // size) + 1
     assert [record.seq for record in scan.behind] == list(range(first_whole, 1_001))
 

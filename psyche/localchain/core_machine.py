@@ -19,6 +19,7 @@ from solders.transaction import VersionedTransaction
 
 from psyche.backends.solana.interface.addresses import COORDINATOR
 from psyche.backends.solana.interface.coordinator import ED25519
+from psyche.backends.solana.member.view import copy_record
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.encoding.gossip import BODIES, PREFIX, RESULT_TAG
 from psyche.core.rules.apply import BY_TYPE, Sender, apply
@@ -137,7 +138,7 @@ class CoreMachine:
 
     def simulate_on(self, accounts: Mapping[Pubkey, bytes], transaction: VersionedTransaction) -> Execution:
         """Try a transaction on runs that have these accounts."""
-        runs = {key: _Run(self._runs[key].owner, decode_state(raw)) for key, raw in accounts.items()}
+        runs = {key: _Run(self._runs[key].owner, copy_record(raw)) for key, raw in accounts.items()}
         return Execution(self._carry_out(transaction, runs, []), units=UNITS, inner=[])
 
     def _carry_out(

@@ -53,6 +53,7 @@ from psyche.telemetry.events import Entry, encode_entry
 if TYPE_CHECKING:
     from psyche.sim.backends.chain import ChainBackend
 
+KEPT_STATES: Final = 16  # each endpoint of a chain shows another one of the last few
 WATCH_S: Final = 5.0  # seconds between two checks for progress
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder for the clients' files that costs no disk
 
@@ -126,7 +127,8 @@ class World:
         self._is_lost = False  # stalled with an excuse: more liars than the protocol tolerates
         self._recorded = trio.Event()
         self._ended = trio.Event()
-        self._decoded: tuple[bytes, Coordinator] | None = None
+        self._newest: tuple[bytes, Coordinator] | None = None  # of the states that were decoded
+        self._decode_once = functools.lru_cache(KEPT_STATES)(self._decode)
         self._prepare()
 
     def _build_backend(self) -> "ServerBackend | ChainBackend":
@@ -225,11 +227,13 @@ class World:
 
     def decode(self, raw: bytes) -> Coordinator:
         """Decode a state; the clients of a world share the object, which none of them changes."""
-        known = self._decoded
-        if known is None or known[0] != raw:
-            self.invariants.check_shown(raw)
-            known = self._decoded = (raw, decode_state(raw))
-        return known[1]
+        if self._newest is None or self._newest[0] != raw:  # comparing takes less time than finding it by its hash
+            self._newest = raw, self._decode_once(raw)
+        return self._newest[1]
+
+    def _decode(self, raw: bytes) -> Coordinator:
+        self.invariants.check_shown(raw)
+        return decode_state(raw)
 
     def find_host(self) -> Host | None:
         root = find_root(trio.lowlevel.current_task(), self.roots)

@@ -10,9 +10,8 @@ from functools import lru_cache
 from typing import Final
 
 from psyche.backends.solana.member.link import ChainTime
-from psyche.backends.solana.member.view import RecordView
+from psyche.backends.solana.member.view import RecordView, copy_record
 from psyche.core.committee.seeds import EXPIRED, Entropy
-from psyche.core.encoding.account import decode_state
 from psyche.core.rules.apply import apply, is_repeat
 from psyche.core.rules.rounds import RECORDED_SLOTS
 from psyche.core.state.errors import CoordinatorError
@@ -47,7 +46,7 @@ def is_tick_due(state: Coordinator, sender: bytes, time: ChainTime) -> bool:
 @lru_cache(maxsize=KEPT_TRIALS)
 def _try_tick(raw: bytes, unix: int, entropy: Entropy) -> bool:
     """Whether a tick changes this record: who sends it and in which slot decides only which entropy there is."""
-    state = decode_state(raw)
+    state = copy_record(raw)
     return not state.halted and apply(state, unix, state.current.entropy_slot + 1, b"", Tick(entropy))
 
 

@@ -33,6 +33,14 @@ class UnusableDataError(DataError):
     """Training data that does not fit the run's model: trying again does not help."""
 
 
+class StorageError(PsycheError):
+    """A file of a storage cannot be read; the message names the file, the place and the reason."""
+
+
+class StorageRefused(StorageError):
+    """It would not help to ask again: not there, not allowed, another version, a private address."""
+
+
 class TrainerError(PsycheError):
     """The trainer refused or failed an operation."""
 

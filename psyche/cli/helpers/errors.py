@@ -41,9 +41,12 @@ SENTENCES: Final = {
 UNNAMED: Final = "the system refused an operation"
 # Packages that not everybody needs: for training (the extra `train`) and for chains (the extra `solana`).
 TRAIN: Final = frozenset(
-    {"ifaddr", "libp2p", "matplotlib", "multiaddr", "pyarrow", "safetensors", "tokenizers", "torch", "transformers"}
-)
-SOLANA: Final = frozenset({"httpx2", "hypercorn", "solana", "solders", "yaml"})
+    {
+        "httpx2", "ifaddr", "libp2p", "matplotlib", "multiaddr", "pyarrow", "safetensors", "tokenizers", "torch",
+        "transformers",
+    }
+)  # fmt: skip
+SOLANA: Final = frozenset({"hypercorn", "solana", "solders", "yaml"})
 PACKAGE: Final = Path(psyche.__file__).parent
 LOCK: Final = PACKAGE / "requirements" / "train.lock"  # is in the wheel alone
 INSTALLER: Final = PACKAGE.parent / "scripts" / "install"  # is in a checkout alone

@@ -1,0 +1,169 @@
+"""What every storage can do, the settings to open one, and reads of many ranges at once."""
+
+import os
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from psyche.durable import expand_user, read_file
+from psyche.errors import ConfigError, StorageRefused
+from psyche.wire.nursery import open_plain_nursery
+
+HUB: Final = "https://huggingface.co"
+GOOGLE: Final = "https://storage.googleapis.com"
+MAX_FILES: Final = 100_000
+MAX_NAME_BYTES: Final = 1_024  # of an object in a bucket
+MAX_RANGE_BYTES: Final = 8 << 20  # of one request
+_MAX_TOKEN_BYTES: Final = 4_096
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    name: str  # path below the place, its parts separated by "/"
+    size_bytes: int
+    version: str  # ETag, generation or object id, which a read demands; "" if the storage names none
+
+
+class Storage(Protocol):
+    """A place with files that do not change while they are read: a read of another version fails.
+
+    Where only the length and the version are known, a source that lies about both is found out by whoever has a hash.
+    """
+
+    @property
+    def address(self) -> str:
+        """The place as messages name it; never with a token or a signature."""
+        ...
+
+    async def list_files(self) -> tuple[StoredFile, ...]:
+        """List the files, sorted by name; asked once, then remembered.
+
+        Raises:
+            StorageError: the place cannot be read; StorageRefused: and it would not help to ask again.
+        """
+        ...
+
+    async def read(self, file: StoredFile, start: int, end: int) -> bytes:
+        """Read the bytes `start` to `end` (excluded) of that version, exactly.
+
+        Raises:
+            StorageError: as `list_files`.
+        """
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageOptions:
+    hub_token: str | None = field(default=None, repr=False)
+    hub_endpoint: str = HUB
+    google_endpoint: str = GOOGLE
+    google_credentials: Path | None = None  # the key of a service account
+    allow_private_hosts: bool = False  # also http
+    max_concurrent_downloads: int = 8  # requests at once, per storage
+
+    def __post_init__(self) -> None:
+        token = self.hub_token
+        if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
+            raise ConfigError("the token for the Hub (HF_TOKEN): must be printable ASCII without spaces")
+        if self.max_concurrent_downloads < 1:
+            raise ConfigError(f"concurrent downloads: must be at least 1, is {self.max_concurrent_downloads}")
+
+
+def read_environment() -> StorageOptions:
+    """The settings that other programs for the Hub and Google's buckets take too; reads the Hub's token file."""
+    names = "HF_TOKEN", "HF_ENDPOINT", "STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"
+    token, hub, google, credentials = (os.environ.get(name, "").strip() for name in names)
+    if google and "://" not in google:
+        google = f"http://{google}"
+    return StorageOptions(
+        hub_token=token or _read_token_file(),
+        hub_endpoint=(hub or HUB).rstrip("/"),
+        google_endpoint=(google or GOOGLE).rstrip("/"),
+        google_credentials=expand_user(credentials) if credentials else None,
+    )
+
+
+def _read_token_file() -> str | None:
+    """The token that `hf auth login` has left."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    try:
+        raw = read_file(expand_user(os.environ.get("HF_TOKEN_PATH") or f"{home}/token"), _MAX_TOKEN_BYTES)
+    except OSError:
+        return None
+    return raw.decode("ascii", "replace").strip() or None
+
+
+def sort_files(place: str, files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
+    """Sort a listing by name.
+
+    Raises:
+        StorageRefused: too many files, or a name that is there twice or is no path below the place.
+    """
+    found: list[StoredFile] = []
+    for file in files:
+        if len(found) == MAX_FILES:
+            raise StorageRefused(f"{place}: has more than {MAX_FILES:,} files")
+        check_name(place, file.name)
+        found.append(file)
+    found.sort(key=lambda file: file.name)
+    for one, following in pairwise(found):
+        if one.name == following.name:
+            raise StorageRefused(f"{place}: {one.name} is there twice")
+    return tuple(found)
+
+
+def check_name(place: str, name: str) -> None:
+    if not name.isprintable() or any(part in ("", ".", "..") for part in name.split("/")):
+        raise StorageRefused(f"{place}: {name[:100]!a}: must be a path below the place, of printable characters")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise StorageRefused(f"{place}: {name[:100]}…: a name has at most {MAX_NAME_BYTES:,} bytes")
+
+
+def check_range(place: str, file: StoredFile, start: int, end: int) -> None:
+    if not 0 <= start <= end <= file.size_bytes:
+        raise StorageRefused(f"{place}/{file.name}: has {file.size_bytes:,} bytes, not those from {start:,} to {end:,}")
+
+
+async def read_ranges(storage: Storage, ranges: Sequence[tuple[StoredFile, int, int]]) -> list[bytes]:
+    """Read many ranges (file, start, end) at once; those that follow each other in a file go into one request.
+
+    Raises:
+        StorageError: one of them cannot be read.
+    """
+    order = sorted(range(len(ranges)), key=lambda i: (ranges[i][0].name, *ranges[i][1:]))
+    groups: list[list[int]] = []
+    for i in order:
+        file, start, end = ranges[i]
+        if groups:
+            first, last = ranges[groups[-1][0]], ranges[groups[-1][-1]]
+            if (last[0], last[2]) == (file, start) and end - first[1] <= MAX_RANGE_BYTES:
+                groups[-1].append(i)
+                continue
+        groups.append([i])
+    whole = [(ranges[group[0]][0], ranges[group[0]][1], ranges[group[-1]][2]) for group in groups]
+    parts = await gather([partial(storage.read, *one) for one in whole])
+    results = [b""] * len(ranges)
+    for group, (_, first, _), raw in zip(groups, whole, parts, strict=True):
+        for i in group:
+            results[i] = raw[ranges[i][1] - first : ranges[i][2] - first]
+    return results
+
+
+async def gather(tasks: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Run all at once; the first failure ends the others."""
+    results: dict[int, T] = {}
+
+    async def run(number: int) -> None:
+        results[number] = await tasks[number]()
+
+    async with open_plain_nursery() as nursery:
+        for number in range(len(tasks)):
+            nursery.start_soon(run, number)
+    return [results[number] for number in range(len(tasks))]

@@ -318,7 +318,7 @@ class CoordinatorHandler:
         if on_record:
             self._note_repeat(sender, request, "record")
         text, rule = (error.message, error.rule) if isinstance(error, CoordinatorError) else (str(error), "")
-        return wire.Reply(request.id, wire.code_of(error), wire.shorten(text), rule, on_record, self.state.nonce)
+        return wire.Reply(request.id, type(error).__name__, wire.shorten(text), rule, on_record, self.state.nonce)
 
     def _greet(self, body: wire.HelloRequest) -> wire.Greeting:
         if body.version != wire.VERSION:

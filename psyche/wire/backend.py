@@ -341,10 +341,6 @@ def error_from_code(code: str, message: str, rule: str = "") -> PsycheError:
     return BackendError(f"{code}: {message}") if kind is None else kind(message)
 
 
-def code_of(error: PsycheError) -> str:
-    return type(error).__name__
-
-
 def shorten(message: str) -> str:
     return message[:MAX_REASON_CHARS]
 

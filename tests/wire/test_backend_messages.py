@@ -129,7 +129,7 @@ def test_a_newer_clients_extra_fields_are_ignored() -> None:
 
 def test_every_error_of_the_coordinator_crosses_the_wire() -> None:
     for kind in REFUSALS.values():
-        error = wire.error_from_code(wire.code_of(kind("why")), "why", "M1")
+        error = wire.error_from_code(kind.__name__, "why", "M1")
         assert type(error) is kind
         assert (error.message, error.rule, str(error)) == ("why", "M1", "why (M1)")
 

@@ -37,11 +37,6 @@ def compute_witnesses_expected(witness_nodes: int, electors: int) -> int:
     return min(witness_nodes or MAX_WITNESSES, electors, MAX_WITNESSES)
 
 
-def get_ranks(members_bits: int) -> list[int]:
-    """The members of a bitmap in order of their ranks: element r is the member of rank r."""
-    return get_members(members_bits)
-
-
 def compute_election_seed(random_seed: int, salt: bytes) -> bytes:
     """The 32-byte seed of one election: SHA-256(SHA-256(LE_u64(seed)) | salt); `salt` names the election."""
     inner = hashlib.sha256(random_seed.to_bytes(8, "little")).digest()
@@ -50,7 +45,7 @@ def compute_election_seed(random_seed: int, salt: bytes) -> bytes:
 
 def _compute_member_order(candidates: int, random_seed: int, salt: bytes) -> list[int]:
     """The members of a bitmap in the order that the election named by `salt` gives them."""
-    ranks = get_ranks(candidates)
+    ranks = get_members(candidates)  # element r is the member of rank r
     order = compute_order(len(ranks), compute_election_seed(random_seed, salt))
     return [ranks[rank] for rank in order]
 

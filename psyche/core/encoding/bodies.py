@@ -25,6 +25,7 @@ from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin, 
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.encoding.fields import Field, flags, text
 from psyche.core.encoding.reader import Reader
+from psyche.core.encoding.records import RecordLayout
 from psyche.core.encoding.tables import CHECKPOINT, CONFIG, METADATA, MODEL, PROGRESS
 from psyche.core.state.limits import HASH_BYTES, U64_MAX
 from psyche.core.state.messages import Between, Sized
@@ -129,11 +130,15 @@ def _read_entropy(body: Reader) -> Entropy:
     return body.take(HASH_BYTES) if tag == 2 else EXPIRED if tag else None
 
 
+def _whole(layout: RecordLayout[Any]) -> _Form:
+    return _Form(layout.write, lambda body: layout.decode(body.take(layout.size)))
+
+
 _WHOLE: Final[dict[Any, _Form]] = {
-    Config: _Form(CONFIG.write, lambda body: CONFIG.decode(body.take(CONFIG.size))),
-    Model: _Form(MODEL.write, lambda body: MODEL.decode(body.take(MODEL.size))),
-    Progress: _Form(PROGRESS.write, lambda body: PROGRESS.decode(body.take(PROGRESS.size))),
-    Metadata: _Form(METADATA.write, lambda body: METADATA.decode(body.take(METADATA.size))),
+    Config: _whole(CONFIG),
+    Model: _whole(MODEL),
+    Progress: _whole(PROGRESS),
+    Metadata: _whole(METADATA),
     Checkpoint: _Form(CHECKPOINT.write, lambda body: CHECKPOINT.read(body.take(CHECKPOINT.size))),
     Entropy: _Form(_write_entropy, _read_entropy),
 }

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from functools import partial
 from math import isfinite
 from typing import Any, Protocol
 
@@ -22,17 +23,13 @@ class Codec(Protocol):
     size: int
     mask: bytes
 
-    def write(self, value: Any) -> bytes:
-        """Encode a value in `size` bytes."""
-        ...
+    def write(self, value: Any) -> bytes: ...
 
     def read(self, raw: bytes) -> Any:
         """Decode `size` bytes; the caller checks the pads."""
         ...
 
-    def locate(self, offset: int) -> str:
-        """The name of the field at a byte offset."""
-        ...
+    def locate(self, offset: int) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,6 @@ class Field:
 
     @property
     def size(self) -> int:
-        """The length of the field in bytes."""
         return struct.calcsize("<" + self.code)
 
     def locate(self, offset: int) -> str:
@@ -69,29 +65,10 @@ class Field:
         return f"{self.name}{index}.{self.codec.locate(inside)}"
 
 
-def u8(name: str) -> Field:
-    """An unsigned byte."""
-    return Field(name, "B")
-
-
-def u16(name: str) -> Field:
-    """An unsigned integer of 2 bytes."""
-    return Field(name, "H")
-
-
-def u32(name: str) -> Field:
-    """An unsigned integer of 4 bytes."""
-    return Field(name, "I")
-
-
-def u64(name: str) -> Field:
-    """An unsigned integer of 8 bytes."""
-    return Field(name, "Q")
+u8, u16, u32, u64 = (partial(Field, code=code) for code in "BHIQ")
 
 
 def up_to(limit: int, field: Field) -> Field:
-    """An integer field that must not exceed `limit`."""
-
     def check(value: int) -> int:
         if value > limit:
             raise ValueError(f"{value} is above the limit of {limit}")
@@ -106,18 +83,11 @@ def _check_finite(value: float) -> float:
     return value
 
 
-def f32(name: str) -> Field:
-    """A finite float32; the nearest one is stored, so round a value first if it must survive a round trip."""
-    return Field(name, "f", _check_finite, _check_finite)
-
-
-def f64(name: str) -> Field:
-    """A finite float64."""
-    return Field(name, "d", _check_finite, _check_finite)
+# A float32 is the nearest one: round a value first if it must survive a round trip.
+f32, f64 = (partial(Field, code=code, to_wire=_check_finite, from_wire=_check_finite) for code in "fd")
 
 
 def f32_pair(name: str) -> Field:
-    """Two finite float32, in memory a tuple."""
     packed = struct.Struct("<ff")
 
     def to_wire(value: tuple[float, float]) -> bytes:
@@ -131,8 +101,6 @@ def f32_pair(name: str) -> Field:
 
 
 def raw(name: str, size: int = HASH_BYTES) -> Field:
-    """Exactly `size` bytes."""
-
     def check(value: bytes) -> bytes:
         if len(value) != size:
             raise ValueError(f"{len(value)} bytes, must be {size}")
@@ -142,8 +110,6 @@ def raw(name: str, size: int = HASH_BYTES) -> Field:
 
 
 def bitmap(name: str) -> Field:
-    """A bitmap of members: an integer in memory."""
-
     def to_wire(value: int) -> bytes:
         return value.to_bytes(BITMAP_BYTES, "little")
 
@@ -203,8 +169,6 @@ def texts(name: str, size: int, capacity: int) -> Field:
 
 
 def boolean(name: str) -> Field:
-    """A byte that is 0 or 1."""
-
     def from_wire(value: int) -> bool:
         if value > 1:
             raise ValueError(f"{value} is neither 0 nor 1")
@@ -214,7 +178,6 @@ def boolean(name: str) -> Field:
 
 
 def enum(name: str, members: type[IntEnum], code: str = "B") -> Field:
-    """One of the members of an enumeration."""
     return _one_of(name, code, {int(member): member for member in members}, members.__name__)
 
 
@@ -236,17 +199,14 @@ def _one_of(name: str, code: str, table: dict[int, Any], kind: str) -> Field:
 
 
 def pad(size: int) -> Field:
-    """`size` zero bytes."""
     return Field("pad", f"{size}x", is_pad=True, mask=b"\xff" * size)
 
 
 def constant(name: str, code: str, value: int | bytes) -> Field:
-    """A field that always holds `value`."""
     return Field(name, code, constant=value)
 
 
 def nested(name: str, codec: Codec) -> Field:
-    """A field that holds a nested record."""
     return Field(name, f"{codec.size}s", codec.write, codec.read, codec=codec, mask=codec.mask)
 
 
@@ -288,8 +248,6 @@ def entries(name: str, codec: Codec, capacity: int) -> Field:
 
 
 def exactly(name: str, codec: Codec, length: int) -> Field:
-    """A list of exactly `length` records."""
-
     def to_wire(values: list[Any]) -> bytes:
         if len(values) != length:
             raise ValueError(f"{len(values)} entries, must be {length}")
@@ -324,7 +282,6 @@ def until_zero(name: str, codec: Codec, capacity: int) -> Field:
 
 
 def numbers(name: str, length: int) -> Field:
-    """A list of exactly `length` u16."""
     packed = struct.Struct(f"<{length}H")
 
     def to_wire(values: list[int]) -> bytes:
@@ -340,11 +297,7 @@ def numbers(name: str, length: int) -> Field:
 
 def present(name: str, code: str = "B") -> Field:
     """The presence marker of an optional attribute: 1, or 0 for None."""
-
-    def to_wire(value: object) -> int:
-        return int(value is not None)
-
-    return Field(name, code, to_wire, boolean(name).from_wire)
+    return Field(name, code, lambda value: int(value is not None), boolean(name).from_wire)
 
 
 def optional(field: Field) -> Field:

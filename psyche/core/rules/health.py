@@ -16,7 +16,7 @@ from psyche.core.state.errors import (
 )
 from psyche.core.state.limits import LONGEST_STRIKE_EPOCHS, U8_MAX, U64_MAX, WITNESS_SILENCE_LIMIT
 from psyche.core.state.messages import Context, HealthCheck
-from psyche.core.state.roster import compute_exit_height, find_slot, get_healthy, get_slot
+from psyche.core.state.roster import compute_exit_height, find_slot, get_existing, get_healthy, get_slot
 from psyche.core.state.state import Client, ClientState, Config, Coordinator, Role, Round, RoundFlag, Slot
 from psyche.core.state.timeline import get_attested_round, get_round
 
@@ -144,12 +144,11 @@ def check_accusation(state: Coordinator, sender: bytes, message: HealthCheck) ->
         raise WrongRound(f"health check of ({epoch}, {height}): that round has passed or has not begun", "T7")
     if find_slot(state, sender) is None:
         raise UnknownMember("the sender of the health check holds no slot")
-    if not 0 <= member < len(state.clients):
-        raise UnknownMember(f"member {member} does not exist: the epoch has {len(state.clients)}")
+    client = get_existing(state, member)
     previous = get_round(state, height - 1) if height else None
     if previous is None:
         raise NoActiveRound("there is no round before the running one", "H4")
-    if problem := _find_alibi(state.clients[member], previous, member):
+    if problem := _find_alibi(client, previous, member):
         raise InvalidHealthCheck(f"member {member}: {problem}", "H4")
     return previous
 

@@ -18,7 +18,15 @@ from psyche.core.state.errors import (
 )
 from psyche.core.state.limits import HASH_BYTES, MAX_CLIENTS, U64_MAX
 from psyche.core.state.messages import Collect, Context, Join, LeaveRun, ReclaimSlot, ReportEquivocation, Withdraw
-from psyche.core.state.roster import compute_exit_height, find_member, find_slot, get_member, get_slot
+from psyche.core.state.roster import (
+    check_epoch,
+    compute_exit_height,
+    find_member,
+    find_slot,
+    get_existing,
+    get_member,
+    get_slot,
+)
 from psyche.core.state.state import ZERO32, Client, ClientState, Coordinator, RunState, Slot, SlotState
 
 _IDLE_EPOCHS: Final = 2  # `last_epoch` and one whole epoch after it
@@ -92,8 +100,7 @@ def process_withdrawal(state: Coordinator, context: Context, message: Withdraw) 
     epoch, member = message.epoch, message.member
     if state.halted:
         raise Halted("there is nothing to withdraw from while the run is halted")
-    if epoch != state.progress.epoch:
-        raise WrongRound(f"withdrawal from epoch {epoch}, but epoch {state.progress.epoch} is running", "T7")
+    check_epoch(state, epoch, "withdrawal from")
     if state.run_state is RunState.WAITING_FOR_MEMBERS:
         _process_join_taken_back(state, context.sender)
         return True
@@ -271,15 +278,12 @@ def process_ejection(state: Coordinator, context: Context, message: ReportEquivo
 def _check_evidence(state: Coordinator, epoch: int, height: int, member: int) -> Client:
     if state.halted:
         raise Halted("evidence counts only while its epoch is running")
-    if epoch != state.progress.epoch:
-        raise WrongRound(f"evidence from epoch {epoch}, but epoch {state.progress.epoch} is running", "T7")
+    check_epoch(state, epoch, "evidence from")
     if not state.in_round and state.run_state is not RunState.COOLDOWN:
         raise NoActiveRound("no round of this epoch has begun")
     if not 0 <= height <= state.current.height:
         raise WrongRound(f"evidence from round {height}, but the newest round is {state.current.height}", "T7")
-    if not 0 <= member < len(state.clients):
-        raise UnknownMember(f"member {member} does not exist: the epoch has {len(state.clients)}")
-    client = state.clients[member]
+    client = get_existing(state, member)
     if client.state is ClientState.EJECTED:
         raise InvalidEvidence(f"member {member} is ejected already", "R7")
     return client

@@ -13,11 +13,10 @@ from psyche.core.state.errors import (
     InvalidRunState,
     InvalidWitness,
     TooManyCandidates,
-    WrongRound,
 )
 from psyche.core.state.limits import HASH_BYTES, MAX_START_CANDIDATES
 from psyche.core.state.messages import Context, WarmupWitness
-from psyche.core.state.roster import get_electors, get_healthy, get_member, is_in_epoch
+from psyche.core.state.roster import check_epoch, get_electors, get_healthy, get_member, is_in_epoch
 from psyche.core.state.state import ZERO32, Client, ClientFlag, ClientState, Coordinator, Mark, RunState, StartCandidate
 
 _CANDIDATE: Final = ClientFlag.CANDIDATE_LOW | ClientFlag.CANDIDATE_HIGH
@@ -61,8 +60,7 @@ def _check_ready(state: Coordinator, context: Context, message: WarmupWitness) -
     epoch, member = message.epoch, message.member
     if state.halted:
         raise Halted("nobody warms up while the run is halted")
-    if epoch != state.progress.epoch:
-        raise WrongRound(f"ready for epoch {epoch}, but epoch {state.progress.epoch} is running", "T7")
+    check_epoch(state, epoch, "ready for")
     client = get_member(state, context.now, context.sender, member) if is_in_epoch(state) else None
     if client is not None and client.flags & ClientFlag.READY:
         raise DuplicateWitness(f"member {member} is ready already", "K3")  # a retry may land after the start

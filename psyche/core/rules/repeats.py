@@ -4,6 +4,8 @@ This covers a resend over TCP as well as a transaction that lands after its retr
 these functions to kinds of messages; messages of other kinds are never repeats.
 """
 
+from dataclasses import fields
+
 from psyche.core.state.messages import (
     HealthCheck,
     Join,
@@ -13,11 +15,20 @@ from psyche.core.state.messages import (
     Withdraw,
     WitnessMessage,
 )
-from psyche.core.state.state import Client, ClientFlag, ClientState, Coordinator, RunState, Slot, SlotState
+from psyche.core.state.state import (
+    Client,
+    ClientFlag,
+    ClientState,
+    Coordinator,
+    RunState,
+    Slot,
+    SlotState,
+    WitnessRecord,
+)
 from psyche.core.state.timeline import get_round
 
 # What a record keeps of a witness's message; metadata is never stored.
-RECORDED = ("member", "flags", "at_s", "held", "heard", "missing", "broadcast_bloom", "results_root", "state_digest")
+RECORDED = tuple(field.name for field in fields(WitnessRecord))
 
 
 def is_joined(state: Coordinator, sender: bytes, message: Join) -> bool:

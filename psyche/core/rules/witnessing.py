@@ -5,6 +5,7 @@ from typing import Final
 from psyche.core.committee.bloom import get_bit_count
 from psyche.core.committee.elections import is_witness
 from psyche.core.committee.seeds import compute_mix
+from psyche.core.rules.repeats import RECORDED
 from psyche.core.rules.tally import process_agreement
 from psyche.core.state.errors import (
     DuplicateWitness,
@@ -28,17 +29,7 @@ def process_witness(state: Coordinator, context: Context, message: WitnessMessag
     """Record a witness's report (W4, W5)."""
     check_witness(state, context, message)
     round_ = state.current
-    record = WitnessRecord(
-        member=message.member,
-        flags=message.flags,
-        at_s=message.at_s,
-        held=message.held,
-        heard=message.heard,
-        missing=message.missing,
-        broadcast_bloom=message.broadcast_bloom,
-        results_root=message.results_root,
-        state_digest=message.state_digest,
-    )
+    record = WitnessRecord(**{name: getattr(message, name) for name in RECORDED})
     round_.witnesses.append(record)
     if state.run_state is RunState.ROUND_TRAIN:  # frozen from RoundWitness on (E1)
         round_.mix = compute_mix(round_.mix, record.member, record.results_root, record.state_digest)

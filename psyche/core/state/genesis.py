@@ -1,22 +1,13 @@
 """The creation of a run."""
 
-import copy
 from collections.abc import Sequence
 
-from psyche.core.encoding.account import decode_model, encode_model
 from psyche.core.encoding.fields import fits_text
 from psyche.core.rules.apply import apply
-from psyche.core.rules.owner import process_first_weights
-from psyche.core.state.config_checks import (
-    find_bootstrap_problems,
-    find_metadata_problems,
-    find_progress_problems,
-    find_version_problems,
-    refuse_problems,
-)
+from psyche.core.rules.owner import process_client_version, process_update
 from psyche.core.state.errors import ConfigRefused
 from psyche.core.state.limits import HASH_BYTES, RUN_ID_BYTES
-from psyche.core.state.messages import Resume
+from psyche.core.state.messages import Context, Resume, Update, UpdateClientVersion
 from psyche.core.state.state import ZERO32, Config, Coordinator, Metadata, Model, Progress
 
 
@@ -33,32 +24,13 @@ def create_run(
     Raises:
         ConfigRefused: the configuration, a text or `run_uid` breaks a rule; the message names key and rule.
     """
-    progress = progress or Progress()
     _check_names(run_id, run_uid)
-    if len(first_weights) != HASH_BYTES:
-        raise ConfigRefused(f"first_weights: must have {HASH_BYTES} bytes")
-    refuse_problems(
-        [
-            *find_metadata_problems(metadata),
-            *find_version_problems(client_version),
-            *find_progress_problems(progress, config),
-            *find_bootstrap_problems(bootstrap),
-        ]
-    )
-    state = Coordinator(
-        metadata=copy.copy(metadata),
-        client_version=client_version,
-        run_id=run_id,
-        run_uid=run_uid,
-        model=model,
-        config=copy.copy(config),
-        progress=copy.copy(progress),
-        bootstrap=[*bootstrap],
-    )
-    apply(state, now, 0, ZERO32, Resume())  # checks the configuration
-    state.model = decode_model(encode_model(model))  # rounds the settings that the record holds as float32
-    if first_weights != ZERO32:  # S11
-        process_first_weights(state, first_weights)
+    state, context = Coordinator(run_id=run_id, run_uid=run_uid), Context(now, 0, ZERO32)
+    first = None if first_weights == ZERO32 else first_weights
+    settings = Update(config, model, progress, metadata, tuple(bootstrap), first)
+    process_update(state, context, settings)
+    process_client_version(state, context, UpdateClientVersion(client_version))
+    apply(state, now, 0, ZERO32, Resume())
     return state
 
 

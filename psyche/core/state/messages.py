@@ -56,8 +56,14 @@ Key: TypeAlias = Annotated[bytes, Sized(HASH_BYTES, HASH_BYTES)]
 Claim: TypeAlias = tuple[Key, Annotated[int, Between(1)] | None]
 
 
+class Message:
+    """Any message to the coordinator."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Message):
     """Make the transition that time or the record requires (T2, T3).
 
     `entropy` is None while the armed slot has no hash yet, EXPIRED when the hash is no longer available, and
@@ -68,7 +74,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class Join(Message):
     """Ask for a place in the next formation; the sender is the signer. A repeat changes nothing (M1 to M3, M5)."""
 
     p2p: Key
@@ -76,12 +82,12 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveRun:
+class LeaveRun(Message):
     """Give up the sender's slot; a member of the running epoch withdraws with it (M4)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw:
+class Withdraw(Message):
     """Leave the running epoch; in WaitingForMembers, take back the join (M4; `member` is ignored there)."""
 
     epoch: Epoch
@@ -89,7 +95,7 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
-class WarmupWitness:
+class WarmupWitness(Message):
     """Report ready in Warmup, with the full digest of the loaded weights (S8)."""
 
     epoch: Epoch
@@ -98,7 +104,7 @@ class WarmupWitness:
 
 
 @dataclass(frozen=True, slots=True)
-class WitnessMessage:
+class WitnessMessage(Message):
     """A witness's report on the attested round (W1); bitmaps are integers, bit i is member i."""
 
     epoch: Epoch
@@ -116,7 +122,7 @@ class WitnessMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class HealthCheck:
+class HealthCheck(Message):
     """Accuse a silent witness of the previous round; `height` is the running round's (H4)."""
 
     epoch: Epoch
@@ -125,7 +131,7 @@ class HealthCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class NameCheckpoint:
+class NameCheckpoint(Message):
     """Name a lasting source of the certified weights; `epoch` is the epoch that certified them (S10)."""
 
     epoch: Epoch
@@ -134,7 +140,7 @@ class NameCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportEquivocation:
+class ReportEquivocation(Message):
     """Eject a member that signed two results for one round; the backend has checked both signatures (R7)."""
 
     epoch: Epoch
@@ -143,17 +149,17 @@ class ReportEquivocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(Message):
     """Pause the run: at once before an epoch's first round, otherwise after its drain and Cooldown (P4)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Message):
     """Resume a paused run, or start a new one; everybody must join again (P4)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recover:
+class Recover(Message):
     """Shift the run's clocks after the coordinator was down for `gap_s` seconds (K2)."""
 
     gap_s: U64
@@ -161,12 +167,12 @@ class Recover:
 
 
 @dataclass(frozen=True, slots=True)
-class ReclaimSlot:
+class ReclaimSlot(Message):
     """Free the slot that has been idle longest, at least a whole epoch (M4)."""
 
 
 @dataclass(frozen=True, slots=True)
-class SetRates:
+class SetRates(Message):
     """Set the earning and slashing rates of coming epochs; None leaves a rate unchanged (M7)."""
 
     earning: U64 | None = None
@@ -174,7 +180,7 @@ class SetRates:
 
 
 @dataclass(frozen=True, slots=True)
-class Collect:
+class Collect(Message):
     """Take earnings out of the record in order to pay them: all of the claims, or none (M11).
 
     A claim is a pair of a signer and an amount; the amount None takes all earnings, even if there are none.
@@ -184,7 +190,7 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class Update(Message):
     """Change the owner's settings; None leaves a part unchanged (P9).
 
     `model` replaces the whole model, its sources of weights included: an update of, say, the learning rate must
@@ -208,13 +214,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateClientVersion:
+class UpdateClientVersion(Message):
     """Set the client version that the run requires, while it is paused or new (P9)."""
 
     version: Annotated[str, Sized(0, CLIENT_VERSION_BYTES)]
-
-
-Message: TypeAlias = (
-    Tick | Join | LeaveRun | Withdraw | WarmupWitness | WitnessMessage | HealthCheck | NameCheckpoint
-    | ReportEquivocation | Pause | Resume | Recover | ReclaimSlot | SetRates | Collect | Update | UpdateClientVersion
-)  # fmt: skip

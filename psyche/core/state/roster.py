@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from psyche.core.state.errors import UnknownMember
+from psyche.core.state.errors import UnknownMember, WrongRound
 from psyche.core.state.state import Client, ClientFlag, ClientState, Coordinator, RunState, Slot, SlotState
 
 _IN_EPOCH: Final = frozenset({RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN})
@@ -57,15 +57,24 @@ def is_expired(slot: Slot, now: int) -> bool:
     return slot.expires_unix != 0 and now >= slot.expires_unix
 
 
+def get_existing(state: Coordinator, member: int) -> Client:
+    if not 0 <= member < len(state.clients):
+        raise UnknownMember(f"member {member} does not exist: the epoch has {len(state.clients)}")
+    return state.clients[member]
+
+
+def check_epoch(state: Coordinator, epoch: int, what: str) -> None:
+    if epoch != state.progress.epoch:
+        raise WrongRound(f"{what} epoch {epoch}, but epoch {state.progress.epoch} is running", "T7")
+
+
 def get_member(state: Coordinator, now: int, sender: bytes, member: int) -> Client:
     """The member that a message names, if the message is signed by one of its keys (M1).
 
     Raises:
         UnknownMember: the member does not exist, or `sender` is not one of its valid keys.
     """
-    if not 0 <= member < len(state.clients):
-        raise UnknownMember(f"member {member} does not exist: the epoch has {len(state.clients)}")
-    client = state.clients[member]
+    client = get_existing(state, member)
     if sender == client.signer:
         return client
     if sender != client.p2p or (is_in_epoch(state) and is_expired(get_slot(state, client), now)):

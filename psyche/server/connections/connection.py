@@ -9,7 +9,7 @@ from psyche.errors import BackendError
 from psyche.server.connections.limits import MAX_REPLIES, REQUEST_BURST, REQUESTS_PER_S
 from psyche.server.connections.push import StateVersion
 from psyche.server.handler import Answer
-from psyche.wire.backend import Goodbye, Overloaded, code_of, shorten
+from psyche.wire.backend import Goodbye, Overloaded, shorten
 from psyche.wire.line.framing import FrameStream
 from psyche.wire.line.pace import TokenBucket
 from psyche.wire.line.places import Place
@@ -81,7 +81,7 @@ class Connection:
         """Send a goodbye and close; the first reason counts."""
         self.reason = self.reason or str(error)
         if self.goodbye is None:
-            self.goodbye = Goodbye(code_of(error), shorten(str(error)))
+            self.goodbye = Goodbye(type(error).__name__, shorten(str(error)))
             self.wake()
 
     def cancel(self, reason: str) -> None:

@@ -174,7 +174,7 @@ class Hub:
         if self._handler.may_follow(key):
             return wire.Reply(request.id, "BadRequest", "subscribe first, so that the server notices a lost connection")
         error = self._handler.access.refuse(key, self._handler.now)
-        return wire.Reply(request.id, wire.code_of(error), str(error))
+        return wire.Reply(request.id, type(error).__name__, str(error))
 
     def _subscribe(self, connection: Connection, key: bytes) -> None:
         former = self._subscribed.get(key)

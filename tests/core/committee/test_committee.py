@@ -9,7 +9,6 @@ from psyche.core.committee.elections import (
     compute_liar_bound,
     compute_quorum,
     compute_witnesses_expected,
-    get_ranks,
     get_roles,
     get_witnesses,
     is_witness,
@@ -78,10 +77,6 @@ def test_two_sets_never_both_win() -> None:
 )
 def test_witnesses_expected_is_the_least_of_setting_members_and_32(witness_nodes: int, members: int, n: int) -> None:
     assert compute_witnesses_expected(witness_nodes, members) == n
-
-
-def test_rank_is_the_number_of_set_bits_below() -> None:
-    assert get_ranks(0b1011_0001) == [0, 4, 5, 7]
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,5 +1,6 @@
 """Who may join (M12), over the handler and over real sockets: the owner's list, its life on disk, and refusals."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,10 +21,8 @@ from kits.server import (
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.messages import Pause
 from psyche.core.state.state import ClientState, RunState, Slot, SlotState
-from psyche.server.access import WAITING_SHOWN_S, AccessChanges, AllowList
-from psyche.server.journal import journal as j
+from psyche.server.access import WAITING_SHOWN_S, AllowList
 from psyche.telemetry import types
-from psyche.testing.builders import START_UNIX
 from psyche.wire import backend as wire
 from psyche.wire.access import MAX_KEYS, MAX_WAITING, OPEN, Access, Allow, Authorization, Disallow
 from psyche.wire.crypto import Identity
@@ -67,30 +66,31 @@ def restart(disk: MemoryDisk, access: Access | None = None) -> Members:
     return Members(handler)
 
 
-def test_nobody_joins_a_run_that_says_nothing_of_access() -> None:
-    members = build()
-    before = encode_state(members.handler.state)
-    reply = join(members, ADA)
-    assert reply.code == "NotAllowed"
-    assert f"psyche run allow {ADA.public.hex()}" in reply.message
-    assert encode_state(members.handler.state) == before
-
-
-def test_an_open_run_takes_everybody_but_who_was_disallowed() -> None:
-    members = build(OPEN)
-    assert join(members, ADA).code == ""
-    assert members.ask(OWNER.public, disallow(BEN)).code == ""
-    reply = join(members, BEN)
-    assert (reply.code, "has disallowed this key" in reply.message) == ("NotAllowed", True)
-
-
-def test_a_grantee_and_its_delegates_may_join_where_the_authorization_is_active() -> None:
-    dan = CLIENTS[3]
-    access = Access(
-        authorizations=(Authorization(ADA.public, (BEN.public,)), Authorization(CARL.public, (dan.public,), False))
-    )
-    members = build(access)
-    assert [join(members, one).code for one in (ADA, BEN, CARL, dan)] == ["", "", "NotAllowed", "NotAllowed"]
+@pytest.mark.parametrize(
+    ("access", "admitted"),
+    [
+        (Access(), ()),
+        (OPEN, CLIENTS[:4]),
+        (
+            Access(
+                authorizations=(
+                    Authorization(ADA.public, (BEN.public,)), Authorization(CARL.public, (CLIENTS[3].public,), False),
+                )
+            ),
+            (ADA, BEN),
+        ),
+    ],
+    ids=["nobody where nothing is said", "everybody", "a grantee and its delegates while that is active"],
+)  # fmt: skip
+def test_the_run_s_file_says_who_may_join(access: Access, admitted: Sequence[Identity]) -> None:
+    for identity in CLIENTS[:4]:
+        members = build(access)
+        before = encode_state(members.handler.state)
+        reply = join(members, identity)
+        assert reply.code == ("" if identity in admitted else "NotAllowed")
+        if reply.code:
+            assert f"psyche run allow {identity.public.hex()}" in reply.message
+            assert encode_state(members.handler.state) == before
 
 
 def test_the_owner_allows_a_key_on_a_running_server_once_whatever_the_resends() -> None:
@@ -185,13 +185,8 @@ def test_with_a_grantee_go_its_delegates_and_a_delegate_alone_can_go() -> None:
     assert members.handler.access.keys == {ADA.public, CARL.public}
     members.ask(OWNER.public, disallow(ADA, OP))
     assert members.handler.access.keys == set()
-
-
-def test_a_disallowed_key_is_allowed_again() -> None:
-    members = build(Access(authorizations=(Authorization(ADA.public),)))
-    members.ask(OWNER.public, disallow(ADA))
-    members.ask(OWNER.public, allow(ADA))
-    assert join(members, ADA).code == ""
+    members.ask(OWNER.public, allow(ADA, op_id=OP[1:] + b"!"))
+    assert join(members, ADA).code == "", "and can be allowed again"
 
 
 def test_the_list_survives_a_restart_and_the_snapshot_that_ends_its_segment() -> None:
@@ -210,13 +205,6 @@ def test_the_list_survives_a_restart_and_the_snapshot_that_ends_its_segment() ->
     assert again.handler.access.keys == {ADA.public, BEN.public, CARL.public, CLIENTS[4].public}
     assert again.ask(OWNER.public, disallow(ADA)).code == "", "a command sent again over the restart"
     assert ADA.public in again.handler.access.keys
-
-
-def test_a_snapshot_with_a_list_reads_back() -> None:
-    snapshot = j.Snapshot(
-        3, START_UNIX, (OP,), encode_state(RunFile().build_state()), AccessChanges({ADA.public: ()}).encode()
-    )
-    assert j.decode_snapshot(j.encode_snapshot(snapshot), 3) == snapshot
 
 
 def test_a_list_that_is_full_refuses_another_key_and_journals_nothing() -> None:
@@ -260,6 +248,8 @@ def test_a_closed_run_forgets_a_ban_that_changes_nothing_where_it_needs_the_room
 
 def test_an_open_run_keeps_every_ban_and_says_when_there_is_no_room_for_more() -> None:
     members = build(OPEN)
+    assert members.ask(OWNER.public, disallow(BEN, OP[1:] + b"!")).code == ""
+    assert "has disallowed this key" in join(members, BEN).message
     members.handler.access.changes.denied = set(build_full())
     seq = members.handler.journal.last_seq
     reply = members.ask(OWNER.public, disallow(ADA))
@@ -289,33 +279,22 @@ def fill(members: Members, count: int = 256) -> list[Identity]:
     return crowd
 
 
-def test_fresh_keys_that_join_and_leave_the_line_give_their_slots_back() -> None:
-    members = build(OPEN, waiting_for_members_extra_time=60)
-    for identity in fill(members):
-        members.handler.disconnected(identity.public, members.now)
-    members.wait(14)
+@pytest.mark.parametrize("meanwhile", ["nothing", "a restart", "an epoch of them"])
+def test_fresh_keys_that_join_and_leave_the_line_give_their_slots_back(meanwhile: str) -> None:
+    disk, forms_at_once = MemoryDisk(), meanwhile == "an epoch of them"
+    members = build(OPEN, disk, waiting_for_members_extra_time=1 if forms_at_once else 60)
+    crowd = fill(members)
+    if meanwhile == "a restart":
+        members = restart(disk, OPEN)
+        members.handler.recover(members.now)
+    else:
+        for identity in crowd:
+            members.handler.disconnected(identity.public, members.now)
+        members.wait(1)
+        assert (members.run_state is RunState.WARMUP) == forms_at_once
+        members.wait(13)
     assert join(members, ADA).code == "ClientsFull"
-    members.wait(1)
-    assert join(members, ADA).code == ""
-
-
-def test_after_a_restart_too() -> None:
-    disk = MemoryDisk()
-    members = build(OPEN, disk, waiting_for_members_extra_time=60)
-    fill(members)
-    again = restart(disk, OPEN)
-    again.handler.recover(again.now)
-    again.wait(15)
-    assert join(again, ADA).code == ""
-
-
-def test_and_where_an_epoch_was_formed_of_them() -> None:
-    members = build(OPEN, waiting_for_members_extra_time=1)
-    for identity in fill(members):
-        members.handler.disconnected(identity.public, members.now)
-    members.wait(1)
-    assert members.run_state is RunState.WARMUP
-    for _ in range(40):
+    for _ in range(27 if forms_at_once else 15):
         members.wait(1)
     assert join(members, ADA).code == ""
 

@@ -16,13 +16,6 @@ def build_record(key: bytes, port: int, expires_unix: int = 1_000) -> AddressRec
     return AddressRecord(key, (f"/ip4/10.0.0.1/tcp/{port}",), expires_unix, bytes(64))
 
 
-def test_the_newest_record_of_a_key_replaces_the_older_one() -> None:
-    book = AddressBook()
-    assert book.put(build_record(KEYS[0], 1), now=0)
-    assert book.put(build_record(KEYS[0], 2), now=0)
-    assert [r.addresses for r in book.records()] == [("/ip4/10.0.0.1/tcp/2",)]
-
-
 def test_a_record_sent_again_changes_nothing_and_is_not_pushed() -> None:
     book = AddressBook()
     book.put(build_record(KEYS[0], 1), now=0)

@@ -4,7 +4,6 @@ from kits.server import CLIENTS, OWNER, START_UNIX, MemoryDisk, RunFile, build_h
 
 from psyche.core.encoding.account import encode_state
 from psyche.core.rules.apply import apply
-from psyche.core.state.limits import MAX_CLAIMS
 from psyche.core.state.messages import Collect, Join
 from psyche.server.handler import CoordinatorHandler
 from psyche.wire import backend as wire
@@ -53,31 +52,7 @@ def test_m11_k3_a_resend_takes_nothing_more_before_and_after_a_restart() -> None
     assert get_earned(again) == ((A, 200), (B, 70))
 
 
-def test_m11_all_claims_are_carried_out_or_none() -> None:
-    handler = build_earned(MemoryDisk())
-    before = encode_state(handler.state)
-    for number, (claims, code) in enumerate(
-        [
-            (((A, 300), (B, 71)), "InvalidCollection"),
-            (((A, 300), (OWNER.public, 1)), "UnknownMember"),
-            (((A, 100), (A, 100)), "InvalidCollection"),
-        ]
-    ):
-        assert ask(handler, number, wire.build_submit(Collect(claims), op_id=OP)).code == code
-        assert encode_state(handler.state) == before
-    assert ask(handler, 9, wire.build_submit(Collect(((A, 300),)), op_id=OP)).code == "", (
-        "a refused op id is not used up"
-    )
-
-
 def test_m11_nobody_but_the_owner_sees_or_takes_earnings() -> None:
     handler = build_earned(MemoryDisk())
     assert ask(handler, 1, wire.EarningsRequest(), A).code == "NotOwner"
     assert ask(handler, 2, wire.build_submit(Collect(((A, 300),)), op_id=OP), A).code == "NotOwner"
-
-
-def test_the_largest_request_to_collect_fits_its_frame() -> None:
-    claims = tuple((bytes([i]) * 32, (1 << 64) - 1) for i in range(MAX_CLAIMS))
-    raw = wire.encode_message(wire.Request((1 << 62) - 1, wire.build_submit(Collect(claims), op_id=OP)))
-    assert len(raw) <= wire.MAX_REQUEST_BYTES
-    assert wire.decode_backend_request(raw).body == wire.build_submit(Collect(claims), op_id=OP)

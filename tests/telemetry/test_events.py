@@ -40,21 +40,14 @@ def test_an_event_is_one_json_line_with_time_node_and_kind(tmp_path: Path) -> No
     assert lines == ['{"t":12.5,"node":"client-1","kind":"digest","height":3,"digest":"01ff","agreed":true}']
 
 
-def test_without_a_path_only_subscribers_hear() -> None:
+def test_without_a_path_only_subscribers_hear_and_a_slow_one_keeps_the_newest() -> None:
     log = make_log(None)
-    heard = log.subscribe()
-    log.emit(types.Joined(epoch=2))
-    assert heard.drain() == [Entry(12.5, "client-1", types.Joined(epoch=2))]
-    assert heard.drain() == []
-
-
-def test_a_slow_subscriber_keeps_the_newest_and_counts_what_it_lost() -> None:
-    log = make_log(None)
-    heard = log.subscribe(limit=3)
+    heard, slow = log.subscribe(), log.subscribe(limit=3)
     for number in range(10):
         log.emit(types.Joined(epoch=number))
-    assert [entry.event for entry in heard.drain()] == [types.Joined(epoch=number) for number in (7, 8, 9)]
-    assert heard.dropped == 7
+    entries = [Entry(12.5, "client-1", types.Joined(epoch=number)) for number in range(10)]
+    assert (heard.drain(), heard.drain(), heard.dropped) == (entries, [], 0)
+    assert (slow.drain(), slow.dropped) == (entries[-3:], 7)
 
 
 def test_a_torn_last_line_is_skipped_and_the_next_process_goes_on(tmp_path: Path) -> None:
@@ -91,42 +84,30 @@ def test_a_sigkill_loses_at_most_the_last_line(tmp_path: Path) -> None:
     assert len(numbers) >= reported
 
 
-def test_files_rotate_and_stay_within_the_bound(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", [0, 2])
+def test_files_rotate_and_stay_within_the_bound(keep: int, tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
-    log = make_log(path, max_bytes=MAX_LINE_BYTES, keep=2)
+    log = make_log(path, max_bytes=MAX_LINE_BYTES, keep=keep)
     for number in range(2_000):
         log.emit(types.EpochFailed(epoch=number, reason="y" * 200, steps_lost=0))
     files = sorted(tmp_path.iterdir())
-    assert files == [path, get_rotated(path, 1), get_rotated(path, 2)]
+    assert files == [get_rotated(path, number) for number in range(keep + 1)]
     assert all(file.stat().st_size <= MAX_LINE_BYTES for file in files)
     numbers = [event["epoch"] for event in read_lines(path)]
     assert numbers == list(range(numbers[0], 2_000))
 
 
-def test_with_keep_0_only_the_running_file_exists(tmp_path: Path) -> None:
-    path = tmp_path / "e.jsonl"
-    log = make_log(path, max_bytes=MAX_LINE_BYTES, keep=0)
-    for number in range(1_000):
-        log.emit(types.EpochFailed(epoch=number, reason="y" * 200, steps_lost=0))
-    assert sorted(tmp_path.iterdir()) == [path]
-
-
-def test_an_event_too_long_for_a_line_keeps_its_kind_and_says_its_size(tmp_path: Path) -> None:
+def test_an_event_too_long_for_a_line_keeps_what_matters_most(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "e.jsonl", node="n")
     log.emit(make(types.Decided, members=tuple(range(100_000))))
-    (line,) = read_lines(tmp_path / "e.jsonl")
-    assert line["kind"] == "decided"
-    assert line["cut_bytes"] > MAX_LINE_BYTES
-    assert isinstance(read_event(line), types.Unknown)
-
-
-def test_a_long_traceback_keeps_its_end_where_the_error_stands(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "e.jsonl", node="n")
     log.emit(types.Crashed(error="Traceback" + "x" * 10_000 + "ValueError: the cause"))
-    (line,) = read_lines(tmp_path / "e.jsonl")
-    assert line["error"].startswith("Traceback")
-    assert line["error"].endswith("ValueError: the cause")
-    assert len(line["error"]) == 4_000
+    cut, crashed = read_lines(tmp_path / "e.jsonl")
+    assert cut["kind"] == "decided"
+    assert cut["cut_bytes"] > MAX_LINE_BYTES
+    assert isinstance(read_event(cut), types.Unknown)
+    assert crashed["error"].startswith("Traceback")
+    assert crashed["error"].endswith("ValueError: the cause"), "a traceback ends with the error"
+    assert len(crashed["error"]) == 4_000
 
 
 def test_a_number_that_no_float_holds_makes_an_event_unknown() -> None:

@@ -32,6 +32,14 @@ def _restore_logging() -> Iterator[None]:
             logging.getLogger(name).setLevel(logging.NOTSET)
 
 
+@pytest.fixture
+def logged() -> io.StringIO:
+    """What is logged for people."""
+    stream = io.StringIO()
+    configure_logging("console", "info", console=Console(stream, live=False))
+    return stream
+
+
 def test_json_logs_are_one_object_per_line_with_bound_fields(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("json", "info", node="client-2")
     structlog.get_logger("psyche.client").info("joined", epoch=3, digest=b"\x01")
@@ -40,13 +48,11 @@ def test_json_logs_are_one_object_per_line_with_bound_fields(capsys: pytest.Capt
     assert {"event": "joined", "epoch": 3, "digest": "01", "node": "client-2", "level": "info"}.items() <= event.items()
 
 
-def test_console_logs_go_through_the_console_and_quiet_libp2p() -> None:
-    stream = io.StringIO()
-    configure_logging("console", "info", console=Console(stream, live=False))
+def test_console_logs_go_through_the_console_and_quiet_libp2p(logged: io.StringIO) -> None:
     structlog.get_logger("psyche.client").info("joined", epoch=3)
     logging.getLogger("libp2p.host").error("noise")
     logging.getLogger("trio").warning("a %s", "warning")
-    text = stream.getvalue()
+    text = logged.getvalue()
     assert "joined" in text
     assert "epoch=3" in text
     assert "a warning" in text
@@ -76,9 +82,6 @@ def test_levels_parse_like_the_original_documentations_filter() -> None:
     assert parse_levels("") == (logging.INFO, {})
     with pytest.raises(ConfigError, match="loud"):
         parse_levels("psyche=loud")
-
-
-def test_an_unknown_mode_names_the_modes() -> None:
     with pytest.raises(ConfigError, match="console, json or none"):
         configure_logging("tui")  # pyright: ignore[reportArgumentType]
 
@@ -94,21 +97,19 @@ def test_lines_scroll_above_the_live_block() -> None:
     console = Console(stream, live=True)
     console.set_status("one\ntwo")
     console.print("a line")
-    assert stream.getvalue() == "one\ntwo" + "\r" + CLEAR_LINE + UP + CLEAR_LINE + "a line\none\ntwo"
+    shown = "one\ntwo" + "\r" + CLEAR_LINE + UP + CLEAR_LINE + "a line\none\ntwo"
+    assert stream.getvalue() == shown
+    console.set_status("one\ntwo")
+    assert stream.getvalue() == shown, "a block that is the same is not drawn again"
     console.clear_status()
     assert stream.getvalue().endswith("\r" + CLEAR_LINE + UP + CLEAR_LINE)
 
 
-def test_without_a_terminal_there_is_no_live_block() -> None:
+def test_a_closed_stream_silences_the_console_only() -> None:
     stream = io.StringIO()
     console = Console(stream)
     console.set_status("one")
-    assert stream.getvalue() == ""
-
-
-def test_a_closed_stream_silences_the_console_only() -> None:
-    stream = io.StringIO()
-    console = Console(stream, live=False)
+    assert stream.getvalue() == "", "without a terminal there is no live block"
     stream.close()
     console.print("nobody hears this")
     console.print("nor this")
@@ -128,65 +129,39 @@ def test_a_terminal_can_be_told_to_stay_plain(monkeypatch: pytest.MonkeyPatch, n
     assert not is_live(Terminal())
 
 
-def test_what_comes_again_and_again_is_told_once_and_then_now_and_then() -> None:
-    stream, clock = io.StringIO(), [0.0]
-    configure_logging("console", "info", console=Console(stream, live=False))
+def test_what_comes_again_and_again_is_told_once_and_then_now_and_then(logged: io.StringIO) -> None:
+    clock = [0.0]
     log = EventLog(None, node="client", now=lambda: clock[0])
     printer = EventPrinter(log.subscribe(), shorten=True)
 
     def get_lines(event: types.Event) -> list[str]:
-        stream.seek(0)
-        stream.truncate()
+        logged.seek(0)
+        logged.truncate()
         log.emit(event)
         printer.refresh()
-        return stream.getvalue().splitlines()
+        return logged.getvalue().splitlines()
 
-    assert len(get_lines(types.BackendLost(reason="refused", tries=0))) == 1
-    for _ in range(5):
-        clock[0] += 5.0
-        assert get_lines(types.BackendLost(reason="refused", tries=1)) == []
-    assert len(get_lines(types.BackendLost(reason="no connection", tries=2))) == 1
-    clock[0] += 30.0
-    assert len(get_lines(types.BackendLost(reason="no connection", tries=3))) == 1
-    clock[0] += 29.0
-    assert get_lines(types.BackendLost(reason="no connection", tries=4)) == []
+    told: list[int] = []
+    for wait_s, reason in ((0, "refused"), *((5, "refused"),) * 5, (0, "no line"), (30, "no line"), (29, "no line")):
+        clock[0] += wait_s
+        told.append(len(get_lines(types.BackendLost(reason=reason, tries=0))))
+    assert told == [1, 0, 0, 0, 0, 0, 1, 1, 0]
     clock[0] += 1.0
-    (line,) = get_lines(types.BackendLost(reason="no connection", tries=5))
+    (line,) = get_lines(types.BackendLost(reason="no line", tries=5))
     assert "times=2" in line
     assert len(get_lines(types.BackendConnected(run_id="run", program="x"))) == 1
-    assert len(get_lines(types.BackendLost(reason="no connection", tries=0))) == 1
+    assert len(get_lines(types.BackendLost(reason="no line", tries=0))) == 1
 
 
-def test_what_follows_from_the_user_s_stop_is_no_warning() -> None:
-    stream = io.StringIO()
-    configure_logging("console", "info", console=Console(stream, live=False))
+def test_what_follows_from_the_user_s_stop_is_no_warning_and_a_message_is_a_sentence(logged: io.StringIO) -> None:
     log = EventLog(None, node="client", now=lambda: 0.0)
     printer = EventPrinter(log.subscribe(), shorten=True)
     log.emit(types.LeftEpoch(reason="the trainer was lost", cause=types.LeaveCause.TRAINER_LOST))
     log.emit(make(types.EpochFailed))
     log.emit(types.LeftEpoch(reason="interrupted", cause=types.LeaveCause.STOPPED))
     log.emit(make(types.EpochFailed))
-    printer.refresh()
-    assert stream.getvalue().count("left_epoch") == 2
-    assert stream.getvalue().count("epoch_failed") == 1
-
-
-def test_a_status_block_that_is_the_same_is_not_drawn_again() -> None:
-    stream = io.StringIO()
-    console = Console(stream, live=True)
-    console.set_status("one")
-    drawn = stream.getvalue()
-    console.set_status("one")
-    assert stream.getvalue() == drawn
-    console.set_status("two")
-    assert stream.getvalue() != drawn
-
-
-def test_a_message_for_people_is_a_sentence_of_its_line() -> None:
-    stream = io.StringIO()
-    configure_logging("console", "info", console=Console(stream, live=False))
-    log = EventLog(None, node="client", now=lambda: 0.0)
-    printer = EventPrinter(log.subscribe(), shorten=True)
     log.emit(types.NotAllowedYet(message="the owner has not allowed this key yet"))
     printer.refresh()
-    assert "not_allowed_yet: the owner has not allowed this key yet" in stream.getvalue()
+    assert logged.getvalue().count("left_epoch") == 2
+    assert logged.getvalue().count("epoch_failed") == 1
+    assert "not_allowed_yet: the owner has not allowed this key yet" in logged.getvalue()

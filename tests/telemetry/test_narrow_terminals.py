@@ -141,16 +141,10 @@ def test_tables_of_figures_are_cut_into_several_that_fit() -> None:
     ] * 2  # fmt: skip
     for name in head[1:]:
         assert (name in first) != (name in second)
-    assert format_tables(head[:5], [row[:5] for row in rows]) == format_table(head[:5], [row[:5] for row in rows])
-
-
-def test_a_table_that_is_still_too_wide_without_its_spare_columns_loses_no_more() -> None:
     assert format_table(["a" * 90, "b"], [["x", "y"]], columns=20, spare=["b"]) == "a" * 90 + "\nx"
-
-
-def test_a_line_that_fits_stays_one_line() -> None:
     assert lay_out(["place", "figure"], ["waiting"], 80) == "place | figure | waiting"
     assert lay_out(["place", "figure", "f" * 90], ["waiting"], 20) == "place | figure\nwaiting"
+    assert format_tables(head[:5], [row[:5] for row in rows]) == format_table(head[:5], [row[:5] for row in rows])
 
 
 def test_a_bar_gives_its_room_to_the_figures() -> None:

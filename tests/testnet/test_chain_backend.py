@@ -60,12 +60,6 @@ async def test_a_real_validator_is_looked_for_before_anything_is_made(
         build_backend(settings)
 
 
-async def test_a_real_validator_is_asked_for_where_it_is_there(settings: TestnetSettings, tmp_path: Path) -> None:
-    prepared = await prepare(settings, lambda _text: None)
-    settings.validator = Validator.real
-    assert "dev validator --validator real --port" in " ".join(get_backend_argv(prepared, settings))
-
-
 async def test_a_run_whose_data_a_server_would_serve_is_refused_before_anything_is_made(
     settings: TestnetSettings, tmp_path: Path
 ) -> None:

@@ -20,7 +20,6 @@ from psyche.testnet.report import (
     WaitWatch,
     build_client_report,
     build_report,
-    compute_allreduce_bytes,
     find_problems,
     format_report,
     hash_weights,
@@ -33,6 +32,16 @@ from psyche.testnet.view import LiveView
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
     return Layout(tmp_path, tmp_path / "events")
+
+
+def open_log(layout: Layout, number: int, t: float = 1_019.0) -> EventLog:
+    return EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}", now=lambda: t)
+
+
+def open_view(layout: Layout, clients: int, *, live: bool = True) -> tuple[LiveView, io.StringIO, list[float]]:
+    """A live view, what it prints, and its clock."""
+    stream, clock = io.StringIO(), [1_020.0]
+    return LiveView(layout, clients, 241, Console(stream, live=live), now=lambda: clock[0]), stream, clock
 
 
 def make_clock(step: float = 1.0) -> Iterator[float]:
@@ -61,25 +70,23 @@ def write_client(layout: Layout, number: int, digest: str = "aa", *, weights: by
     return log
 
 
-def test_a_client_report_is_folded_from_its_events(layout: Layout) -> None:
-    write_client(layout, 1)
-    report = build_report(layout, "demo", {1: 0}, {1: 2}, 12.34, "")
-    (client,) = report.clients
+def test_a_report_is_folded_from_the_events_of_the_clients(layout: Layout) -> None:
+    for number in (1, 2, 3):
+        log = write_client(layout, number)
+    for reason, failed in (("data: token 4000 is not below", True), ("the round was over", False)):
+        log.emit(types.NotSent(height=2, reason=reason, failed=failed))
+    report = build_report(layout, "demo", {1: 0, 2: 0, 3: 0}, {1: 2}, 12.34, "")
+    client = report.clients[0]
     assert (client.rounds_trained, client.rounds_applied, client.tokens, client.step) == (2, 2, 200, 3)
     assert (client.loss, client.digest, client.kills, client.seconds_to_join) == (2.5, "aa", 2, 1.0)
     assert (client.bytes_sent, client.bytes_received) == (500, 700)
     assert client.compute_share == pytest.approx(1.0 / 3.0, abs=1e-3)
-    assert report.problems == []
-
-
-def test_equal_digests_and_weights_are_bit_identical(layout: Layout) -> None:
-    for number in (1, 2, 3):
-        write_client(layout, number)
-    report = build_report(layout, "demo", {1: 0, 2: 0, 3: 0}, {}, 60.0, "")
-    assert report.equal
+    assert [one.batches_failed for one in report.clients] == [0, 0, 1]
+    assert (report.problems, report.equal) == ([], True)
     text = format_report(report)
     assert "all 3 clients hold bit-identical weights" in text
     assert "5.3 kB" in text  # 2 * 2/3 * 2 bytes * 1000 parameters * 2 rounds
+    assert "epochs given up: 0, steps lost: 0, batches not trained: 1, kills: 2" in text
 
 
 @pytest.mark.parametrize(
@@ -100,15 +107,6 @@ def test_what_differs_is_a_problem(
     assert f"PROBLEM: {problem}" in format_report(report)
 
 
-def test_batches_that_could_not_be_trained_are_counted(layout: Layout) -> None:
-    log = write_client(layout, 1)
-    for reason, failed in (("data: token 4000 is not below", True), ("the round was over", False)):
-        log.emit(types.NotSent(height=2, reason=reason, failed=failed))
-    report = build_report(layout, "demo", {1: 1}, {}, 60.0, "")
-    assert report.clients[0].batches_failed == 1
-    assert "epochs given up: 0, steps lost: 0, batches not trained: 1, kills: 0" in format_report(report)
-
-
 def test_a_client_that_does_not_hold_the_certified_weights_shows_its_own_digest() -> None:
     lines = [
         Entry(1.0, "c", types.Digest(height=3, digest=b"own", agreed=False)),
@@ -117,16 +115,20 @@ def test_a_client_that_does_not_hold_the_certified_weights_shows_its_own_digest(
     assert build_client_report("c", lines, 3).digest == b"own".hex()
 
 
-def test_a_client_that_never_finished_is_a_problem_unless_the_run_was_stopped() -> None:
-    client = ClientReport("client-1", digest="aa", exit_code=0)
-    assert find_problems(RunReport("demo", 1.0, [client], 0)) == ["client-1 did not finish"]
-    assert find_problems(RunReport("demo", 1.0, [client], 0, stopped="1 minute is over")) == []
-    client.exit_code = 130
-    assert find_problems(RunReport("demo", 1.0, [client], 0)) == ["client-1 ended with exit code 130"]
-    assert find_problems(RunReport("demo", 1.0, [client], 0, stopped="1 minute is over")) == []
-    assert find_problems(RunReport("demo", 1.0, [ClientReport("c", exit_code=0, finished=True)], 0)) == [
-        "no client has trained a round"
-    ]
+@pytest.mark.parametrize("stopped", ["", "1 minute is over"])
+@pytest.mark.parametrize(
+    ("client", "problem"),
+    [
+        (ClientReport("c", digest="aa", exit_code=0), "c did not finish"),
+        (ClientReport("c", digest="aa", exit_code=130), "c ended with exit code 130"),
+    ],
+)
+def test_a_client_that_never_finished_is_a_problem_unless_the_run_was_stopped(
+    client: ClientReport, problem: str, stopped: str
+) -> None:
+    assert find_problems(RunReport("demo", 1.0, [client], 0, stopped)) == ([] if stopped else [problem])
+    idle = ClientReport("c", exit_code=0, finished=True)
+    assert find_problems(RunReport("demo", 1.0, [idle], 0, stopped)) == ["no client has trained a round"]
 
 
 def test_waits_are_compared_with_the_deadlines_they_named() -> None:
@@ -146,11 +148,6 @@ def test_waits_are_compared_with_the_deadlines_they_named() -> None:
     assert "waits: 3, the latest ended 0.50 s after its deadline" in format_report(RunReport("demo", 1.0, [client], 0))
 
 
-def test_a_ring_all_reduce_sends_twice_the_gradient_less_one_share() -> None:
-    assert compute_allreduce_bytes(919_000, 3, 1) == round(4 / 3 * 2 * 919_000)
-    assert compute_allreduce_bytes(919_000, 1, 100) == 0
-
-
 def test_the_hash_of_weights_names_files_and_bytes(tmp_path: Path) -> None:
     assert hash_weights(tmp_path) == ""
     (tmp_path / "a.safetensors").write_bytes(b"1")
@@ -166,11 +163,6 @@ def test_the_summary_is_whole_json(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "summary.json").read_text())
     assert found["equal"] is True
     assert found["clients"][0]["losses"] == [[1, 2.0]]
-
-
-def test_the_mean_loss_is_over_clients_and_smooth() -> None:
-    clients = [ClientReport("a", losses=[(1, 4.0), (2, 2.0), (3, 4.0)]), ClientReport("b", losses=[(1, 2.0)])]
-    assert compute_mean_loss(clients) == [(1, 3.0), (2, 3.0), (3, 3.0)]
 
 
 def test_the_mean_loss_does_not_end_in_one_batch_s_noise() -> None:
@@ -189,10 +181,9 @@ def test_a_plot_is_drawn_only_of_something(tmp_path: Path) -> None:
 
 
 def test_the_live_view_is_a_table_of_all_clients(layout: Layout) -> None:
-    stream = io.StringIO()
-    view = LiveView(layout, 2, 241, Console(stream, live=True), now=lambda: 1_020.0)
+    view, _, _ = open_view(layout, 2)
     write_client(layout, 1)
-    log = EventLog(layout.events_of("client-2"), node="client-2", now=lambda: 1_019.0)
+    log = open_log(layout, 2)
     log.emit(make(types.StateChanged, run_state=RunState.ROUND_TRAIN, height=1, step=2, members=2))
     log.emit(make(types.WaitStarted, what="1 payload", until=1_025.0, then="go on without it"))
     view.refresh()
@@ -207,9 +198,9 @@ def test_the_live_view_is_a_table_of_all_clients(layout: Layout) -> None:
 
 def test_a_long_wait_is_wrapped_and_names_clients(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    view = LiveView(layout, 3, 241, Console(io.StringIO(), live=True), now=lambda: 1_020.0)
+    view, _, _ = open_view(layout, 3)
     for number, index in ((1, 2), (2, 0), (3, 1)):
-        log = EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}", now=lambda: 1_019.0)
+        log = open_log(layout, number)
         log.emit(make(types.StateChanged, run_state=RunState.WARMUP, epoch=4, step=2, members=3))
         log.emit(types.Member(index=index, members=3))
         if number == 3:
@@ -229,9 +220,8 @@ def test_a_long_wait_is_wrapped_and_names_clients(layout: Layout, monkeypatch: p
 
 
 def test_what_happens_again_and_again_is_told_now_and_then(layout: Layout) -> None:
-    stream, clock = io.StringIO(), [1_000.0]
-    view = LiveView(layout, 2, 241, Console(stream, live=False), now=lambda: clock[0])
-    logs = [EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}") for number in (1, 2)]
+    view, stream, clock = open_view(layout, 2, live=False)
+    logs = [open_log(layout, number) for number in (1, 2)]
     for _ in range(31):
         for log in logs:
             log.emit(types.Error(message="no weights"))
@@ -242,29 +232,16 @@ def test_what_happens_again_and_again_is_told_now_and_then(layout: Layout) -> No
 
 
 def test_what_several_clients_wait_for_is_said_once(layout: Layout) -> None:
-    view = LiveView(layout, 3, 241, Console(io.StringIO(), live=True), now=lambda: 1_020.0)
+    view, _, _ = open_view(layout, 3)
     for number in (1, 3):
-        log = EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}", now=lambda: 1_019.0)
-        log.emit(make(types.WaitStarted, what="the owner to resume the run", then="join again"))
+        open_log(layout, number).emit(make(types.WaitStarted, what="the owner to resume the run", then="join again"))
     view.refresh()
     assert view.draw().splitlines()[5:] == ["clients 1, 3: waiting for the owner to resume the run, then join again"]
 
 
-def test_what_ends_because_the_user_stops_is_no_news(layout: Layout) -> None:
-    stream = io.StringIO()
-    view = LiveView(layout, 1, 241, Console(stream, live=False), now=lambda: 1_020.0)
-    view.is_stopping = True
-    log = EventLog(layout.events_of("client-1"), node="client-1")
-    log.emit(make(types.EpochFailed))
-    view.refresh()
-    assert stream.getvalue() == ""
-    assert view.clients[1].epochs_failed == 1
-
-
 def test_notable_events_are_told_with_their_reason(layout: Layout) -> None:
-    stream = io.StringIO()
-    view = LiveView(layout, 1, 241, Console(stream, live=False), now=lambda: 1_020.0)
-    log = EventLog(layout.events_of("client-1"), node="client-1")
+    view, stream, _ = open_view(layout, 1, live=False)
+    log = open_log(layout, 1)
     log.emit(make(types.EpochFailed, reason="no digest", steps_lost=8))
     log.emit(types.Error(message="the trainer hung", trainer="hung"))
     log.emit(make(types.StateChanged, run_state=RunState.ROUND_TRAIN, epoch=1, step=9, members=3))
@@ -276,23 +253,26 @@ def test_notable_events_are_told_with_their_reason(layout: Layout) -> None:
     assert "client-1 continues from its journal after 1 min 15 s" in text
     assert "epoch 1 trains from step 9, 3 members" in text
     assert view.training.is_set()
+    view.is_stopping, before = True, stream.getvalue()
+    log.emit(make(types.EpochFailed, reason="the server is gone"))
+    view.refresh()
+    assert stream.getvalue() == before, "what ends because the user stops is no news"
+    assert view.clients[1].epochs_failed == 2
 
 
 def test_without_a_terminal_a_line_comes_every_ten_seconds(layout: Layout) -> None:
-    stream = io.StringIO()
-    clock = [0.0]
-    view = LiveView(layout, 1, 241, Console(stream, live=False), now=lambda: clock[0])
+    view, stream, clock = open_view(layout, 1, live=False)
     write_client(layout, 1)
     view.refresh()
     assert stream.getvalue() == ""
-    clock[0] = 10.0
+    clock[0] += 10.0
     view.refresh()
     view.refresh()
     assert stream.getvalue().count("\n") == 1
     assert "step 3 of 241, finished | loss 2.00" in stream.getvalue()
-    clock[0] = 69.0
+    clock[0] += 59.0
     view.refresh()
     assert stream.getvalue().count("\n") == 1  # nothing has changed
-    clock[0] = 70.0
+    clock[0] += 1.0
     view.refresh()
     assert stream.getvalue().count("\n") == 2

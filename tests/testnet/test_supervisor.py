@@ -26,7 +26,6 @@ from psyche.testnet import supervisor
 from psyche.testnet.backends import Prepared
 from psyche.testnet.commands import get_backend_argv, get_client_argv, get_owner_argv
 from psyche.testnet.prepare import prepare
-from psyche.testnet.process import Child
 from psyche.testnet.settings import TestnetSettings
 
 DEADLINE_S = 300.0  # only a broken supervisor reaches it
@@ -144,27 +143,10 @@ async def test_a_run_whose_clients_agree_ends_with_0_and_leaves_nothing(
     use_stand_ins(monkeypatch)
     said = await run(settings, 0)
     assert "all 3 clients hold bit-identical weights" in said
+    assert said.index("starting the server") < said.index("server on 127.0.0.1"), "nobody looks at an empty screen"
     assert not any(map(is_alive, get_pids(tmp_path / "run")))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["equal"] is True
     assert (tmp_path / "run" / "loss.png").exists()
-
-
-async def test_nobody_looks_at_an_empty_screen_while_server_and_torch_start(
-    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_stand_ins(monkeypatch)
-    console, stream = make_console()
-    seen: list[str] = []
-    start = supervisor.Testnet.start_server
-
-    def start_server(testnet: supervisor.Testnet) -> Child:
-        seen.append(stream.getvalue())
-        return start(testnet)
-
-    monkeypatch.setattr(supervisor.Testnet, "start_server", start_server)
-    with trio.fail_after(DEADLINE_S):
-        await supervisor.run_testnet(settings, console)
-    assert "starting the server" in seen[0]
 
 
 @pytest.mark.parametrize(
@@ -223,34 +205,23 @@ async def test_killed_clients_come_back(settings: TestnetSettings, monkeypatch: 
     assert set(testnet.exits.values()) == {130}
 
 
-async def test_a_server_that_dies_ends_the_run_with_its_reason(
-    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (SERVER.replace("listener.accept()[0].close()", "listener.accept(); sys.exit('it is too late')"), "too late"),
+        ("import sys; sys.exit('no room on the disk')", "no room on the disk"),
+    ],
+    ids=["it dies", "it cannot start"],
+)
+async def test_a_server_that_ends_ends_the_run_with_its_reason(
+    program: str, reason: str, settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_stand_ins(monkeypatch, seconds=600)
-    console, _ = make_console()
-    prepared = await prepare(settings, console.print)
-
-    async def run() -> None:
-        async with supervisor.open_testnet(prepared, settings, console) as testnet:
-            assert testnet.server is not None
-            testnet.server.kill()
-            await trio.sleep_forever()
-
+    broken = [sys.executable, "-c", program]
+    monkeypatch.setattr(supervisor, "get_backend_argv", lambda prepared, _: [*broken, str(prepared.server_port)])
     with trio.fail_after(DEADLINE_S), pytest.raises(ExceptionGroup) as raised:
-        await run()
-    assert raised.group_contains(PsycheError, match="the server ended: killed by SIGKILL")
-
-
-async def test_a_server_that_cannot_start_ends_the_run_with_its_reason(
-    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_stand_ins(monkeypatch)
-    broken = [sys.executable, "-c", "import sys; sys.exit('no room on the disk')"]
-    monkeypatch.setattr(supervisor, "get_backend_argv", lambda *_: broken)
-    console, _ = make_console()
-    with trio.fail_after(DEADLINE_S), pytest.raises(ExceptionGroup) as raised:
-        await supervisor.run_testnet(settings, console)
-    assert raised.group_contains(PsycheError, match="no room on the disk")
+        await supervisor.run_testnet(settings, make_console()[0])
+    assert raised.group_contains(PsycheError, match=reason)
 
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "in the background of a script"])
@@ -306,11 +277,9 @@ async def test_a_configuration_that_would_wait_for_ever_is_refused_before_anythi
     with pytest.raises(ConfigError, match="init_min_clients is 2"):
         await prepare(settings, print)
     assert list(tmp_path.iterdir()) == []
-
-
-async def test_a_run_folder_that_holds_something_is_refused(settings: TestnetSettings, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "x").write_text("")
+    settings.wait_for_all = True
+    config = (await prepare(settings, print)).run.config
+    assert (config.init_min_clients, config.min_clients) == (1, 1)
     with pytest.raises(ConfigError, match="not empty"):
         await prepare(settings, print)
 
@@ -398,12 +367,6 @@ async def test_clients_here_take_no_program_ids_of_another_chain(
     monkeypatch.setattr(supervisor, "Child", SeenChild)
     await run(settings, 0)
     assert set(taken) == {""}
-
-
-async def test_a_run_can_wait_for_any_number_of_clients(settings: TestnetSettings) -> None:
-    settings.num_clients, settings.wait_for_all = 1, True
-    prepared = await prepare(settings, print)
-    assert (prepared.run.config.init_min_clients, prepared.run.config.min_clients) == (1, 1)
 
 
 async def test_a_preparation_that_fails_leaves_no_folder(demo: TestnetSettings, tmp_path: Path) -> None:

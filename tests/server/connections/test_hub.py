@@ -218,17 +218,6 @@ async def test_the_first_request_must_be_hello(autojump_clock: MockClock) -> Non
         assert "must be HelloRequest" in get_reasons(rig)
 
 
-async def test_a_client_for_another_run_is_told_so_and_closed(autojump_clock: MockClock) -> None:
-    async with open_rig() as rig:
-        frames = FrameStream(rig.open(), 1 << 20)
-        await client_handshake(frames, STRANGER, wire.PURPOSE, CHANNEL, SERVER.public, 60)
-        client = Client(STRANGER, frames._stream, frames)
-        assert (await client.ask(wire.HelloRequest(wire.VERSION, "other", "test"))).code == "WrongRun"
-        goodbye = await client.read_to_the_end()
-        assert goodbye is not None
-        assert "'test-run', not 'other'" in goodbye.message
-
-
 async def test_bytes_that_are_no_handshake_end_their_own_connection(autojump_clock: MockClock) -> None:
     async with open_rig() as rig:
         clients = await open_members(rig)
@@ -323,50 +312,25 @@ async def test_a_request_whose_answer_was_lost_is_answered_alike_on_the_next_con
         assert len(rig.handler.state.current.witnesses) == 1
 
 
-async def test_strangers_make_room_for_newcomers_and_members_stay(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("who", [CLIENTS[0], OWNER, STRANGER], ids=["member", "owner", "join authority"])
+async def test_a_preferred_key_is_answered_while_strangers_hold_all_places(
+    who: Identity, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub_module.limits, "MAX_UNAUTHENTICATED", 3)
     async with open_rig() as rig:
-        clients = await open_members(rig)
-        crowd = [await rig.connect(build_identity(60 + number)) for number in range(6)]
-        await trio.sleep(0.1)
-        assert len(rig.hub._open) == len(clients) + 3
-        assert (await crowd[-1].ask(wire.PingRequest())).code == ""
-        with pytest.raises(PsycheError):
-            await crowd[0].ask(wire.PingRequest())
-        await assert_well(rig, clients)
-
-
-async def test_a_member_comes_back_while_strangers_hold_all_places(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hub_module.limits, "MAX_UNAUTHENTICATED", 3)
-    async with open_rig() as rig:
+        rig.handler.access = AllowList(Access(True, STRANGER.public), AccessChanges(), OWNER.public)
         clients = await open_members(rig)
         for _ in range(4):
             rig.open()  # and says nothing
         await clients[0].frames.aclose()
-        again = await rig.connect(clients[0].identity)
-        await again.subscribe()
+        client = await rig.connect(who)
         for _ in range(4):
             rig.open()
         await trio.sleep(0.1)
-        assert (await again.ask(wire.PingRequest())).code == ""
-
-
-@pytest.mark.parametrize("commander", [OWNER, STRANGER], ids=["owner", "join authority"])
-async def test_a_command_is_answered_while_strangers_hold_all_places(
-    commander: Identity, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hub_module.limits, "MAX_UNAUTHENTICATED", 3)
-    async with open_rig() as rig:
-        rig.handler.access = AllowList(Access(join_authority=STRANGER.public), AccessChanges(), OWNER.public)
-        client = await rig.connect(commander)
-        for _ in range(4):
-            rig.open()  # and says nothing
-        await trio.sleep(0.1)
-        assert (await client.ask(wire.build_submit(Allow(CLIENTS[0].public), op_id=bytes(16)))).code == ""
+        may_allow = wire.build_submit(Allow(CLIENTS[0].public), op_id=bytes(16))
+        assert (await client.ask(wire.PingRequest() if who is CLIENTS[0] else may_allow)).code == ""
+        assert len(rig.hub._open) == 2 + 1 + 3, "the oldest strangers made room for the newest"
+        await assert_well(rig, clients[1:])
 
 
 async def ask_often(client: Client, answered: list[Identity], count: int = 10) -> None:
@@ -420,14 +384,6 @@ async def test_addresses_of_strangers_take_turns_in_being_answered(monkeypatch: 
             await other.ask(wire.StatusRequest())
             assert len(answered) <= before + 3, "one turn, and what was on its way"
             nursery.cancel_scope.cancel()
-
-
-async def test_a_key_has_three_connections_and_the_newest_stay(autojump_clock: MockClock) -> None:
-    async with open_rig() as rig:
-        crowd = [await rig.connect(STRANGER) for _ in range(5)]
-        await trio.sleep(0.1)
-        assert len(rig.hub._open) == limits.MAX_CONNECTIONS_PER_KEY
-        assert (await crowd[-1].ask(wire.PingRequest())).code == ""
 
 
 def test_tokens_come_back_with_time() -> None:

@@ -66,13 +66,6 @@ def test_runs_are_the_same_wherever_blocks_of_comparison_begin(some: list[tuple[
     assert all(run.data == after[run.offset : run.offset + len(run.data)] for run in found)
 
 
-def test_runs_leave_out_what_is_equal_but_for_small_gaps() -> None:
-    before = bytes(1_000)
-    after = change(before, [(0, b"ab"), (10, b"c"), (30, b"d")])[:1_000]
-    assert compute_runs(before, after) == (wire.ChangedBytes(0, after[:11]), wire.ChangedBytes(30, b"d"))
-    assert compute_runs(before, before) == ()
-
-
 def test_a_first_push_is_the_whole_state_compressed() -> None:
     version = build_handler().version
     push = make_push(None, version, now=77)

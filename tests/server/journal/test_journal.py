@@ -11,7 +11,8 @@ from kits.runs import build_run
 from kits.server import MemoryDisk
 
 from psyche.core.state.limits import MAX_CLAIMS, STATE_BYTES
-from psyche.core.state.messages import Collect, Pause, SetRates, Tick, Withdraw
+from psyche.core.state.messages import Collect, NameCheckpoint, Pause, SetRates, Tick, Withdraw
+from psyche.core.state.state import Checkpoint, CheckpointKind
 from psyche.server.journal import journal as j
 from psyche.server.journal.changes import Change, decode_change, encode_change
 from psyche.server.journal.recovery import create_journal, recover
@@ -56,6 +57,7 @@ CHANGES = (
     Change(SetRates(None, 7), b"o" * 32, bytes(16)),
     Change(Collect(((bytes(32), 7), (b"\1" * 32, 8))), b"o" * 32, bytes(16)),
     Change(Disallow(b"k" * 32, b"f" * 32), b"o" * 32, bytes(16)),
+    Change(NameCheckpoint(1, b"d" * 32, Checkpoint(CheckpointKind.LOCAL, "drive/one")), b"k" * 32),
 )
 
 
@@ -104,37 +106,36 @@ def test_a_tail_torn_at_any_byte_of_the_last_record_loses_that_record_alone() ->
     assert j.scan_segment(whole[:before_last], 1) == j.Scan(good.records[:2], before_last)
 
 
-def test_any_byte_changed_in_the_last_record_loses_that_record_alone() -> None:
-    disk = MemoryDisk()
-    build_journal(disk, 3)
-    whole = disk.files[j.get_segment_name(1)]
-    good = read(disk)
-    start = len(whole) - len(j.encode_record(good.records[2]))
-    for place in range(start, len(whole)):
-        damaged = bytearray(whole)
-        damaged[place] ^= 0x40
-        scan = j.scan_segment(bytes(damaged), 1)
-        assert scan == j.Scan(good.records[:2], start, is_torn=True), f"byte {place}"
-
-
-def test_any_byte_changed_before_good_records_is_a_broken_middle_and_no_torn_tail() -> None:
+def test_any_byte_changed_is_a_torn_tail_in_the_last_record_and_a_broken_middle_before_it() -> None:
     disk = MemoryDisk()
     build_journal(disk, 4)
     whole = disk.files[j.get_segment_name(1)]
-    end_of_second = sum(len(j.encode_record(r)) for r in read(disk).records[:2])
-    for place in range(end_of_second):
+    good = read(disk).records
+    start = len(whole) - len(j.encode_record(good[3]))
+    for place in range(len(whole)):
         damaged = bytearray(whole)
         damaged[place] ^= 0x40
         scan = j.scan_segment(bytes(damaged), 1)
-        assert scan.behind, f"byte {place}"
-        assert not scan.is_torn
+        if place < start:
+            assert (bool(scan.behind), scan.is_torn) == (True, False), f"byte {place}"
+        else:
+            assert scan == j.Scan(good[:3], start, is_torn=True), f"byte {place}"
 
 
-def test_zeros_after_the_last_record_are_a_torn_tail() -> None:
+def build_stray(seq: int) -> bytes:
+    return j.encode_record(j.Record(seq, 100, 1, encode_change(Change(Tick(bytes(32)))), HASH[:8]))
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [bytes(4_096), bytes(50) + build_stray(9_999) + build_stray(1), struct.pack("<II", 0xFFFF_FFFF, 0) + bytes(100)],
+    ids=["zeros", "records of other parts of the run", "a length of four gigabytes"],
+)
+def test_what_is_no_record_of_here_is_a_torn_tail(rest: bytes) -> None:
     disk = MemoryDisk()
     build_journal(disk, 2)
     whole = disk.files[j.get_segment_name(1)]
-    scan = j.scan_segment(whole + bytes(4_096), 1)
+    scan = j.scan_segment(whole + rest, 1)
     assert (len(scan.records), scan.good_bytes, scan.is_torn) == (2, len(whole), True)
 
 
@@ -159,20 +160,6 @@ def test_records_between_two_holes_are_found_too() -> None:
     for hole in (10, 200):
         damaged[hole * size : (hole + 90) * size] = bytes(90 * size)
     assert [r.seq for r in j.scan_segment(bytes(damaged), 1).behind] == [*range(101, 201), *range(291, 301)]
-
-
-def test_a_record_of_another_part_of_the_run_does_not_make_a_tail_a_hole() -> None:
-    disk = MemoryDisk()
-    build_journal(disk, 2)
-    other = j.encode_record(j.Record(9_999, 100, 1, encode_change(Change(Tick(bytes(32)))), HASH[:8]))
-    earlier = j.encode_record(j.Record(1, 100, 1, encode_change(Change(Tick(bytes(32)))), HASH[:8]))
-    scan = j.scan_segment(disk.files[j.get_segment_name(1)] + bytes(50) + other + earlier, 1)
-    assert (len(scan.records), scan.is_torn) == (2, True)
-
-
-def test_a_length_of_four_gigabytes_is_refused_before_anything_is_allocated() -> None:
-    raw = struct.pack("<II", 0xFFFF_FFFF, 0) + bytes(100)
-    assert j.scan_segment(raw, 1) == j.Scan((), 0, is_torn=True)
 
 
 def test_records_appended_together_cost_one_sync() -> None:

@@ -6,10 +6,9 @@ import pytest
 from kits.log import Log
 from kits.server import CLIENTS, OWNER, Members, MemoryDisk, RunFile, build_file, build_handler, recover_run
 
-from psyche.core.encoding.account import decode_state, encode_state
-from psyche.core.state.errors import Halted
-from psyche.core.state.messages import NameCheckpoint, Pause, Resume, SetRates, Tick
-from psyche.core.state.state import Checkpoint, CheckpointKind, ClientState, RunState
+from psyche.core.encoding.account import encode_state
+from psyche.core.state.messages import Pause, Resume, SetRates, Tick
+from psyche.core.state.state import ClientState, RunState
 from psyche.errors import ConfigError
 from psyche.server.handler import CoordinatorHandler
 from psyche.server.journal import journal as j
@@ -17,7 +16,6 @@ from psyche.server.journal.changes import Change, decode_change
 from psyche.server.journal.recovery import create_journal, recover
 from psyche.server.run import compute_run_uid, open_run
 from psyche.testing.builders import START_UNIX, build_config, build_hash
-from psyche.wire import backend as wire
 from psyche.wire.crypto import blake3_hash
 
 OP = bytes(range(16))
@@ -123,12 +121,27 @@ def test_a_broken_newest_snapshot_costs_nothing_because_the_one_before_is_kept(r
     assert newest not in disk.files
 
 
-def test_without_a_good_snapshot_there_is_a_clear_error(recording: Recording) -> None:
+def spoil(image: dict[str, bytes], what: str) -> str:
+    """Damage a folder; return what is said of it."""
+    older, newer = j.get_numbers(list(image), "snapshot-")
+    first, second = j.get_segment_name(older + 1), j.get_segment_name(newer + 1)
+    image[j.get_snapshot_name(newer)] = b""
+    match what:
+        case "snapshots":
+            image[j.get_snapshot_name(older)] = image[j.get_snapshot_name(older)][:1_000]
+            return "no good snapshot"
+        case "a missing segment":
+            del image[first]
+            return rf"{second}, byte 0: record {older + 1} is broken or missing"
+        case _:
+            image[first] = image[first][:-1]
+            return f"{first}.*is broken"
+
+
+@pytest.mark.parametrize("what", ["snapshots", "a missing segment", "a torn segment before the newest"])
+def test_what_is_missing_before_the_tail_is_a_clear_error(what: str, recording: Recording) -> None:
     image = dict(recording.images[max(recording.images)])
-    for name in image:
-        if name.startswith("snapshot-"):
-            image[name] = image[name][:1_000]
-    with pytest.raises(j.JournalError, match="no good snapshot"):
+    with pytest.raises(j.JournalError, match=spoil(image, what)):
         recover(MemoryDisk(image))
 
 
@@ -211,49 +224,17 @@ def test_an_accepted_loss_in_an_older_segment_names_the_newest_round_that_is_los
     assert recover(MemoryDisk(disk.files)) is not None, "what is left is whole"
 
 
-def test_a_missing_segment_is_a_clear_error(recording: Recording) -> None:
-    seq = max(recording.images)
-    image = dict(recording.images[seq])
-    older, newer = j.get_numbers(list(image), "snapshot-")
-    broken = image[j.get_snapshot_name(newer)][:-1] + b"?"
-    image[j.get_snapshot_name(newer)] = broken
-    del image[j.get_segment_name(older + 1)]
-    with pytest.raises(
-        j.JournalError, match=rf"{j.get_segment_name(newer + 1)}, byte 0: record {older + 1} is broken or missing"
-    ):
-        recover(MemoryDisk(image))
-
-
-def test_a_segment_that_is_torn_before_the_newest_one_is_a_clear_error(recording: Recording) -> None:
-    image = dict(recording.images[max(recording.images)])
-    older, newer = j.get_numbers(list(image), "snapshot-")
-    image[j.get_snapshot_name(newer)] = b""
-    name = j.get_segment_name(older + 1)
-    image[name] = image[name][:-1]
-    with pytest.raises(j.JournalError, match=f"{name}.*is broken"):
-        recover(MemoryDisk(image))
-
-
-def test_a_record_that_gives_another_state_is_a_clear_error() -> None:
-    disk = MemoryDisk()
-    state = RunFile().build_state()
+@pytest.mark.parametrize(
+    ("is_refused", "words"), [(False, "gives a different state"), (True, "cannot be applied again")]
+)
+def test_a_record_that_cannot_be_replayed_is_a_clear_error(is_refused: bool, words: str) -> None:
+    disk, state, pause = MemoryDisk(), RunFile().build_state(), Change(Pause(), op_id=OP)
+    if is_refused:
+        pause.process(state, START_UNIX)
     journal = create_journal(disk, START_UNIX, encode_state(state))
-    journal.append(START_UNIX, Change(Pause(), op_id=OP), build_hash("not the state after a pause"))
+    journal.append(START_UNIX, pause, build_hash("not the state after a pause"))
     journal.flush()
-    with pytest.raises(j.JournalError, match="gives a different state"):
-        recover(disk)
-
-
-def test_a_record_that_the_state_machine_refuses_is_a_clear_error() -> None:
-    disk = MemoryDisk()
-    state = RunFile().build_state()
-    Change(Pause(), op_id=OP).process(state, START_UNIX)
-    journal = create_journal(disk, START_UNIX, encode_state(state))
-    with pytest.raises(Halted):
-        Change(Pause(), op_id=OP).process(state, START_UNIX)
-    journal.append(START_UNIX, Change(Pause(), op_id=OP), build_hash("state"))
-    journal.flush()
-    with pytest.raises(j.JournalError, match="cannot be applied again"):
+    with pytest.raises(j.JournalError, match=words):
         recover(disk)
 
 
@@ -323,15 +304,6 @@ def test_the_recovery_itself_is_journaled() -> None:
     assert encode_state(again.state) == encode_state(handler.state)
 
 
-def test_an_owners_command_sent_again_over_a_restart_takes_effect_once() -> None:
-    disk = MemoryDisk()
-    members = build_training(disk)
-    assert members.command(Pause()).code == ""
-    handler, after = restart(disk, members.now)
-    assert after.command(Pause()).code == ""
-    assert handler.state.pending_pause
-
-
 def test_rates_are_what_they_were_after_a_restart() -> None:
     """K1, M7."""
     disk = MemoryDisk()
@@ -343,22 +315,6 @@ def test_rates_are_what_they_were_after_a_restart() -> None:
     assert (registry.future_earning_rate, registry.future_slashing_rate) == (91, 4)
     assert after.command(SetRates(90, 4)).code == ""
     assert registry.future_earning_rate == 91, "the command was carried out before"
-
-
-def test_a_checkpoint_that_was_named_is_on_record_after_a_restart() -> None:
-    """K1, S10."""
-    disk = MemoryDisk()
-    members = build_training(disk)
-    while members.run_state is not RunState.COOLDOWN:
-        members.step()
-    state = members.handler.state
-    named = wire.build_submit(
-        NameCheckpoint(state.certified.epoch, state.certified.digest, Checkpoint(CheckpointKind.LOCAL, "drive/one"))
-    )
-    assert members.ask(state.clients[0].p2p, named).code == ""
-    handler, _ = restart(disk, members.now)
-    assert handler.state.model.checkpoint == Checkpoint(CheckpointKind.LOCAL, "drive/one")
-    assert handler.state.checkpoint.digest == handler.state.certified.digest
 
 
 def test_op_ids_outlive_the_segment_they_were_written_to() -> None:
@@ -404,8 +360,3 @@ def test_a_run_made_again_under_its_name_has_another_uid() -> None:
     one, other = (compute_run_uid(OWNER.public, "run", now) for now in (1, 2))
     assert one != other
     assert compute_run_uid(CLIENTS[0].public, "run", 1) != one
-
-
-def test_a_recorded_state_decodes(recording: Recording) -> None:
-    for raw in recording.states.values():
-        assert encode_state(decode_state(raw)) == raw

@@ -18,11 +18,12 @@ from typing import Final
 import trio
 from _table import build_parser, finish, print_table
 
+from psyche.backends.kinds import BackendKind
 from psyche.config.rewrite import set_values
 from psyche.telemetry import types
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import read_event, read_lines
-from psyche.testnet.settings import BackendKind, Layout, TestnetSettings
+from psyche.testnet.settings import Layout, TestnetSettings
 from psyche.testnet.supervisor import run_testnet
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -225,7 +225,6 @@ class Fitted(NamedTuple):
 
     target: "Target"
     file: "LoadedRun"
-    warnings: tuple[str, ...]
 
 
 class Target(Protocol):

@@ -1,7 +1,5 @@
 """Checks beyond the core's rules: warnings, and settings that this version cannot run yet."""
 
-from collections.abc import Iterable
-from dataclasses import replace
 from typing import Final
 
 from psyche.config.values import get_variant_name
@@ -20,9 +18,7 @@ from psyche.core.state.state import (
 
 STRANGERS_WITNESSES: Final = 16  # with this many, bad members are unlikely to win a committee
 DAY_S: Final = 86_400  # a longer wait is probably a typo or the wrong unit
-CONFIRMATION_S: Final = 2  # of a transaction on Solana, usually; 0.4 to 3 s
 SHORT_WARMUP_S: Final = 5  # even the trainer of a small model takes that long to start
-ENTROPY_DELAY_SLOTS: Final = 4  # E1: nobody knows the hash of a slot that is that far ahead
 ENTROPY_ON_SERVER: Final = "config.entropy_delay is for the chain; a TCP server uses 0"
 
 _RUNNABLE_CHECKPOINTS: Final = (CheckpointKind.DUMMY, CheckpointKind.LOCAL)
@@ -59,41 +55,6 @@ def _find_unsupported_settings(config: Config) -> list[str]:
     if config.min_stake:
         found.append("config.min_stake cannot be above 0 yet: nobody can deposit a stake, so nobody could join")
     return found
-
-
-def find_chain_problems(model: Model) -> list[str]:
-    """Find settings that run on a server only; a run on a chain is refused with them."""
-    if model.data_location.kind is DataLocationKind.SERVER:
-        return ["model.LLM.data_location 'Server': a chain serves no data; what runs there: 'Local', 'Dummy'"]
-    return []
-
-
-def delay_entropy(config: Config) -> Config:
-    """Return the configuration as it goes on record on a chain: with a delay of the entropy, if it names none (E1)."""
-    return config if config.entropy_delay else replace(config, entropy_delay=ENTROPY_DELAY_SLOTS)
-
-
-def find_chain_warnings(config: Config, warnings: Iterable[str]) -> list[str]:
-    """Find what to warn of on a chain: of these warnings those that hold there, and of members that would be late."""
-    kept = [warning for warning in warnings if warning != ENTROPY_ON_SERVER]
-    if config.round_witness_time >= 3 * CONFIRMATION_S:
-        return kept
-    text = (
-        f"config.round_witness_time {config.round_witness_time} s: on a chain a report takes up to {CONFIRMATION_S} s "
-        f"to be seen; use at least {3 * CONFIRMATION_S} s, or members that are not late count as late"
-    )
-    return [*kept, text]
-
-
-def find_address_warnings(config: Config, bootstrap: tuple[str, ...]) -> list[str]:
-    """Find what to warn of where no server keeps a book of addresses."""
-    if bootstrap or config.init_min_clients <= 1:
-        return []
-    text = (
-        "bootstrap: no address is on record, so clients do not find each other: name one that is always there, or "
-        "start each client with --bootstrap"
-    )
-    return [text]
 
 
 def find_warnings(config: Config, model: Model) -> list[str]:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-CHAIN_WITNESS_S: Final = 10  # a report is on record only seconds after it was sent
+from psyche.backends.kinds import CHAIN, SERVER, BackendTraits
+
 SEVERAL: Final = (
     "# several clients on one machine: each with another --data-dir, and with its share of the cores (--threads)"
 )
@@ -15,9 +16,8 @@ SEVERAL: Final = (
 class DraftedBackend:
     """A server or a chain; what one of them lacks is None or empty."""
 
+    traits: BackendTraits
     data_server: str | None  # host:port where members fetch samples; None: each member reads the data itself
-    has_allow_list: bool
-    least_witness_s: int
     about: str  # for run.toml
     flag: str  # of commands that play or try the run
     list_next: Callable[[str, str], tuple[str, ...]]  # from folder and run id to the commands that begin it
@@ -28,7 +28,7 @@ def draft_server(address: str) -> DraftedBackend:
     host, _, port = address.rpartition(":")
     at = f"--server-addr {address}"
     return DraftedBackend(
-        f"{host}:{int(port) + 1}", True, 0, "", "",
+        SERVER, f"{host}:{int(port) + 1}", "", "",
         lambda folder, run_id: (
             "# for real: the server; for each member a client, which shows its KEY; then let it in",
             f"psyche server run --state {folder} --server-port {port}",
@@ -42,7 +42,7 @@ def draft_server(address: str) -> DraftedBackend:
 def draft_chain(rpc: str) -> DraftedBackend:
     about = " Its record is on a chain, where `psyche auth` says who may join."
     return DraftedBackend(
-        None, False, CHAIN_WITNESS_S, about, " --backend solana",
+        CHAIN, None, about, f" --backend {CHAIN.kind}",
         lambda folder, _run_id: (
             "# for real: with your wallet, which pays; it says what comes next",
             f"psyche run create --state {folder} --rpc {shlex.quote(rpc)}",

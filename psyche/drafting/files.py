@@ -77,7 +77,7 @@ def write_run_file(answers: Answers, model: ModelChoice, plan: Plan) -> str:
     text.set(RunFile, {"run_id": answers.run_id})
     text.open("config")
     text.set(ConfigTable, plan.config, _get_config_notes(answers, model))
-    if answers.backend.has_allow_list:
+    if answers.backend.traits.keeps_access:
         text.open("access", "Who may join: `psyche run allow KEY` lets a key in, while the run goes on too.")
         text.set(AccessTable, {"open": False})
     text.open("metadata", "For people, and for `psyche simulate`.")

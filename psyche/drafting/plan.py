@@ -55,7 +55,7 @@ def compute_run_plan(answers: Answers, model: ModelChoice) -> Plan:
         "cooldown_time": max(LEAST_COOLDOWN_S, save_s),
         "waiting_for_members_extra_time": ConfigTable.model_fields["waiting_for_members_extra_time"].default,
         "max_round_train_time": recipe.train_s,
-        "round_witness_time": max(recipe.witness_s, answers.backend.least_witness_s),
+        "round_witness_time": max(recipe.witness_s, answers.backend.traits.least_witness_s),
         "rounds_per_epoch": epoch_rounds,
         "total_steps": answers.steps + 1,
         "init_min_clients": answers.members,

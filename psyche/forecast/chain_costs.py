@@ -9,7 +9,7 @@ from typing import Any
 from psyche.backends.solana.amounts import LAMPORTS_PER_SOL, MAX_PRIORITY_LAMPORTS, format_sol
 from psyche.config.profile import ChainTable
 from psyche.core.state.state import Config
-from psyche.forecast.backends import ServerBackend
+from psyche.forecast.backends import ForecastBackend
 from psyche.forecast.play import Forecast
 from psyche.forecast.question import Question
 from psyche.sim.chain.facts import ChainFacts, Paid
@@ -49,21 +49,21 @@ class ChainCosts:
 def build_server_question(question: Question) -> Question:
     """The same run with a server, without the faults of the chain."""
     return replace(
-        question, backend=ServerBackend(), faults=tuple(one for one in question.faults if one.kind not in CHAIN_KINDS)
+        question, backend=ForecastBackend(), faults=tuple(one for one in question.faults if one.kind not in CHAIN_KINDS)
     )
 
 
 def compute_costs(forecast: Forecast, with_server: Forecast | None = None) -> ChainCosts | None:
     """Compute what the chain costs; None with a server, or if no round was finished."""
-    chain, members = forecast.question.backend.costs, forecast.members
+    table, members = forecast.question.backend.costs, forecast.members
     rounds = [one.seconds for one in forecast.accounts.data_rounds]
-    if chain is None or not rounds or not members:
+    if table is None or not rounds or not members:
         return None
     facts: ChainFacts = forecast.outcome.facts["chain"]
     names = {node.name for node in members}
-    per_round = _share(facts.in_rounds, names, sum(len(node.present) for node in members), chain)
+    per_round = _share(facts.in_rounds, names, sum(len(node.present) for node in members), table)
     joined = sum(len({epoch for epoch, _ in node.present}) for node in members)
-    around = _share(facts.outside, names, joined, chain)
+    around = _share(facts.outside, names, joined, table)
     length, epochs = count_rounds(forecast)
     other_s = [one.seconds for one in with_server.accounts.data_rounds] if with_server is not None else []
     return ChainCosts(
@@ -129,9 +129,9 @@ def _draw_row(name: str, fees: Fees) -> list[str]:
 
 def build_chain_json(forecast: Forecast, with_server: Forecast | None) -> dict[str, Any] | None:
     """The figures of the chain as plain data; None with a server."""
-    chain, costs = forecast.question.backend.costs, compute_costs(forecast, with_server)
-    if chain is None:
+    table, costs = forecast.question.backend.costs, compute_costs(forecast, with_server)
+    if table is None:
         return None
     question = forecast.question
-    found: dict[str, Any] = {"assumed": chain.model_dump(), "warnings": question.cautions}
+    found: dict[str, Any] = {"assumed": table.model_dump(), "warnings": question.cautions}
     return found if costs is None else found | asdict(costs) | {"of_chain_s": costs.of_chain_s}

@@ -33,7 +33,7 @@ def load_faults(path: Path, clients: int, backend: ForecastBackend) -> tuple[Fau
         found = read_faults(tables, ALL_KINDS)
         for number, fault in enumerate(found):
             check_within(f"fault[{number}]", check_fault, fault, clients)
-            place, endpoints = backend.scenario_backend, backend.conditions.endpoints
+            place, endpoints = backend.traits.kind, backend.conditions.endpoints
             check_within(f"fault[{number}]", check_backend_of_fault, fault, place, endpoints)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

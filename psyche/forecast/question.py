@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
+from psyche.backends.kinds import Fit
 from psyche.config.load import LoadedRun
 from psyche.config.profile import ClassTable
 from psyche.core.state.state import Config
 from psyche.errors import ConfigError
-from psyche.forecast.backends import ForecastBackend, ServerBackend
+from psyche.forecast.backends import ForecastBackend
 from psyche.forecast.recorder import BODY_BYTES, PARTS, build_sizes
 from psyche.forecast.workload import Workload
 from psyche.network.limits import NetworkLimits
@@ -42,17 +43,27 @@ class Question:
     seed: int = 0  # of all randomness
     faults: tuple[Fault, ...] = ()  # in addition to the classes' random failures
     changes: Mapping[str, int] = field(default_factory=dict)  # [config] keys whose values differ from the run's
-    backend: ForecastBackend = field(default_factory=ServerBackend)  # what keeps the record
+    backend: ForecastBackend = field(default_factory=ForecastBackend)  # what keeps the record
 
     @property
     def config(self) -> Config:
         """The configuration to play: the run's, with the changes, as it goes on record."""
-        return self.backend.fit(replace(self.run.config, **self.changes))
+        return self._fit.config
 
     @property
     def cautions(self) -> list[str]:
         """What `run create` warns of."""
-        return self.backend.find_cautions(self.config, self.run.bootstrap)
+        return self._fit.warnings
+
+    @property
+    def problems(self) -> list[str]:
+        """What cannot run on the backend."""
+        return self._fit.problems
+
+    @property
+    def _fit(self) -> Fit:
+        config = replace(self.run.config, **self.changes)
+        return self.backend.traits.fit(config, self.run.model, self.run.bootstrap)
 
     @property
     def clients(self) -> int:
@@ -74,8 +85,8 @@ def check_question(question: Question) -> None:
             f"{question.run.path}: config.init_min_clients is {config.init_min_clients}, but only {clients} "
             "clients take part, so no epoch could ever form -> raise --clients, or lower init_min_clients"
         )
-    if problems := question.backend.find_problems(question.run.model):
-        raise ConfigError("\n".join(f"{question.run.path}: {problem}" for problem in problems))
+    if question.problems:
+        raise ConfigError("\n".join(f"{question.run.path}: {problem}" for problem in question.problems))
     if not 1 <= question.rounds <= MOST_ROUNDS:
         raise ConfigError(f"--rounds {question.rounds}: must be from 1 to {MOST_ROUNDS}")
 
@@ -94,7 +105,7 @@ def build_scenario(question: Question) -> Scenario:
         seed=question.seed, classes=tuple(build_class(one, count, workload) for one, count in population),
         config=values, blob_bytes=build_sizes(workload), weight_parts=PARTS, shares_lines=True,
         limits=build_limits(workload, min(one.up_mbit_s for one, _ in population) * BYTES_PER_MBIT),
-        backend=question.backend.scenario_backend, chain=question.backend.conditions,
+        backend=question.backend.traits.kind, chain=question.backend.conditions,
     )  # fmt: skip
     limit_s = compute_end_s(question, scenario)
     return replace(scenario, limit_s=limit_s, faults=(*question.faults, *draw_failures(question, limit_s)))
@@ -166,7 +177,7 @@ def compute_patience_s_of(question: Question) -> float:
     """Seconds without progress after which a forecast ends; long enough for a failed machine to come back."""
     back_s = [60 * (one.back_after_min or 0.0) for one in question.classes if one.fails_every_h is not None]
     backend = question.backend
-    transition_s = compute_transition_s(Scenario(backend=backend.scenario_backend, chain=backend.conditions))
+    transition_s = compute_transition_s(Scenario(backend=backend.traits.kind, chain=backend.conditions))
     patience_s = compute_patience_s(question.config, transition_s=transition_s)
     return PATIENCES * (patience_s + max(back_s, default=0.0))
 

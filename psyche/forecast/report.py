@@ -244,7 +244,7 @@ def build_json(forecast: Forecast, with_server: Forecast | None = None) -> dict[
     """
     question, accounts = forecast.question, forecast.accounts
     return {
-        "run": question.run.run_id, "seed": question.seed, "backend": question.backend.name,
+        "run": question.run.run_id, "seed": question.seed, "backend": question.backend.traits.kind,
         "chain": build_chain_json(forecast, with_server), "clients": question.clients,
         "members_of_rounds": len(forecast.members),
         "classes": {one.name: count for one, count in zip(question.classes, question.counts, strict=True)},

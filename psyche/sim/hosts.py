@@ -269,7 +269,7 @@ class ClientHost(Host):
             return None
         return ClientStatistics(
             members=len(engine.state.clients), engine=engine.statistics(), shell=shell.statistics(),
-            backend=None if backend is None else backend.statistics(), network=network.statistics(),
+            backend=backend.statistics() if backend else None, network=network.statistics(),
             limits=network.limits, connection_streams=network.count_streams(),
         )  # fmt: skip
 
@@ -280,7 +280,7 @@ class ClientHost(Host):
         return trainer.compute_root()
 
     def get_book(self) -> tuple[AddressRecord, ...]:
-        show = None if self.backend is None else self.backend.get_addresses
+        show = self.backend.get_addresses if self.backend else None
         return () if show is None else tuple(show())
 
     def send_to(self, key: bytes, raw: bytes) -> None:
@@ -322,7 +322,7 @@ class ClientHost(Host):
             self.network = await stack.enter_async_context(self.world.hub.open_node(
                 self.identity, self.folder / "network", limits=self.world.scenario.limits, run_io=run_in_thread,
                 get_unix=lambda: int(self.unix()),
-                address=None if self.world.backend.lists_addresses else get_fixed_address(self.number),
+                address=None if self.world.backend.traits.lists_addresses else get_fixed_address(self.number),
             ))  # fmt: skip
             self.backend = await stack.enter_async_context(self._open_backend(life))
             self.shell = self._build_shell(life, self.network, self.backend, self.trainer)
@@ -368,7 +368,7 @@ class ClientHost(Host):
 
     def _get_bootstrap(self) -> tuple[PeerAddress, ...]:
         """The addresses that its user gives it, where the backend lists none (N3)."""
-        if self.world.backend.lists_addresses:
+        if self.world.backend.traits.lists_addresses:
             return ()
         seed, names = self.world.scenario.seed, self.world.scenario.names[:BOOTSTRAP_PEERS]
         keys = [build_machine_identity(seed, name).public for name in names]

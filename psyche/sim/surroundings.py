@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from psyche.backends.kinds import BackendTraits
 from psyche.backends.port import Backend
 from psyche.core.state.state import Config, Coordinator, Model
 from psyche.network.memory.links import Links
@@ -41,7 +42,7 @@ class Caller:
 
 
 class SimulatedBackend(Protocol):
-    lists_addresses: ClassVar[bool]
+    traits: ClassVar[BackendTraits]
 
     def drop(self, key: bytes) -> None: ...
 

@@ -165,9 +165,9 @@ class World:
 
     @property
     def _chain(self) -> "ChainBackend":
-        chain = self.backend.controls
-        assert chain is not None, "checked with the scenario"
-        return chain
+        controls = self.backend.controls
+        assert controls is not None, "checked with the scenario"
+        return controls
 
     @property
     def machines(self) -> tuple[Host, ...]:

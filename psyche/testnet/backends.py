@@ -2,21 +2,22 @@
 
 import contextlib
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import trio
 
 from psyche import __version__
+from psyche.backends.kinds import CHAIN, SERVER, BackendTraits
 from psyche.config.load import LoadedRun
-from psyche.config.rules import find_chain_problems, find_chain_warnings
 from psyche.errors import BackendError, ConfigError, PsycheError
 from psyche.localchain.validator import Validator
 from psyche.telemetry.text import format_number
 from psyche.testnet.free_port import choose_port
-from psyche.testnet.settings import BackendKind, Layout, TestnetSettings
+from psyche.testnet.settings import Layout, TestnetSettings
 
 if TYPE_CHECKING:
     from solders.pubkey import Pubkey
@@ -45,28 +46,34 @@ class Prepared:
     p2p_ports: tuple[int, ...] = ()  # of clients whose addresses the record names
 
 
-class LocalBackend(Protocol):
+class LocalBackend(ABC):
     """The backend of a testnet: `name` is that of its process, `title` says in a sentence what it is."""
 
-    name: str
-    title: str
+    traits: ClassVar[BackendTraits]
+    name: ClassVar[str]
+    title: ClassVar[str]
 
-    def find_problems(self, run: LoadedRun) -> list[str]:
-        """Why it could not keep such a run.
+    def __init__(self, settings: TestnetSettings) -> None:
+        self._settings = settings
+
+    @abstractmethod
+    def check_validator(self) -> None:
+        """Check that it can have the validator that the settings name.
 
         Raises:
-            ConfigError: a program that it needs is not on this machine.
+            ConfigError: it has none, or its program is not on this machine.
         """
-        ...
-
-    def find_warnings(self, run: LoadedRun) -> Sequence[str]: ...
 
     def prepare(self, run: LoadedRun, keys: Sequence[bytes], layout: Layout) -> tuple[LoadedRun, tuple[int, ...]]:
         """Make what it needs beside the run's files; return the run for its record, and the clients' p2p ports."""
-        ...
+        del keys, layout
+        return run, ()
 
+    @abstractmethod
     def get_argv(self, prepared: Prepared) -> list[str]: ...
+    @abstractmethod
     def get_client_options(self, prepared: Prepared, number: int) -> list[str]: ...
+    @abstractmethod
     def get_owner_options(self, prepared: Prepared) -> list[str]: ...
 
     async def create_run(self, prepared: Prepared, say: Say) -> None:
@@ -75,29 +82,18 @@ class LocalBackend(Protocol):
         Raises:
             PsycheError: it does not answer, or refuses.
         """
-        ...
+        del prepared, say
+        await trio.lowlevel.checkpoint()
 
 
-class ServerBackend:
+class ServerBackend(LocalBackend):
     """`psyche server run`, which creates the run and lets the clients in by itself."""
 
-    name, title = "server", "the server"
+    traits, name, title = SERVER, "server", "the server"
 
-    def __init__(self, settings: TestnetSettings) -> None:
-        if settings.validator is Validator.real:
+    def check_validator(self) -> None:
+        if self._settings.validator is Validator.real:
             raise ConfigError("--validator real: needs --backend solana; a server needs no chain")
-        self._settings = settings
-
-    def find_problems(self, run: LoadedRun) -> list[str]:
-        del run
-        return []
-
-    def find_warnings(self, run: LoadedRun) -> Sequence[str]:
-        return run.warnings
-
-    def prepare(self, run: LoadedRun, keys: Sequence[bytes], layout: Layout) -> tuple[LoadedRun, tuple[int, ...]]:
-        del keys, layout
-        return run, ()
 
     def get_argv(self, prepared: Prepared) -> list[str]:
         layout, settings = prepared.layout, self._settings
@@ -119,28 +115,17 @@ class ServerBackend:
     def get_owner_options(self, prepared: Prepared) -> list[str]:
         return ["--server-addr", f"{HOST}:{prepared.server_port}", "--state-dir", str(prepared.layout.server)]
 
-    async def create_run(self, prepared: Prepared, say: Say) -> None:
-        del prepared, say
-        await trio.lowlevel.checkpoint()
 
-
-class ChainBackend:
+class ChainBackend(LocalBackend):
     """`psyche dev validator`: wallets with lamports, and a run that its owner creates, opens and starts there."""
 
-    name, title = "chain", "a local chain"
+    traits, name, title = CHAIN, "chain", "a local chain"
 
-    def __init__(self, settings: TestnetSettings) -> None:
-        self._settings = settings
-
-    def find_problems(self, run: LoadedRun) -> list[str]:
+    def check_validator(self) -> None:
         if self._settings.validator is Validator.real:
             from psyche.localchain.real import find_tool
 
             find_tool()
-        return find_chain_problems(run.model)
-
-    def find_warnings(self, run: LoadedRun) -> Sequence[str]:
-        return find_chain_warnings(run.config, run.warnings)
 
     def prepare(self, run: LoadedRun, keys: Sequence[bytes], layout: Layout) -> tuple[LoadedRun, tuple[int, ...]]:
         from psyche.backends.solana.wallet import Wallet, write_wallet
@@ -208,7 +193,8 @@ async def _create(session: "ChainSession", run: LoadedRun, clients: "list[Wallet
     from psyche.server.run import find_first_weights
 
     digest, _ = find_first_weights(run.model, run.model_folder)
-    await session.carry_out(await plan_create(session, Creation(run.run_id, run, __version__, first_weights=digest)))
+    new = Creation(run.run_id, CHAIN.fit_file(run), __version__, first_weights=digest)
+    await session.carry_out(await plan_create(session, new))
     for key in [wallet.pubkey() for wallet in clients] or [EVERYBODY]:
         await session.carry_out(await plan_grant(session, key))
     await SolanaAdministration(session, run.run_id).command(Resume())
@@ -223,16 +209,8 @@ def get_bootstrap_address(port: int, key: bytes) -> str:
     return f"/ip4/{HOST}/tcp/{port}/p2p/{key.hex()}"
 
 
-BACKENDS: Final[dict[BackendKind, Callable[[TestnetSettings], LocalBackend]]] = {
-    BackendKind.tcp: ServerBackend,
-    BackendKind.solana: ChainBackend,
-}
+_CLASSES: Final = {one.traits.kind: one for one in (ServerBackend, ChainBackend)}
 
 
 def build_backend(settings: TestnetSettings) -> LocalBackend:
-    """The backend that the settings name.
-
-    Raises:
-        ConfigError: it cannot be had with the other settings.
-    """
-    return BACKENDS[settings.backend](settings)
+    return _CLASSES[settings.backend](settings)

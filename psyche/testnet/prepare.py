@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,13 +20,12 @@ import trio
 from psyche.config.load import MAX_FILE_BYTES, LoadedRun, find_run_file, load_data, load_run
 from psyche.config.problems import ConfigProblems
 from psyche.config.rewrite import add_table, set_values
-from psyche.config.rules import find_unsupported
 from psyche.core.state.state import CheckpointKind, DataLocationKind
 from psyche.data.corpus import build_demo_corpus
 from psyche.durable import read_file, write_file
 from psyche.errors import ConfigError, PsycheError
 from psyche.server.preflight import MODEL_CONFIGS, find_file_problems
-from psyche.testnet.backends import Prepared, Say, build_backend
+from psyche.testnet.backends import HOST, Prepared, Say, build_backend
 from psyche.testnet.free_port import choose_port
 from psyche.testnet.process import Child
 from psyche.testnet.scratch import hold_folder
@@ -70,8 +70,9 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
     backend = build_backend(settings)
     source = find_run_file(settings.config_path)
     run = load_run(source)
-    if problems := find_unsupported(run.model, run.config) + backend.find_problems(run):
-        raise ConfigError("\n".join(f"{run.path}: {problem}" for problem in problems))
+    backend.check_validator()
+    # A chain's record names addresses of clients, which have none yet.
+    fitted = backend.traits.fit_file(replace(run, bootstrap=run.bootstrap or (HOST,)))
     if run.config.init_min_clients > settings.num_clients and not settings.wait_for_all:
         raise ConfigError(
             f"{run.path}: init_min_clients is {run.config.init_min_clients}, with --num-clients {settings.num_clients} "
@@ -79,7 +80,7 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
         )
     find_data(run)  # before anything is made
     await trio.to_thread.run_sync(_check_files, run)
-    for warning in backend.find_warnings(run):
+    for warning in fitted.warnings:
         say(f"note: {warning}")
     layout = make_layout(settings, run.run_id)
     hold_folder(settings.cache_dir)

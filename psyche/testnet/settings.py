@@ -1,23 +1,16 @@
 """The settings of a local testnet, and the layout of a run's folder."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from psyche.backends.kinds import USUAL_KIND, BackendKind
 from psyche.errors import ConfigError
 from psyche.localchain.validator import Validator
 from psyche.modeling.device_name import check_device_name
 
 MAX_CLIENTS = 64  # each takes two processes of several hundred megabytes
 SLOT_MS: Final = 100  # of a local chain: a fourth of what a public one takes
-
-
-class BackendKind(StrEnum):
-    """What keeps a testnet's run: a server, or a local chain with Solana's programs."""
-
-    tcp = "tcp"
-    solana = "solana"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,7 +27,7 @@ class TestnetSettings:
     config_path: Path
     run_dir: Path | None = None
     cache_dir: Path = field(default_factory=lambda: Path("runs") / "cache")
-    backend: BackendKind = BackendKind.tcp
+    backend: BackendKind = USUAL_KIND
     slot_ms: int = SLOT_MS  # of the local chain
     validator: Validator = Validator.embedded  # which local chain
     open_joins: bool = False  # let everybody join, not only the clients: sets the run's access.open

@@ -17,6 +17,7 @@ from kits.run_files import MakeRun
 from kits.testnet import CalledTestnet, call_testnet
 from solders.pubkey import Pubkey
 
+from psyche.backends.kinds import BackendKind
 from psyche.backends.solana.cluster import parse_endpoint
 from psyche.backends.solana.rpc.client import open_rpc
 from psyche.backends.solana.wallet import Wallet, read_wallet, write_wallet
@@ -28,7 +29,7 @@ from psyche.testnet.backends import ChainBackend, Prepared, get_rpc_url
 from psyche.testnet.commands import get_client_argv
 from psyche.testnet.prepare import prepare
 from psyche.testnet.process import Child
-from psyche.testnet.settings import BackendKind, TestnetSettings
+from psyche.testnet.settings import TestnetSettings
 from psyche.testnet.supervisor import Testnet, open_testnet
 
 pytestmark = pytest.mark.e2e

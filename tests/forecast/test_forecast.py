@@ -17,7 +17,7 @@ from psyche.analysis.tally import DIED
 from psyche.core.encoding.plan import compute_plan, get_payload_bytes
 from psyche.core.state.state import RunState
 from psyche.errors import ConfigError
-from psyche.forecast.backends import ServerBackend
+from psyche.forecast.backends import ForecastBackend
 from psyche.forecast.inputs import find_scenario, load_faults
 from psyche.forecast.play import Forecast, build_log, play
 from psyche.forecast.question import build_limits, draw_failures
@@ -379,9 +379,9 @@ def test_limits_of_nodes_have_patience_for_what_payloads_stand_for() -> None:
 def test_a_plan_of_faults_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text('[[fault]]\nkind = "kill"\nwho = ["client-1", "random:2"]\nat_s = 40.0\nfor_s = 12.0\n')
-    assert load_faults(path, 4, ServerBackend()) == (Kill(who=("client-1", "random:2"), at_s=40.0, for_s=12.0),)
+    assert load_faults(path, 4, ForecastBackend()) == (Kill(who=("client-1", "random:2"), at_s=40.0, for_s=12.0),)
     path.write_text('[[fault]]\nkind = "hang"\nwho = ["witnesses"]\nat_s = 1\nfor_s = 2\n')
-    assert load_faults(path, 4, ServerBackend()) == (Hang(who=("witnesses",), at_s=1, for_s=2),)
+    assert load_faults(path, 4, ForecastBackend()) == (Hang(who=("witnesses",), at_s=1, for_s=2),)
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_a_plan_that_is_wrong_is_told_with_file_table_and_rule(text: str, told: 
     path = tmp_path / "plan.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=told) as found:
-        load_faults(path, 4, ServerBackend())
+        load_faults(path, 4, ForecastBackend())
     assert str(found.value).startswith(str(path))
 
 

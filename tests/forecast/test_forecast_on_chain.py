@@ -9,7 +9,7 @@ from forecast_kit import build_machines, build_question, read_log
 from psyche.config.profile import ChainTable
 from psyche.core.state.state import DataLocation, DataLocationKind, RunState
 from psyche.errors import ConfigError
-from psyche.forecast.backends import ChainBackend, ForecastBackend, ServerBackend
+from psyche.forecast.backends import ForecastBackend, play_on_chain
 from psyche.forecast.chain_costs import ChainCosts, build_server_question, compute_costs, count_rounds, format_costs
 from psyche.forecast.inputs import load_faults
 from psyche.forecast.play import Forecast, build_log, play
@@ -24,7 +24,7 @@ from psyche.telemetry import types
 ROUNDS = 3
 PRIORITY = 100
 CHAIN = ChainTable(priority_lamports=PRIORITY)
-ON_CHAIN = ChainBackend(CHAIN)
+ON_CHAIN = play_on_chain(CHAIN)
 
 
 def build_chain_question(**changes: object) -> Question:
@@ -69,7 +69,7 @@ def test_the_log_of_a_run_on_a_chain_gives_the_same_figures(forecast: Forecast) 
 
 
 def test_what_a_chain_adds_to_a_round_is_what_a_server_does_not_need(costs: ChainCosts, with_server: Forecast) -> None:
-    assert with_server.question.backend == ServerBackend()
+    assert with_server.question.backend == ForecastBackend()
     assert costs.of_chain_s == costs.round_s - costs.server_round_s
     assert costs.round_s > 2 * CHAIN.lag_max_s > costs.server_round_s > 0
 
@@ -128,21 +128,21 @@ def test_a_forecast_gives_the_times_and_fees_that_a_local_chain_was_measured_wit
         lost_percent=0.0, endpoints=1,
     )  # fmt: skip
     question = build_question((machines, 2), rounds=10, rounds_per_epoch=40, total_steps=41, round_witness_time=10)
-    found = compute_costs(play(replace(question, backend=ChainBackend(chain))))
+    found = compute_costs(play(replace(question, backend=play_on_chain(chain))))
     assert found is not None
     assert found.round_s == pytest.approx(round_s, abs=0.15)
     assert found.whole.lamports / 40 == pytest.approx(16_250, rel=0.05)
 
 
 def test_the_default_chain_is_the_one_that_the_simulators_tests_play_but_for_losses() -> None:
-    assert ChainBackend(ChainTable()).conditions == ChainConditions(lost=0.05)
+    assert play_on_chain(ChainTable()).conditions == ChainConditions(lost=0.05)
 
 
 def test_patience_is_longer_where_each_change_of_the_record_takes_time() -> None:
     question = build_chain_question()
     patience_s = compute_patience_s_of(question)
     assert patience_s > compute_patience_s_of(build_server_question(question)) + 60
-    slow = replace(question, backend=ChainBackend(ChainTable(lag_max_s=6.0)))
+    slow = replace(question, backend=play_on_chain(ChainTable(lag_max_s=6.0)))
     assert compute_patience_s_of(slow) > patience_s
     assert build_scenario(slow).limit_s > build_scenario(question).limit_s
 
@@ -201,7 +201,7 @@ def test_members_that_a_pause_in_warmup_sends_away_did_not_leave_by_themselves()
         ('[[fault]]\nkind = "kill"\nwho = ["server"]', ON_CHAIN, r"fault\[0\]: kill: a run on a chain has no server"),
         ('[[fault]]\nkind = "torn_write"', ON_CHAIN, r"fault\[0\]: torn_write: a run on a chain has no server"),
         (ENDPOINT.replace("endpoint = 1", "endpoint = 3"), ON_CHAIN, "endpoint is 3, must be 1 to 2, or 0 for all"),
-        (ENDPOINT, ServerBackend(), r"fault\[0\]: endpoint: needs a run on a chain, this one is on a server"),
+        (ENDPOINT, ForecastBackend(), r"fault\[0\]: endpoint: needs a run on a chain, this one is on a server"),
     ],
 )
 def test_a_fault_that_the_backend_cannot_have_is_refused(

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from psyche.backends.kinds import BackendKind
 from psyche.backends.solana.wallet import read_wallet
 from psyche.errors import ConfigError
 from psyche.localchain.validator import Validator
-from psyche.testnet.backends import build_backend
 from psyche.testnet.commands import get_backend_argv, get_client_argv, get_owner_argv
 from psyche.testnet.prepare import prepare
-from psyche.testnet.settings import BackendKind, TestnetSettings
+from psyche.testnet.settings import TestnetSettings
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 
@@ -57,7 +57,7 @@ async def test_a_real_validator_is_looked_for_before_anything_is_made(
     assert not (tmp_path / "run").exists()
     settings.backend = BackendKind.tcp
     with pytest.raises(ConfigError, match="--validator real: needs --backend solana"):
-        build_backend(settings)
+        await prepare(settings, lambda _text: None)
 
 
 async def test_a_run_whose_data_a_server_would_serve_is_refused_before_anything_is_made(

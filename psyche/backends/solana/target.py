@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from psyche.backends.kinds import CHAIN
 from psyche.backends.port import Backend, Checked, Fitted, Person, TargetOptions, write_options
 from psyche.backends.solana.amounts import MAX_PRIORITY_LAMPORTS
 from psyche.backends.solana.cluster import Endpoint, find_endpoints, name_foreign
@@ -16,7 +17,6 @@ from psyche.backends.solana.rpc.client import open_rpc
 from psyche.backends.solana.rpc.transaction import FeePolicy
 from psyche.backends.solana.session import ChainSession, CommandWriter, Quote
 from psyche.backends.solana.wallet import find_wallet
-from psyche.errors import ConfigError
 from psyche.telemetry.sink import EventSink
 from psyche.wire.crypto import Identity
 
@@ -71,17 +71,9 @@ class SolanaTarget:
         return f"`{self.writer.write(command, self.run_id, signed=signed)}`"
 
     def fit(self, file: "LoadedRun") -> Fitted:
-        from psyche.config import rules  # commands that read no run.toml need no pydantic
-
-        if problems := [*rules.find_unsupported(file.model, file.config), *rules.find_chain_problems(file.model)]:
-            raise ConfigError("\n".join(f"{file.path}: {problem}" for problem in problems))
         run_id = self.run_id or file.run_id  # many runs can have the settings of one file
-        file = replace(file, run_id=run_id, config=rules.delay_entropy(file.config))
-        warnings = (
-            *rules.find_chain_warnings(file.config, file.warnings),
-            *rules.find_address_warnings(file.config, file.bootstrap),
-        )
-        return Fitted(SolanaTarget(replace(self.options, run_id=run_id)), file, warnings)
+        file = replace(CHAIN.fit_file(file), run_id=run_id)
+        return Fitted(SolanaTarget(replace(self.options, run_id=run_id)), file)
 
     @property
     def fees(self) -> FeePolicy:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from psyche.backends.kinds import SERVER
 from psyche.backends.port import Backend, Checked, Fitted, Person, TargetOptions, write_options
 from psyche.backends.tcp.backend import open_backend
 from psyche.backends.tcp.dial import ServerAddress, dial, parse_server
@@ -55,11 +56,7 @@ class ServerTarget:
         return f"`{' '.join((f'psyche {command}', *words))}`"
 
     def fit(self, file: "LoadedRun") -> Fitted:
-        from psyche.config.rules import find_unsupported  # commands that read no run.toml need no pydantic
-
-        if unsupported := find_unsupported(file.model, file.config):
-            raise ConfigError("\n".join(f"{file.path}: {problem}" for problem in unsupported))
-        return Fitted(self, file, tuple(file.warnings))
+        return Fitted(self, SERVER.fit_file(file))
 
     def _find_address(self) -> ServerAddress:
         key = find_server_key(self.options.server_key, self.options.state_dir)

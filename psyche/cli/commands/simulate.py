@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from psyche.backends.kinds import USUAL_KIND, BackendKind
 from psyche.cli.commands.trace import Json, Picture, check_outputs, write_figures
 from psyche.cli.helpers.common import ending_on_sigterm
 from psyche.cli.helpers.outputs import Output, Speaker
-from psyche.testnet.settings import BackendKind
 
 if TYPE_CHECKING:
     from psyche.config.load import LoadedRun
@@ -45,7 +45,7 @@ def simulate(
     profile: Annotated[
         Path, typer.Option(help="The machines: a TOML file of classes, as in config/profiles/home.toml.")
     ],
-    backend: Backend = BackendKind.tcp,
+    backend: Backend = USUAL_KIND,
     faults: Annotated[Path | None, typer.Option(help="What goes wrong, and when: a TOML file of [[fault]].")] = None,
     rounds: Annotated[
         int,

@@ -5,9 +5,10 @@ from typing import Annotated, Final
 
 import typer
 
+from psyche.backends.kinds import BackendKind
 from psyche.cli.helpers.common import format_examples, make_group
 from psyche.localchain.validator import Validator
-from psyche.testnet.settings import BackendKind, TestnetSettings
+from psyche.testnet.settings import TestnetSettings
 
 DEFAULT: Final = TestnetSettings(num_clients=1, config_path=Path())
 

@@ -108,9 +108,9 @@ def ask_draft(questions: Interviewer, flags: Flags) -> Draft:
 
 
 def _ask_backend(questions: Interviewer, flags: Flags) -> DraftedBackend:
+    if None not in (flags.rpc, flags.server_addr):
+        raise ConfigError("--server-addr and --rpc: a run has one backend; name the one that it is to have")
     if flags.rpc is not None:
-        if flags.server_addr is not None:
-            raise ConfigError("--server-addr and --rpc: a run has one backend; name the one that it is to have")
         parse_endpoint(flags.rpc)
         return draft_chain(flags.rpc)
     question = "The server, as members reach it"

@@ -50,7 +50,7 @@ def load_changes(file: LoadedRun | None, changes: Changes) -> Callable[[Coordina
 def load_settings(path: Path, target: "Target") -> "Fitted":
     """Load a file of settings for a target, and print warnings."""
     fitted = target.fit(load_run(path))
-    for warning in fitted.warnings:
+    for warning in fitted.file.warnings:
         say(f"warning: {warning}")
     return fitted
 

@@ -191,7 +191,7 @@ class WriteSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ReconnectSoon:
-    """Members are in a round that this client has not seen: if its backend is lost, try to reach it soon."""
+    """Members are in a round that this client has not seen: try to reach a lost backend soon."""
 
 
 class ExportTime(Enum):

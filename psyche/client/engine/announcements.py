@@ -96,7 +96,7 @@ class Announcements:
             return
         if is_signed_by(message, clients[message.member].p2p):
             if not self._early:
-                self._x.do(ReconnectSoon())  # once for each round: a lost backend is there again (H1)
+                self._x.do(ReconnectSoon())  # once for each round: what was lost is there again (H1)
             self._early[message.member] = [*kept, raw]
 
     def replay_early(self, now: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final
 
 import trio
 
+from psyche.backends.kinds import CHAIN, BackendTraits
 from psyche.backends.solana.member.backend import ChainPlatform, SolanaBackend, open_chain_backend
 from psyche.backends.solana.member.following import FileMinimumSlot
 from psyche.backends.solana.rpc.client import Rpc
@@ -47,7 +48,7 @@ class ChainBackend:
     """
 
     host: ClassVar[None] = None
-    lists_addresses: ClassVar[bool] = False  # those who are there must be known beforehand (N3)
+    traits: ClassVar[BackendTraits] = CHAIN
 
     def __init__(self, world: Surroundings, on_record: OnRecord) -> None:
         scenario = world.scenario

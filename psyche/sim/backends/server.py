@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 
 import trio
 
+from psyche.backends.kinds import SERVER, BackendTraits
 from psyche.backends.tcp.backend import Platform, TcpBackend, open_backend
 from psyche.backends.tcp.dial import ServerAddress
 from psyche.core.state.state import Coordinator
@@ -73,7 +74,7 @@ class ServerBackend:
     """
 
     controls: ClassVar[None] = None
-    lists_addresses: ClassVar[bool] = True
+    traits: ClassVar[BackendTraits] = SERVER
 
     def __init__(self, world: Surroundings, on_record: OnRecord) -> None:
         self.tcp = Tcp(world.links)

@@ -56,14 +56,15 @@ class Forge(ByzantineProgram):
         while True:
             await trio.sleep(FORGE_S)
             others = [record for record in host.get_book() if record.p2p != host.key]
-            if others and host.backend is not None:
+            if others and host.backend:
                 self.turn += 1
                 victim = others[self.turn % len(others)]
-                if isinstance(host.backend, TcpBackend):
-                    await self._find_elsewhere(host, host.backend, victim)
+                server = host.backend if isinstance(host.backend, TcpBackend) else None
+                if server is not None:
+                    await self._find_elsewhere(host, server, victim)
                 await self._speak_for(host.backend, host.get_state(), victim.p2p)
-                if isinstance(host.backend, TcpBackend):
-                    await self._connect_as(host, host.backend, victim)
+                if server is not None:
+                    await self._connect_as(host, server, victim)
 
     async def _find_elsewhere(self, host: Participant, backend: TcpBackend, victim: AddressRecord) -> None:
         """Announce the victim's own record, the victim under a false address, and a false record of this client."""

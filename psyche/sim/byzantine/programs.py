@@ -69,7 +69,7 @@ class NothingFirst(ByzantineProgram):
             now = (state.progress.epoch, state.current.height)
             record = host.find_record(state.current.height)
             member = host.member
-            if not state.in_round or now == seen or record is None or host.backend is None or member is None:
+            if not state.in_round or now == seen or record is None or member is None or not host.backend:
                 continue
             seen = now
             if member in record.witnesses and self.rng.random() < self.share:
@@ -159,7 +159,7 @@ class Accuse(ByzantineProgram):
             await trio.sleep(0.5)
             state = host.get_state()
             now = (state.progress.epoch, state.current.height)
-            if not state.in_round or now == seen or host.backend is None:
+            if not state.in_round or now == seen or not host.backend:
                 continue
             seen = now
             for member, client in enumerate(state.clients):

@@ -50,7 +50,7 @@ class ResourceLimits:
         self._note("payloads kept", held.shell.payloads, MAX_BODIES_PER_MEMBER * max(1, held.members))
         self._note("fetches at a time", held.shell.fetches, FETCHES)
         self._note("requests of the trainer", held.shell.trainer_requests, QUEUE + 1)
-        if held.backend is not None:
+        if held.backend:
             self._note("requests without an answer", held.backend.unanswered, MAX_PENDING)
 
     def _measure_node(self, held: ClientStatistics) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Final
 
+from psyche.backends.kinds import TRAITS
 from psyche.core.state.config_checks import check_config
 from psyche.core.state.errors import ConfigRefused
 from psyche.core.state.limits import U64_MAX
@@ -33,7 +34,7 @@ from psyche.sim.faults import (
     TornWrite,
     TrainerHang,
 )
-from psyche.sim.scenarios.scenario import BACKENDS, CHAIN, MachineClass, Scenario, build_run_config, build_small_model
+from psyche.sim.scenarios.scenario import CHAIN, MachineClass, Scenario, build_run_config, build_small_model
 from psyche.sim.trainer import MOST_PARTS, WEIGHTS
 
 MACHINES: Final = re.compile(r"server|all|witnesses|trainers|random:[1-9]\d*|client-(0|[1-9]\d*)")
@@ -160,7 +161,7 @@ def check_scenario(scenario: Scenario) -> None:
         check_within(f"class[{number}]", _check_class, one)
     right = f"1 to {MOST_CLIENTS} clients"
     _require(1 <= scenario.clients <= MOST_CLIENTS, "the sum of count over all [[class]]", scenario.clients, right)
-    _require(scenario.backend in BACKENDS, "backend", scenario.backend, f"one of {', '.join(BACKENDS)}")
+    _require(scenario.backend in TRAITS, "backend", scenario.backend, f"one of {', '.join(TRAITS)}")
     check_within("chain", _check_chain, scenario.chain)
     for number, fault in enumerate(scenario.faults):
         check_within(f"fault[{number}]", check_fault, fault, scenario.clients)

@@ -80,8 +80,8 @@ def _build(cls: type[Any], values: Any) -> Any:
 def write_scenario(scenario: Scenario) -> str:
     lines = list(_write_plain(scenario, Scenario()))
     lines += ["", "[config]", *(f"{name} = {_write(value)}" for name, value in scenario.config.items())]
-    if chain := list(_write_plain(scenario.chain, ChainConditions())):
-        lines += ["", "[chain]", *chain]
+    if conditions := list(_write_plain(scenario.chain, ChainConditions())):
+        lines += ["", "[chain]", *conditions]
     if limits := list(_write_plain(scenario.limits, NetworkLimits())):
         lines += ["", "[limits]", *limits]
     for one in scenario.classes:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from psyche.backends.kinds import ENTROPY_DELAY_SLOTS, TRAITS, BackendKind
 from psyche.client.runtime.departure import LAST_WRITES_S
 from psyche.config.load import LoadedRun
-from psyche.config.rules import ENTROPY_DELAY_SLOTS
 from psyche.core.state.limits import WARMUP_FAILURE_LIMIT_OLD_CHECKPOINT
 from psyche.core.state.state import (
     Checkpoint,
@@ -30,7 +30,7 @@ from psyche.sim.trainer import MachineModel
 RUN_ID = "simulated"
 START_UNIX = 1_700_000_000
 MODEL_FOLDER = "model"
-TCP, CHAIN = BACKENDS = ("tcp", "solana")
+TCP, CHAIN = BACKENDS = tuple(one.value for one in BackendKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ DEFAULTS: Mapping[str, int] = {
 
 
 def build_run_config(scenario: Scenario) -> Config:
-    usual = {"entropy_delay": ENTROPY_DELAY_SLOTS} if scenario.backend == CHAIN else {}
+    usual = {"entropy_delay": TRAITS[scenario.backend].entropy_delay_slots}
     values: dict[str, Any] = dict(DEFAULTS) | usual | dict(scenario.config)
     return Config(**values)
 
@@ -165,7 +165,7 @@ def compute_transition_s(scenario: Scenario) -> float:
     A message is sent, lands after skipped slots, is lost once, and is confirmed. Then the slot of a seed must come, and
     somebody must tick.
     """
-    if scenario.backend != CHAIN:
+    if not TRAITS[scenario.backend].confirmation_s:
         return 0.0
     chain = scenario.chain
     slots_s = (ENTROPY_DELAY_SLOTS + LANDING_SLOTS) * chain.slot_s / (1 - chain.skipped)

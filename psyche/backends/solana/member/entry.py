@@ -10,6 +10,7 @@ from typing import Final
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
+from psyche.backends.kinds import CHAIN
 from psyche.backends.solana.amounts import LAMPORTS_PER_SIGNATURE, format_sol
 from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.interface.addresses import EVERYBODY, get_authorization_address, use_program_ids
@@ -25,7 +26,6 @@ from psyche.backends.solana.rpc.run_link import open_link
 from psyche.backends.solana.rpc.transaction import FeePolicy
 from psyche.backends.solana.session import ChainSession, CommandWriter
 from psyche.backends.waits import describe_wrong_clock
-from psyche.config.rules import find_chain_problems
 from psyche.core.state.state import Coordinator, RunState
 from psyche.durable import make_folder
 from psyche.errors import BackendError, ConfigError
@@ -98,7 +98,7 @@ class ChainMember:
         if state.run_state is RunState.FINISHED:
             return Entry(found.accounts, get_authorization_address(found.instance.join_authority, wallet))
         check_version(state)
-        if problems := find_chain_problems(state.model):
+        if problems := CHAIN.fit(state.config, state.model, state.bootstrap).problems:
             raise ConfigError(f"run {self.run_id!r}: {'; '.join(problems)}")
         grantor = found.instance.join_authority
         grantee = await find_grantee(session, grantor, wallet, self.authorizer)

@@ -25,7 +25,6 @@ from psyche.backends.solana.owner.funds import find_token_deposit
 from psyche.backends.solana.owner.rewards import describe_return, find_earners, plan_settlement
 from psyche.backends.solana.session import ChainPlan, ChainSession, Step
 from psyche.config.load import LoadedRun
-from psyche.config.rules import delay_entropy
 from psyche.config.update import check_update, lay_out_changes
 from psyche.core.encoding.account import decode_model, encode_model
 from psyche.core.state.limits import STATE_BYTES
@@ -43,7 +42,7 @@ class Creation:
 
     Args:
         run_id: its id on the chain.
-        file: its settings; None: they come later.
+        file: its settings, fitted to a chain; None: they come later.
         client_version: what clients must have.
         join_authority: grants authorizations to join; None: the wallet.
         mint: the token that a treasurer pays members in; None: no treasurer.
@@ -70,8 +69,7 @@ def find_settings(state: Coordinator, new: Creation) -> Update:
 
 
 def _find_settings_of_file(state: Coordinator, file: LoadedRun, digest: bytes) -> Update:
-    config = delay_entropy(file.config)
-    model = decode_model(encode_model(file.model))
+    config, model = file.config, decode_model(encode_model(file.model))
     return Update(
         config=None if config == state.config else config,
         model=None if model == state.model else model,

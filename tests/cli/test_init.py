@@ -457,7 +457,7 @@ def test_a_run_on_a_chain_is_valid_there_at_once_and_says_how_to_create_it(tmp_p
     words = ("--data", make_tokens(tmp_path), "--model", make_model(tmp_path), "--yes")
     result = run("init", folder, *words, "--rpc", "localhost")
     loaded = fit_to_chain(folder).file
-    assert loaded.warnings == ()
+    assert load_run(folder).warnings == ()
     assert "access" not in (folder / "run.toml").read_text()
     found = find_local_data(loaded.resolve(loaded.model.data_location.address))
     assert found is not None
@@ -478,10 +478,10 @@ def test_a_run_on_a_chain_is_valid_there_at_once_and_says_how_to_create_it(tmp_p
 def test_a_run_of_several_clients_on_a_chain_needs_an_address_on_record(tmp_path: Path) -> None:
     folder = tmp_path / "on-chain"
     run("init", folder, "--data", make_tokens(tmp_path), "--model", make_model(tmp_path), "--yes", "--rpc", "localhost")
-    assert any("bootstrap: no address is on record" in one for one in fit_to_chain(folder).warnings)
+    assert any("bootstrap: no address is on record" in one for one in fit_to_chain(folder).file.warnings)
     text = (folder / "run.toml").read_text()
     (folder / "run.toml").write_text(f'bootstrap = ["{get_bootstrap_address(19_500, bytes(32))}"]\n{text}')
-    assert not any("bootstrap" in one for one in fit_to_chain(folder).warnings)
+    assert not any("bootstrap" in one for one in fit_to_chain(folder).file.warnings)
 
 
 def test_an_owner_is_told_how_long_the_run_takes_and_what_it_sends(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 import base64
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import zstandard
 
@@ -23,7 +24,6 @@ from psyche.core.encoding.bodies import decode_body, encode_body
 from psyche.core.rules.apply import BY_TYPE, KINDS, Kind, Sender, apply
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import (
-    Collect,
     Join,
     LeaveRun,
     Message,
@@ -39,46 +39,43 @@ TRACE_NAMES = {"recover": "process_recovery", "set_rates": "process_rates"}  # o
 KINDS_BY_EVENT = {TRACE_NAMES.get(kind.name, kind.name): kind for kind in KINDS}
 SENDER_NAMES = {Join: "signer", LeaveRun: "signer"}  # others: "sender"
 
-# What messages can be refused with. Rates and versions that break a rule cannot be written down; an election never
-# fails (InvalidCommitteeSelection).
-REFUSED_WITH = {
-    "tick": {"Halted"},
-    "join": {"Halted", "InvalidJoin", "Banned", "StakeTooLow", "ClientsFull"},
-    "leave": {"UnknownMember", "Banned", "InvalidWithdraw"},
-    "withdraw": {"Halted", "WrongRound", "UnknownMember", "InvalidWithdraw"},
-    "warmup_witness": {
-        "Halted", "WrongRound", "UnknownMember", "DuplicateWitness", "InvalidRunState", "InvalidWitness",
-        "DigestMismatch", "TooManyCandidates",
-    },
-    "witness": {
-        "Halted", "InvalidRunState", "WrongRound", "UnknownMember", "InvalidWitness", "DuplicateWitness",
-        "WitnessesFull", "InvalidBloom",
-    },
-    "health_check": {
-        "Halted", "InvalidRunState", "WrongRound", "UnknownMember", "NoActiveRound", "InvalidHealthCheck",
-    },
-    "checkpoint": {
-        "Halted", "WrongRound", "InvalidRunState", "UnknownMember", "DigestMismatch", "InvalidCheckpoint",
-    },
-    "report_equivocation": {"Halted", "WrongRound", "NoActiveRound", "UnknownMember", "InvalidEvidence"},
-    "pause": {"Halted"},
-    "resume": {"CannotResume", "ConfigRefused"},
-    "process_recovery": set[str](),
-    "reclaim_slot": set[str](),
-    "process_rates": set[str](),
-    "collect": {"UnknownMember", "InvalidCollection"},
-    "update": {"CannotUpdate", "ConfigRefused"},
-    "update_client_version": {"CannotUpdate"},
-}  # fmt: skip
+# Values that these rules refuse do not even fit into a message's bytes.
+UNWRITABLE = {("process_rates", "ConfigRefused"), ("update_client_version", "ConfigRefused")}
+READERS: dict[type, Callable[[Any], Any]] = {
+    bytes: bytes.fromhex,
+    Checkpoint: lambda value: Checkpoint(CheckpointKind(value[0]), value[1], value[2]),
+    Config: lambda value: decode_config(unpack(value)),
+    Model: lambda value: decode_model(unpack(value)),
+    Progress: lambda value: Progress(*value),
+    Metadata: lambda value: Metadata(*value),
+}  # other values stand in a trace as they are
 
-PARTS: dict[str, Callable[[Any], Any]] = {
-    "config": lambda value: decode_config(unpack(value)),
-    "model": lambda value: decode_model(unpack(value)),
-    "progress": lambda value: Progress(*value),
-    "metadata": lambda value: Metadata(*value),
-    "bootstrap": tuple,
-    "version": str,
-}
+
+def find_refusals(rule: Callable[..., bool]) -> set[str]:
+    """The classes of errors that a rule of core names, or a function that it calls."""
+    found: set[str] = set()
+    rules = [cast("FunctionType", rule)]
+    for one in rules:
+        named = {name for code in _iter_codes(one.__code__) for name in code.co_names}
+        for value in (one.__globals__.get(name) for name in named):
+            for part in cast("dict[Any, Any]", value).values() if isinstance(value, dict) else [value]:
+                if isinstance(part, type) and issubclass(part, CoordinatorError):
+                    found.add(part.__name__)
+                if isinstance(part, FunctionType) and part.__module__.startswith("psyche.core.") and part not in rules:
+                    rules.append(part)
+    return found
+
+
+def _iter_codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _iter_codes(constant)
+
+
+MEETABLE = {
+    (event, error) for event, kind in KINDS_BY_EVENT.items() for error in find_refusals(kind.process)
+} - UNWRITABLE  # each kind of event with each class that it can be refused with
 
 
 def pack(raw: bytes) -> str:
@@ -96,7 +93,7 @@ def compute_hash(state: Coordinator) -> str:
 def write_value(value: object) -> object:
     match value:
         case tuple():
-            written: object = list(value)
+            written: object = [write_value(one) for one in cast("tuple[object, ...]", value)]
         case bytes():
             written = value.hex()
         case WitnessMessage():
@@ -114,14 +111,15 @@ def write_value(value: object) -> object:
     return written
 
 
-def read_value(name: str, value: Any) -> Any:
-    if value is not None and name in PARTS:
-        return PARTS[name](value)
-    if name == "source":
-        return Checkpoint(CheckpointKind(value[0]), value[1], value[2])
-    if value == "expired":
-        return EXPIRED
-    return bytes.fromhex(value) if isinstance(value, str) else value
+def read_value(hint: Any, value: Any) -> Any:
+    """The value of a field with this annotation; of several types the first is the one that a trace writes down."""
+    inner = get_args(hint)
+    if value is None or value == "expired":
+        return EXPIRED if value else None
+    if get_origin(hint) is not tuple:
+        return read_value(inner[0], value) if inner else READERS.get(hint, lambda same: same)(value)
+    hints = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+    return tuple(map(read_value, hints, value))
 
 
 def get_sender_name(kind: Kind) -> str | None:
@@ -140,10 +138,8 @@ def write_event(now: int, slot: int, sender: bytes, message: Message) -> dict[st
     match message:
         case WitnessMessage():
             event["message"] = message
-        case Collect():
-            event["claims"] = [[signer.hex(), amount] for signer, amount in message.claims]
         case _:
-            event |= {f.name: getattr(message, f.name) for f in fields(message)}
+            event |= {f.name: getattr(message, f.name) for f in fields(BY_TYPE[type(message)].type)}
     return {name: write_value(value) for name, value in event.items()}
 
 
@@ -154,10 +150,9 @@ def read_event(event: dict[str, Any]) -> tuple[int, int, bytes, Message]:
     sender = ZERO32 if name is None else bytes.fromhex(event[name])
     if kind.type is WitnessMessage:
         message: Message = decode_body(WitnessMessage, unpack(event["message"]))
-    elif kind.type is Collect:
-        message = Collect(tuple((bytes.fromhex(signer), amount) for signer, amount in event["claims"]))
     else:
-        message = kind.type(**{f.name: read_value(f.name, event[f.name]) for f in fields(kind.type)})
+        hints = get_type_hints(kind.type, include_extras=True)
+        message = kind.type(**{f.name: read_value(hints[f.name], event[f.name]) for f in fields(kind.type)})
     return event.get("now", 0), event.get("slot", 0), sender, message
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from conformance_traces import REFUSED_WITH, Trace, compute_hash, write_event
+from conformance_traces import MEETABLE as REFUSALS_OF_KINDS
+from conformance_traces import Trace, compute_hash, write_event
 from kits.runs import Run
 
 from differential.backends import ACCEPTED, REFUSED, Backend, NoBackend, encode_event
@@ -156,4 +157,4 @@ def explain(backend: Backend, start: bytes, events: Sequence[Event]) -> Differen
 
 # A round's records come from elected members alone, so no message meets this one (L9 lets it through, W4 does not).
 UNMET = {("witness", "WitnessesFull")}
-MEETABLE = {(kind, error) for kind, errors in REFUSED_WITH.items() for error in errors} - UNMET
+MEETABLE = REFUSALS_OF_KINDS - UNMET

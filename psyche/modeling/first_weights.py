@@ -1,18 +1,18 @@
-"""The digest of a run's first weights, from the files of a model folder: without torch, one MiB at a time (S11)."""
+"""The digest of a run's first weights, from the files of a model: without torch, a piece at a time (S11)."""
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
 from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.core.state.state import ZERO32
-from psyche.durable import open_file, read_file
 from psyche.errors import ConfigError, TrainerError, UnusableModelError
 from psyche.modeling.model_config import check_model_settings, get_sizes, list_tensors
-from psyche.modeling.snapshot import CONFIG_NAME, read_file_entries
+from psyche.modeling.model_files import ModelFiles, read_small_files
+from psyche.modeling.snapshot import CONFIG_NAME, get_file_entries
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id, compute_state_digest
 
 WEIGHTS_NAME: Final = "model.safetensors"
@@ -20,77 +20,87 @@ INDEX_NAME: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100_000_000  # what the format allows
 VALUE_BYTES: Final = {"F32": 4, "BF16": 2, "F16": 2}  # types whose values fp32 holds exactly
 NOT_FINITE: Final = "has values that are NaN or infinite; training would never go on from them: take other weights"
+HEAD_BYTES: Final = 64 << 10  # read at once: most headers fit, and over a network a second question costs a round trip
 _CHUNK_VALUES: Final = BLOB_CHUNK_BYTES // 4
+_COMPUTED: Final = ".rotary_emb.inv_freq"  # older Llama files have what transformers computes from the config
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor in a safetensors file; its values begin at byte `offset`."""
 
-    path: Path
+    file: str
     dtype: str
     dims: tuple[int, ...]
     offset: int
 
 
-def compute_first_digest(folder: Path, *, is_exact: bool) -> bytes:
-    """The full digest (32 bytes) that a trainer computes after it has loaded this model folder.
+def compute_first_digest(files: ModelFiles, *, is_exact: bool) -> bytes:
+    """The full digest (32 bytes) that a trainer computes after it has loaded this model.
 
     `is_exact` is false in full-value mode, in which the digest leaves out the tensors' values (S2).
     """
-    stored = read_stored_tensors(folder)
-    ids = {name: _compute_blob_id(name, tensor) for name, tensor in stored.items()}
-    _check_names(folder, stored)
+    stored = read_stored_tensors(files)
+    small = read_small_files(files)
+    _check_names(files, small, stored)  # before any value is read
+    ids = {name: _compute_blob_id(files, name, tensor) for name, tensor in stored.items()}
     entries = [TensorEntry(name, tensor.dims, ids[name] if is_exact else ZERO32) for name, tensor in stored.items()]
-    root = blake3_hash(encode_manifest(entries, read_file_entries(folder)))
+    root = blake3_hash(encode_manifest(entries, get_file_entries(small)))
     return compute_state_digest(ZERO32, root)
 
 
-def read_stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a model folder by name, from the files that transformers reads; the values are not read."""
-    if (folder / WEIGHTS_NAME).is_file():
-        return _read_header(folder / WEIGHTS_NAME)
-    index = folder / INDEX_NAME
-    names = _read_table(index).get("weight_map")
+def read_stored_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
+    """The tensors of a model by name, from the files that transformers reads; the values are not read."""
+    sizes = files.get_sizes()
+    if WEIGHTS_NAME in sizes:
+        names: Sequence[str] = [WEIGHTS_NAME]
+    else:
+        raw = files.read(INDEX_NAME, 0, min(sizes.get(INDEX_NAME, 0), MAX_HEADER_BYTES))
+        names = _list_files(f"{files.address}/{INDEX_NAME}", raw)
+    found: dict[str, StoredTensor] = {}
+    for name in names:
+        found |= _read_header(files, name, sizes.get(name, 0))
+    return {name: tensor for name, tensor in found.items() if not name.endswith(_COMPUTED)}
+
+
+def _list_files(index: str, raw: bytes) -> list[str]:
+    names = _parse_table(index, raw).get("weight_map")
     if not isinstance(names, dict):
         raise TrainerError(f"{index}: has no weight_map")
-    found: dict[str, StoredTensor] = {}
-    for name in sorted({str(name) for name in cast("Mapping[str, object]", names).values()}):
-        if Path(name).name != name:
-            raise TrainerError(f"{index}: {name!r} is not the name of a file in its folder")
-        found |= _read_header(folder / name)
+    found = sorted({str(name) for name in cast("Mapping[str, object]", names).values()})
+    if wrong := [name for name in found if Path(name).name != name]:
+        raise TrainerError(f"{index}: {wrong[0]!r} is not the name of a file in its folder")
     return found
 
 
-def _read_table(path: Path) -> dict[str, Any]:
+def _parse_table(place: str, raw: bytes) -> dict[str, Any]:
     try:
-        table = json.loads(read_file(path, MAX_HEADER_BYTES))
-    except OSError as error:
-        raise TrainerError(f"{path}: {error.strerror}") from error
+        table = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise TrainerError(f"{path}: is not JSON: {error}") from error
+        raise TrainerError(f"{place}: is not JSON: {error}") from error
     if not isinstance(table, dict):
-        raise TrainerError(f"{path}: is not a table")
+        raise TrainerError(f"{place}: is not a table")
     return cast("dict[str, Any]", table)
 
 
-def _read_header(path: Path) -> dict[str, StoredTensor]:
+def _read_header(files: ModelFiles, name: str, size_bytes: int) -> dict[str, StoredTensor]:
     """Read a safetensors file's header: its length u64, then JSON with type, shape and place of each tensor."""
+    place = f"{files.address}/{name}"
+    head = files.read(name, 0, min(size_bytes, HEAD_BYTES))
+    header_bytes = int.from_bytes(head[:8], "little")
     try:
-        with open_file(path) as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-            raw = file.read(header_bytes) if header_bytes <= MAX_HEADER_BYTES else b""
-        header = json.loads(raw)
-        values_bytes = path.stat().st_size - 8 - header_bytes
+        if size_bytes < 8 or header_bytes > min(MAX_HEADER_BYTES, size_bytes - 8):
+            raise ValueError(f"{size_bytes} bytes, a header of {header_bytes}")
+        raw = head[8:] + files.read(name, min(len(head), 8 + header_bytes), 8 + header_bytes)
+        header = json.loads(raw[:header_bytes])
         header.pop("__metadata__", None)
-        return {name: _read_place(path, about, 8 + header_bytes, values_bytes) for name, about in header.items()}
-    except OSError as error:
-        raise TrainerError(f"{path}: {error.strerror}") from error
+        values_bytes = size_bytes - 8 - header_bytes
+        return {key: _read_place(name, about, 8 + header_bytes, values_bytes) for key, about in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise TrainerError(f"{path}: is not a whole safetensors file ({error})") from error
+        raise TrainerError(f"{place}: is not a whole safetensors file ({error})") from error
 
 
-def _read_place(path: Path, about: Mapping[str, Any], start: int, values_bytes: int) -> StoredTensor:
+def _read_place(file: str, about: Mapping[str, Any], start: int, values_bytes: int) -> StoredTensor:
     """A tensor's type, shape and place; raise ValueError unless its values lie in the file."""
     dtype, dims = str(about["dtype"]), tuple(int(edge) for edge in about["shape"])
     if dtype not in VALUE_BYTES:
@@ -98,25 +108,28 @@ def _read_place(path: Path, about: Mapping[str, Any], start: int, values_bytes: 
     first, end = about["data_offsets"]
     if not 0 <= first <= end <= values_bytes or end - first != math.prod(dims) * VALUE_BYTES[dtype]:
         raise ValueError("a tensor's values are cut off")
-    return StoredTensor(path, dtype, dims, start + first)
+    return StoredTensor(file, dtype, dims, start + first)
 
 
-def _compute_blob_id(name: str, tensor: StoredTensor) -> bytes:
-    """The blob id of a tensor's fp32 values, of which one MiB at a time is in memory; all must be finite."""
+def read_values(files: ModelFiles, name: str, tensor: StoredTensor, start: int = 0) -> Iterator[bytes]:
+    """Read a tensor's values from number `start` on, as fp32 little-endian bytes of one MiB; all must be finite."""
     import numpy as np
 
-    left = math.prod(tensor.dims)
-    size_bytes, hashes = 4 * left, []
-    with tensor.path.open("rb") as file:
-        file.seek(tensor.offset)
-        while left:
-            count = min(left, _CHUNK_VALUES)
-            values = _widen(file.read(count * VALUE_BYTES[tensor.dtype]), tensor.dtype)
+    width, total = VALUE_BYTES[tensor.dtype], math.prod(tensor.dims)
+    piece = files.piece_bytes // 4
+    for first in range(start, total, piece):
+        end = min(total, first + piece)
+        raw = files.read(tensor.file, tensor.offset + first * width, tensor.offset + end * width)
+        for place in range(0, len(raw), _CHUNK_VALUES * width):
+            values = _widen(raw[place : place + _CHUNK_VALUES * width], tensor.dtype)
             if not np.isfinite(np.frombuffer(values, "<f4")).all():
-                raise UnusableModelError(f"{tensor.path}: {name} {NOT_FINITE}")
-            hashes.append(blake3_hash(values))
-            left -= count
-    return compute_blob_id(size_bytes, b"".join(hashes))
+                raise UnusableModelError(f"{files.address}/{tensor.file}: {name} {NOT_FINITE}")
+            yield values
+
+
+def _compute_blob_id(files: ModelFiles, name: str, tensor: StoredTensor) -> bytes:
+    hashes = [blake3_hash(values) for values in read_values(files, name, tensor)]
+    return compute_blob_id(4 * math.prod(tensor.dims), b"".join(hashes))
 
 
 def _widen(raw: bytes, dtype: str) -> bytes:
@@ -129,13 +142,16 @@ def _widen(raw: bytes, dtype: str) -> bytes:
     return np.frombuffer(raw, "<f2").astype("<f4").tobytes()
 
 
-def _check_names(folder: Path, stored: Mapping[str, StoredTensor]) -> None:
-    config = _read_table(folder / CONFIG_NAME)
+def _check_names(files: ModelFiles, small: Mapping[str, bytes], stored: Mapping[str, StoredTensor]) -> None:
+    place = f"{files.address}/{CONFIG_NAME}"
+    if CONFIG_NAME not in small:
+        raise TrainerError(f"{place}: there is no such file")
+    config = _parse_table(place, small[CONFIG_NAME])
     try:
-        check_model_settings(folder / CONFIG_NAME, config)
+        check_model_settings(place, config)
     except ConfigError as error:
         raise TrainerError(str(error)) from error
     expected = {name for name, _ in list_tensors(get_sizes(config))}
     if wrong := sorted(expected ^ stored.keys()):
         what = "is missing" if wrong[0] in expected else "is not part of the model"
-        raise TrainerError(f"{folder}: {wrong[0]} {what}, as {CONFIG_NAME} describes it")
+        raise TrainerError(f"{files.address}: {wrong[0]} {what}, as {CONFIG_NAME} describes it")

@@ -48,12 +48,16 @@ class LlamaSizes:
 
 
 def read_model_fields(path: Path) -> dict[str, Any]:
-    kind = "TOML" if path.suffix == ".toml" else "JSON"
     try:
-        text = read_file(path, MAX_CONFIG_BYTES).decode()
-        settings = tomllib.loads(text) if kind == "TOML" else json.loads(text)
+        return parse_model_fields(path, read_file(path, MAX_CONFIG_BYTES))
     except OSError as error:
         raise ConfigError(f"model config {path}: {error.strerror}") from error
+
+
+def parse_model_fields(path: Path | str, raw: bytes) -> dict[str, Any]:
+    kind = "TOML" if str(path).endswith(".toml") else "JSON"
+    try:
+        settings = tomllib.loads(raw.decode()) if kind == "TOML" else json.loads(raw)
     except (ValueError, RecursionError) as error:  # ValueError: the base class of the errors of JSON, TOML and UTF-8
         raise ConfigError(f"model config {path}: is not {kind}: {describe_parse_failure(error)}") from error
     if not isinstance(settings, dict):
@@ -61,7 +65,7 @@ def read_model_fields(path: Path) -> dict[str, Any]:
     return settings
 
 
-def check_model_settings(path: Path, settings: Mapping[str, Any]) -> None:
+def check_model_settings(path: Path | str, settings: Mapping[str, Any]) -> None:
     """Check that the settings are those of a model that a run can train."""
     model_type = settings.get("model_type", MODEL_TYPE)
     if model_type != MODEL_TYPE:
@@ -98,7 +102,7 @@ def _list_numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
             yield from _list_numbers(value)
 
 
-def check_positions(path: Path, max_positions: int, max_seq_len: int) -> None:
+def check_positions(path: Path | str, max_positions: int, max_seq_len: int) -> None:
     if max_seq_len > max_positions:
         raise ConfigError(
             f"model config {path}: max_position_embeddings is {max_positions}, but the run's max_seq_len is "

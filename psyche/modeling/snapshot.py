@@ -26,8 +26,6 @@ from typing import Any, Final
 from blake3 import blake3
 
 from psyche.core.encoding.manifest import (
-    FILE_NAMES,
-    MAX_MODEL_FILES_BYTES,
     FileEntry,
     Manifest,
     TensorEntry,
@@ -38,6 +36,7 @@ from psyche.core.encoding.manifest import (
 from psyche.core.state.state import ZERO32
 from psyche.durable import make_folder, read_file, sync_file, sync_folder, write_file
 from psyche.errors import PsycheError, TrainerError
+from psyche.modeling.model_files import FolderFiles, read_small_files
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, blob_id_of, compute_blob_id
 
 SNAPSHOT_VERSION: Final = 2
@@ -288,21 +287,9 @@ def list_snapshots(root: Path) -> list[SnapshotInfo]:
     return sorted(found, key=lambda info: (info.epoch, info.step), reverse=True)
 
 
-def _find_model_files(folder: Path) -> list[Path]:
-    found = sorted(file for file in folder.iterdir() if file.name in FILE_NAMES and file.is_file())
-    size_bytes = sum(file.stat().st_size for file in found)
-    if size_bytes > MAX_MODEL_FILES_BYTES:
-        names = ", ".join(file.name for file in found)
-        raise TrainerError(
-            f"model folder {folder}: {names} have {size_bytes} bytes in all, at most {MAX_MODEL_FILES_BYTES} are "
-            "allowed; remove files that the model does not need"
-        )
-    return found
-
-
 def read_model_files(folder: Path) -> dict[str, bytes]:
     """Read the small files (`FILE_NAMES`: config, tokenizer and the like) of a model folder, by file name."""
-    return {file.name: read_file(file, MAX_MODEL_FILES_BYTES) for file in _find_model_files(folder)}
+    return read_small_files(FolderFiles(folder))
 
 
 def get_file_entries(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
@@ -310,8 +297,8 @@ def get_file_entries(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
 
 
 def read_file_entries(folder: Path) -> tuple[FileEntry, ...]:
-    """The manifest's entries for the small files of a model folder; the files are read in chunks."""
-    return tuple(FileEntry(file.name, *compute_file_blob_id(file)) for file in _find_model_files(folder))
+    """The manifest's entries for the small files of a model folder."""
+    return get_file_entries(read_model_files(folder))
 
 
 def read_snapshot_files(info: SnapshotInfo) -> dict[str, bytes]:

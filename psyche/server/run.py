@@ -11,6 +11,7 @@ from psyche.core.state.genesis import create_run
 from psyche.core.state.state import ZERO32, Coordinator, Model
 from psyche.errors import ConfigError, PsycheError, UnusableModelError
 from psyche.modeling.first_weights import compute_first_digest
+from psyche.modeling.model_files import FolderFiles
 from psyche.server.journal.journal import JournalDisk, JournalError
 from psyche.server.journal.recovery import OpenRun, create_journal, recover
 from psyche.wire.crypto import blake3_hash
@@ -68,7 +69,7 @@ def find_first_weights(model: Model, folder: Path | None) -> tuple[bytes, tuple[
     if folder is None or not folder.is_dir():
         return ZERO32, ()
     try:
-        return compute_first_digest(folder, is_exact=model.optimizer.quantize_1bit), ()
+        return compute_first_digest(FolderFiles(folder), is_exact=model.optimizer.quantize_1bit), ()
     except UnusableModelError as error:
         raise ConfigError(f"the first weights: {error}") from error
     except (PsycheError, OSError, ImportError) as error:

@@ -16,6 +16,7 @@ from psyche.errors import TrainerError, UnusableModelError
 from psyche.modeling import first_weights
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.modeling.model import init_model
+from psyche.modeling.model_files import FolderFiles
 from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.wire.crypto import compute_state_digest
 from psyche.wire.trainer import LoadRequest
@@ -95,7 +96,7 @@ def test_the_digest_from_files_is_the_one_that_a_trainer_computes(
         copy = shutil.copytree(folder, tmp_path / name)
         change(copy)
         reply = TrainerEngine().load(msgspec.structs.replace(load_request, path=str(copy), model=run_model))
-        seen[name] = compute_first_digest(copy, is_exact=is_exact)
+        seen[name] = compute_first_digest(FolderFiles(copy), is_exact=is_exact)
         assert seen[name] == compute_state_digest(ZERO32, reply.weight_root), name
     assert seen["in two files"] == seen["as it was made"]
     same = {"in two files"} if is_exact else {"in two files", "bfloat16", "float16"}
@@ -152,7 +153,7 @@ def test_a_folder_whose_digest_would_be_a_guess_is_refused_with_the_reason(
 ) -> None:
     change(folder)
     with pytest.raises(TrainerError, match=reason):
-        compute_first_digest(folder, is_exact=True)
+        compute_first_digest(FolderFiles(folder), is_exact=True)
 
 
 @pytest.mark.parametrize("is_exact", [True, False], ids=["signs", "full values"])
@@ -163,7 +164,7 @@ def test_weights_that_are_no_numbers_are_refused_by_the_name_of_their_tensor(
 ) -> None:
     spoil_with(value, dtype)(folder)
     for use in (
-        lambda: compute_first_digest(folder, is_exact=is_exact),
+        lambda: compute_first_digest(FolderFiles(folder), is_exact=is_exact),
         lambda: TrainerEngine().load(msgspec.structs.replace(load_request, path=str(folder))),
     ):
         with pytest.raises(UnusableModelError, match=r"model\.layers\.0\.mlp\.up_proj\.weight has values that are NaN"):

@@ -7,6 +7,7 @@ from kits.server import OWNER, MemoryDisk, RunFile
 
 from psyche.core.state.state import Mark
 from psyche.modeling.first_weights import compute_first_digest
+from psyche.modeling.model_files import FolderFiles
 from psyche.server.journal.recovery import OpenRun
 from psyche.server.run import open_run
 from psyche.testing.builders import START_UNIX
@@ -21,7 +22,7 @@ def test_a_new_run_is_bound_to_the_weights_in_its_model_folder(tmp_path: Path) -
     write_model_folder(folder)
     disk = MemoryDisk()
     opened = open_with(folder, disk)
-    digest = compute_first_digest(folder, is_exact=True)
+    digest = compute_first_digest(FolderFiles(folder), is_exact=True)
     assert opened.state.certified == opened.state.checkpoint == Mark(digest, step=1)
     assert opened.notes == ()
     (folder / "config.json").write_text("{}")

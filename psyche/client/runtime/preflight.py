@@ -19,6 +19,7 @@ from psyche.data.provider import open_local
 from psyche.errors import ConfigError, DataError, TrainerError
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.modeling.model_check import ModelCheck, check_model
+from psyche.modeling.model_files import FolderFiles
 from psyche.telemetry.text import format_bytes, format_count
 
 SNAPSHOTS: Final = 3  # P6: two are kept while a third is written
@@ -79,7 +80,7 @@ def _check_first_weights(state: Coordinator, source: Checkpoint, local_root: Pat
 def _is_certified(folder: Path, state: Coordinator) -> bool:
     """Whether the model folder has the weights on record; then no peer has others."""
     try:
-        digest = compute_first_digest(folder, is_exact=state.model.optimizer.quantize_1bit)
+        digest = compute_first_digest(FolderFiles(folder), is_exact=state.model.optimizer.quantize_1bit)
     except (TrainerError, OSError):
         return False
     return digest == state.certified.digest

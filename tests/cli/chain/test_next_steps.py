@@ -15,6 +15,7 @@ from psyche.backends.solana.wallet import read_wallet
 from psyche.cli.app import app
 from psyche.core.state.state import RunState
 from psyche.modeling.first_weights import compute_first_digest
+from psyche.modeling.model_files import FolderFiles
 
 
 def find_commands(text: str) -> list[str]:
@@ -36,7 +37,9 @@ def test_a_new_run_is_opened_started_paused_and_closed_by_what_is_printed(box: C
     model = write_model_folder(tmp_path / "model", vocab_size=256, max_position_embeddings=512)
     created = box.call("run", "create", "--state", file, "-r", "steps", wallet="steps")
     state = read_state(box, "steps")
-    assert state.certified.digest == compute_first_digest(model, is_exact=state.model.optimizer.quantize_1bit)
+    assert state.certified.digest == compute_first_digest(
+        FolderFiles(model), is_exact=state.model.optimizer.quantize_1bit
+    )
     opened = run_one(created, "auth create")
     assert run_one(created, "run resume").count("waiting for members")
     (train,) = (line for line in find_commands(created) if line.startswith("psyche client train "))

@@ -31,6 +31,7 @@ from psyche.core.state.state import (
     SlotState,
 )
 from psyche.modeling.first_weights import compute_first_digest
+from psyche.modeling.model_files import FolderFiles
 from psyche.wire.backend import Members, RunStatus
 
 WATCHED = (RunState.UNINITIALIZED, RunState.PAUSED, RunState.FINISHED)
@@ -153,7 +154,7 @@ def test_s11_the_digest_of_new_first_weights_goes_on_record_with_their_source(bo
     assert "not on record" in box.call("run", "create", "--state", file, "-r", "begins", wallet="begins")
     words = ("run", "update-config", "-r", "begins", "--yes", "--state")
     assert "not on record" not in box.call(*words, file, "--name", "N", wallet="begins")
-    digests = [compute_first_digest(write_model_folder(tmp_path / "model", **sizes), is_exact=True)]
+    digests = [compute_first_digest(FolderFiles(write_model_folder(tmp_path / "model", **sizes)), is_exact=True)]
     assert digests[0].hex() in box.call(*words, file, wallet="begins")
     assert read_state(box, "begins").certified.digest == digests[0]
     assert "nothing changes" in box.call(*words, file, wallet="begins")
@@ -163,7 +164,7 @@ def test_s11_the_digest_of_new_first_weights_goes_on_record_with_their_source(bo
     other.write_text(other.read_text().replace('"model"', '"larger"'))
     assert "no folder" in box.call(*words, other, "--dry-run", wallet="begins")
     larger = write_model_folder(tmp_path / "larger", hidden_size=64, **sizes)
-    digests.append(compute_first_digest(larger, is_exact=True))
+    digests.append(compute_first_digest(FolderFiles(larger), is_exact=True))
     box.call(*words, other, wallet="begins")
     state = read_state(box, "begins")
     assert (state.model.checkpoint.name, state.certified.digest) == ("larger", digests[1])

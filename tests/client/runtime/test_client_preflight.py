@@ -32,6 +32,7 @@ from psyche.core.state.state import (
 )
 from psyche.errors import ConfigError, PsycheError, TrainerError
 from psyche.modeling.first_weights import compute_first_digest
+from psyche.modeling.model_files import FolderFiles
 from psyche.telemetry import types
 from psyche.telemetry.events import EventLog
 from psyche.testing.builders import build_hash, build_model, build_state
@@ -202,7 +203,7 @@ def test_no_place_that_a_member_names_keeps_others_from_joining(place: Place, na
 
 def test_weights_on_record_that_nobody_can_train_are_an_obstacle_too(place: Place) -> None:
     """Such a run's server would not start today."""
-    digest = compute_first_digest(place.root / "model", is_exact=True)
+    digest = compute_first_digest(FolderFiles(place.root / "model"), is_exact=True)
     place.state.certified = Mark(digest=digest)
     place.state.model.max_seq_len = 33
     assert "max_position_embeddings is 32" in place.describe()

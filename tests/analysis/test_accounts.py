@@ -86,28 +86,39 @@ def build_log() -> Log:
     return log
 
 
-def test_the_times_of_a_round_add_up_to_its_length() -> None:
-    accounts = build_log().read()
-    for node in accounts.nodes.values():
-        assert sum(node.times.values()) == pytest.approx(20)
-
-
 def test_each_second_is_counted_for_the_first_thing_that_holds() -> None:
     accounts = build_log().read()
-    b = accounts.nodes["b"]
+    a, b = accounts.nodes["a"], accounts.nodes["b"]
+    assert [sum(node.times.values()) for node in (a, b)] == pytest.approx([20, 20])
     assert b.times[What.TRAIN] == pytest.approx(6 + 6)
     assert b.times[What.APPLY] == pytest.approx(1)
     assert b.times[What.TRANSFER] == pytest.approx(2), "while it trained the payload cost nobody anything"
     assert b.times[What.WITNESS] == pytest.approx(1 + 2)
     assert (b.times[What.SEND], b.times[What.WAIT]) == pytest.approx((2, 0))
-    sending = accounts.nodes["a"].times[What.SEND]
-    assert sending == pytest.approx(4 + 0.5 + 3), "its payload is on its way from 5 to 18, but it trains meanwhile"
+    assert a.times[What.SEND] == pytest.approx(4 + 0.5 + 3), "its payload is on its way from 5 to 18, but it trains"
+    first, second = accounts.rounds
+    assert first.bound.text == "training of b", "nobody is missing, however long the messages took"
+    assert second.bound.text == "payload of a on its way to b"
+    assert [one.tokens for one in accounts.rounds] == [200, 100]
+    assert [one.lost_tokens for one in accounts.rounds] == [0, 100], "work that is in no set is lost"
+    assert (b.cut_off, b.tokens) == ([(0, 1)], 100)
+    assert accounts.get_sets() == [((0, 0), ("a", "b")), ((0, 1), ("a",))]
 
 
-def test_who_is_away_does_not_keep_others_sending() -> None:
-    log = build_log()
+def without_payloads(log: Log) -> Log:
+    """The log, but none arrives at b."""
     log.told = [one for one in log.told if one[1] != "b" or not isinstance(one[2], types.PayloadReceived)]
-    assert log.read().nodes["a"].times[What.SEND] == pytest.approx(4 + 0.5 + 3)
+    return log
+
+
+def test_a_payload_that_is_on_its_way_when_a_round_closes_is_what_it_waited_for_unless_its_receiver_is_away() -> None:
+    log = without_payloads(build_log())
+    accounts = log.read()
+    assert accounts.rounds[1].bound.text == "payload of a on its way to b"
+    assert accounts.nodes["b"].times[What.TRANSFER] == pytest.approx(2)
+    assert accounts.nodes["b"].times[What.WITNESS] == pytest.approx(1 + 2)
+    assert accounts.nodes["a"].times[What.TRANSFER] == 0
+    assert accounts.nodes["a"].times[What.SEND] == pytest.approx(4 + 0.5 + 3)
     log.add(9, "world", make(types.Killed, who="b"))
     assert log.read().nodes["a"].times[What.SEND] == 0
 
@@ -119,12 +130,6 @@ def test_a_payload_costs_time_only_once_it_is_due() -> None:
     assert log.read(overlap=False).nodes["b"].times[What.TRANSFER] > 2
 
 
-def test_a_round_ends_with_what_came_last() -> None:
-    first, second = build_log().read().rounds
-    assert first.bound.text == "training of b", "nobody is missing, however long the messages took"
-    assert second.bound.text == "payload of a on its way to b"
-
-
 def test_a_round_that_nobody_works_in_any_more_waits_for_who_is_missing() -> None:
     log = Log()
     log.join("a", "b")
@@ -134,35 +139,6 @@ def test_a_round_that_nobody_works_in_any_more_waits_for_who_is_missing() -> Non
     log.state(10, RunState.COOLDOWN, 0)
     assert log.read().rounds[0].bound.text == "patience with b"
     assert log.read(limit_s=9).rounds[0].bound.text == "max_round_train_time, missing b"
-
-
-def test_a_payload_that_is_on_its_way_when_a_round_closes_is_what_it_waited_for() -> None:
-    log = build_log()
-    log.told = [one for one in log.told if one[1] != "b" or not isinstance(one[2], types.PayloadReceived)]
-    accounts = log.read()
-    assert accounts.rounds[1].bound.text == "payload of a on its way to b"
-    assert accounts.nodes["b"].times[What.TRANSFER] == pytest.approx(2)
-    assert accounts.nodes["b"].times[What.WITNESS] == pytest.approx(1 + 2)
-    assert accounts.nodes["a"].times[What.TRANSFER] == 0
-
-
-def test_work_that_is_in_no_set_is_lost_and_its_member_cut_off() -> None:
-    accounts = build_log().read()
-    assert [one.tokens for one in accounts.rounds] == [200, 100]
-    assert [one.lost_tokens for one in accounts.rounds] == [0, 100]
-    assert accounts.nodes["b"].cut_off == [(0, 1)]
-    assert accounts.nodes["b"].tokens == 100
-    assert accounts.get_sets() == [((0, 0), ("a", "b")), ((0, 1), ("a",))]
-
-
-def test_samples_that_nobody_trained_are_lost_too() -> None:
-    log = build_log()
-    accounts = Accounts()
-    for one in sorted(log.told, key=itemgetter(0)):
-        accounts.take(*one)
-        accounts.set_batch((0, 0), 300)
-    accounts.finish()
-    assert accounts.rounds[0].lost_tokens == 100
 
 
 def test_training_that_is_broken_off_is_in_vain() -> None:
@@ -194,20 +170,23 @@ def test_a_process_that_dies_is_away_until_another_starts(told_by: str) -> None:
     assert log.read().nodes["a"].times[What.AWAY] == pytest.approx(3)
 
 
-def test_who_was_put_out_is_in_no_round_until_the_next_epoch() -> None:
+@pytest.mark.parametrize(
+    ("t", "node", "event", "who", "present"),
+    [
+        (9, "b", make(types.Dropped, state=ClientState.DROPPED), "b", {(0, 0)}),
+        (8, "server", make(types.ClientWithdrawn, key=b"b0b0", reason="connection lost"), "b", {(0, 0)}),
+        (0, "c", make(types.RoundStarted, height=0, step=1), "c", set()),
+    ],
+    ids=["put out", "its connection was lost for too long", "never a member"],
+)
+def test_who_is_no_member_is_in_no_round_though_it_sees_them(
+    t: float, node: str, event: types.Event, who: str, present: set[tuple[int, int]]
+) -> None:
     log = build_log()
-    log.add(9, "b", make(types.Dropped, state=ClientState.DROPPED))
-    accounts = log.read()
-    assert accounts.nodes["b"].present == {(0, 0)}
-    assert accounts.nodes["b"].cut_off == []
-
-
-def test_who_never_was_a_member_is_in_no_round_though_it_sees_them() -> None:
-    log = build_log()
-    log.add(0, "c", make(types.RoundStarted, height=0, step=1))
-    accounts = log.read()
-    assert accounts.nodes["c"].present == set()
-    assert accounts.nodes["c"].cut_off == []
+    log.add(-2, "b", make(types.ClientStarted, identity=b"b0b0"))
+    log.add(t, node, event)
+    found = log.read().nodes[who]
+    assert (found.present, found.cut_off) == (present, [])
 
 
 def test_a_member_that_is_silent_stays_one_until_the_record_has_fewer() -> None:
@@ -224,14 +203,6 @@ def test_a_member_that_is_silent_stays_one_until_the_record_has_fewer() -> None:
     accounts = log.read()
     assert accounts.nodes["b"].present == {(0, 0), (0, 1)}
     assert accounts.nodes["a"].present == {(0, 0), (0, 1), (0, 2)}
-
-
-def test_whose_connection_was_lost_for_too_long_is_no_member_even_if_it_comes_back() -> None:
-    log = build_log()
-    log.add(-2, "b", make(types.ClientStarted, identity=b"b0b0"))
-    log.add(8, "server", make(types.ClientWithdrawn, key=b"b0b0", reason="connection lost"))
-    accounts = log.read()
-    assert accounts.nodes["b"].present == {(0, 0)}, "its training of the next round is not in the log then"
 
 
 def test_the_records_own_word_goes_before_what_clients_tell() -> None:

@@ -54,10 +54,8 @@ def test_a_run_on_a_chain_is_played_to_its_end_and_loses_nothing(forecast: Forec
     assert len(forecast.accounts.data_rounds) == ROUNDS
     assert (forecast.lost_samples, forecast.cut_offs, forecast.exits) == (0, 0, [])
     assert "nobody was dropped" in format_forecast(forecast)
-
-
-def test_the_record_is_what_run_create_would_write(forecast: Forecast) -> None:
-    assert forecast.outcome.state.config.entropy_delay == 4
+    assert forecast.outcome.state.config.entropy_delay == 4, "as `run create` would write it"
+    assert play_on_chain(ChainTable()).conditions == ChainConditions(lost=0.05), "the simulator's, but for losses"
 
 
 def test_the_log_of_a_run_on_a_chain_gives_the_same_figures(forecast: Forecast) -> None:
@@ -70,14 +68,11 @@ def test_the_log_of_a_run_on_a_chain_gives_the_same_figures(forecast: Forecast) 
 
 def test_what_a_chain_adds_to_a_round_is_what_a_server_does_not_need(costs: ChainCosts, with_server: Forecast) -> None:
     assert with_server.question.backend == ForecastBackend()
+    kill = Kill(who=("client-0",), at_s=1.0)
+    planned = build_chain_question(faults=(kill, ChainHalt(at_s=1.0, for_s=2.0)))
+    assert build_server_question(planned).faults == (kill,), "a server has no faults of a chain"
     assert costs.of_chain_s == costs.round_s - costs.server_round_s
     assert costs.round_s > 2 * CHAIN.lag_max_s > costs.server_round_s > 0
-
-
-def test_faults_of_the_chain_are_left_out_with_a_server() -> None:
-    kill = Kill(who=("client-0",), at_s=1.0)
-    question = build_chain_question(faults=(kill, ChainHalt(at_s=1.0, for_s=2.0)))
-    assert build_server_question(question).faults == (kill,)
 
 
 def test_a_member_pays_for_signatures_and_for_being_early(costs: ChainCosts, forecast: Forecast) -> None:
@@ -132,10 +127,6 @@ def test_a_forecast_gives_the_times_and_fees_that_a_local_chain_was_measured_wit
     assert found is not None
     assert found.round_s == pytest.approx(round_s, abs=0.15)
     assert found.whole.lamports / 40 == pytest.approx(16_250, rel=0.05)
-
-
-def test_the_default_chain_is_the_one_that_the_simulators_tests_play_but_for_losses() -> None:
-    assert play_on_chain(ChainTable()).conditions == ChainConditions(lost=0.05)
 
 
 def test_patience_is_longer_where_each_change_of_the_record_takes_time() -> None:

@@ -48,6 +48,8 @@ def test_a_run_that_gives_up_epoch_after_epoch_ends_and_names_the_limit_and_what
     assert "results came in time: max_round_train_time is 2 s, the slowest class trains for 21 s" in text
     assert [one.rounds for one in seen] == sorted(one.rounds for one in seen), "progress never goes back"
     assert seen[-1].given_up > 0
+    assert seen[0].simulated_s < 1
+    assert len({one.simulated_s for one in seen if one.rounds == 0}) > 10, "time is told while no round closes"
 
 
 def test_a_run_whose_lines_are_too_narrow_names_what_sending_takes() -> None:
@@ -57,18 +59,14 @@ def test_a_run_whose_lines_are_too_narrow_names_what_sending_takes() -> None:
     assert "the slowest line needs 7 min " in format_forecast(forecast)
 
 
-def test_simulated_time_is_told_while_no_round_closes() -> None:
-    seen: list[Played] = []
-    play(build_question((build_machines(), 2), rounds=1), on_progress=seen.append)
-    assert seen[0].simulated_s < 1
-    assert len({one.simulated_s for one in seen if one.rounds == 0}) > 10
-
-
 def test_the_time_limit_is_that_of_the_rounds_that_are_played() -> None:
     short = build_scenario(build_question((build_machines(), 2), rounds=2, total_steps=5000))
     assert short.limit_s < 2 * HOUR_S
     late = build_scenario(build_question((build_machines(joins_after_min=120.0), 2), rounds=2))
     assert late.limit_s > short.limit_s + 2 * HOUR_S - 1
+    weak = build_machines(fails_every_h=6.0, back_after_min=30.0)
+    waiting = build_scenario(build_question((weak, 4), rounds=100, rounds_per_epoch=10))
+    assert waiting.limit_s > 10 * 3 * 1800, "each epoch may wait for machines that come back"
 
 
 def test_who_joins_late_and_a_fault_with_an_end_are_waited_for() -> None:
@@ -92,18 +90,16 @@ def test_faults_that_never_happened_are_found_one_by_one(happened: tuple[int, ..
     assert len(find_missed(plan, [plan[number] for number in happened])) == missed
 
 
-def test_every_epoch_may_wait_for_machines_that_come_back() -> None:
-    weak = build_machines(fails_every_h=6.0, back_after_min=30.0)
-    played = build_scenario(build_question((weak, 4), rounds=100, rounds_per_epoch=10))
-    assert played.limit_s > 10 * 3 * 1800
-
-
 def test_a_run_that_finished_did_not_stand_still_however_long_its_clients_serve() -> None:
     forecast = play(build_question((build_machines(), 2), rounds=2, cooldown_time=400))
     assert forecast.outcome.state.run_state is RunState.FINISHED
     assert forecast.outcome.violations == []
     assert not forecast.stood_still
     assert "STOOD STILL" not in format_forecast(forecast)
+    late = Violation("I5", "client-0 ends with success", "code 1", "epoch 0")
+    wrong = replace(forecast, outcome=replace(forecast.outcome, violations=[late]))
+    assert not wrong.stood_still
+    assert "client-0 ends with success" in format_defects(wrong), "what is wrong after the end is a defect"
 
 
 def test_who_still_fetches_weights_when_the_run_is_finished_is_waited_for() -> None:
@@ -116,11 +112,3 @@ def test_who_still_fetches_weights_when_the_run_is_finished_is_waited_for() -> N
     assert not forecast.stood_still
     seen = [type(one.event) for one in forecast.outcome.entries if one.node == "client-3"]
     assert seen.index(types.ModelFetch) < seen.index(types.Serving) < seen.index(types.ClientEnded)
-
-
-def test_what_a_client_does_wrong_after_the_end_of_the_run_is_a_defect() -> None:
-    forecast = play(build_question((build_machines(), 2), rounds=1))
-    late = Violation("I5", "client-0 ends with success", "code 1", "epoch 0")
-    outcome = replace(forecast.outcome, violations=[late])
-    assert not replace(forecast, outcome=outcome).stood_still
-    assert "client-0 ends with success" in format_defects(replace(forecast, outcome=outcome))

@@ -4,7 +4,6 @@ import random
 import socket
 import ssl
 import struct
-import time
 from collections import deque
 from typing import Any
 
@@ -13,6 +12,7 @@ import zstandard
 from blake3 import blake3
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from independent_messages import build_record
 
 STATE_BYTES = 165_192
 TIMEOUT_S = 60.0
@@ -122,13 +122,6 @@ def patch(state: bytes, runs: list[tuple[int, bytes]]) -> bytes:
     return bytes(after)
 
 
-def build_record(seed: bytes, address: str) -> list[Any]:
-    secret = Ed25519PrivateKey.from_private_bytes(seed)
-    key, expires_unix = secret.public_key().public_bytes_raw(), int(time.time()) + 24 * 3_600
-    signed = b"psyche/address/1" + key + struct.pack("<QBB", expires_unix, 1, len(address)) + address.encode()
-    return [key, [address], expires_unix, secret.sign(signed)]
-
-
 def follow(port: int, server_key: bytes, seed: bytes, run_id: str) -> dict[str, Any]:
     """Greet, look, subscribe, join, repeat the join, report, and watch until the own slot is on record."""
     client, seen = Client(port, server_key, seed), {}
@@ -139,7 +132,7 @@ def follow(port: int, server_key: bytes, seed: bytes, run_id: str) -> dict[str, 
     seen["subscribed"] = client.ask(["subscribe"])
     while not client.state:
         client.take_push()
-    record = build_record(seed, "/ip4/127.0.0.1/tcp/4001")
+    record = build_record(seed, ["/ip4/127.0.0.1/tcp/4001"])
     join = ["submit", 2, client.line.key + bytes(8), None, record]
     seen["joined"], seen["repeated"] = client.ask(join, 77), client.ask(join, 77)
     slots = 111_872 + 64  # Registry, then 192 bytes a slot: signer, p2p

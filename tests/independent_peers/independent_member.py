@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import trio
 from independent_client import Client, fetch
-from independent_messages import Header, Said, compute_commitment, encode_report, read, sign
-from independent_network import Mates, Question, make_host
-from independent_peer import Failed, demand, pack, unpack
+from independent_messages import Failed, Header, Said, compute_commitment, demand, encode_report, read, sign
+from independent_network import Mates, Question, make_host, pack, unpack
 from independent_record import (
     CLOSED,
     COOLDOWN,

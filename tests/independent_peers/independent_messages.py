@@ -1,7 +1,9 @@
-"""Headers, gossip and reports as the pages have them. Nothing of psyche."""
+"""Records of addresses, headers, gossip and reports as the pages have them. Nothing of psyche."""
 
 import struct
+import time
 from dataclasses import dataclass
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -9,6 +11,40 @@ from independent_trainer import hash3
 
 HEADER_BYTES = 448
 BODIES = {"ready": 33, "result": 32, "finished": 96, "leave": 0}
+
+
+class Failed(Exception):
+    """The other side does not do what the page says."""
+
+
+def demand(is_so: bool, what: str) -> None:
+    if not is_so:
+        raise Failed(what)
+
+
+def is_signed(key: bytes, message: bytes, signature: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def get_record_bytes(key: bytes, addresses: list[str], expires_unix: int) -> bytes:
+    body = b"".join(bytes([len(one)]) + one.encode("ascii") for one in addresses)
+    return b"psyche/address/1" + key + struct.pack("<QB", expires_unix, len(addresses)) + body
+
+
+def build_record(seed: bytes, addresses: list[str]) -> list[Any]:
+    secret = Ed25519PrivateKey.from_private_bytes(seed)
+    key, expires_unix = secret.public_key().public_bytes_raw(), int(time.time()) + 24 * 3_600
+    return [key, addresses, expires_unix, secret.sign(get_record_bytes(key, addresses, expires_unix))]
+
+
+def check_record(record: list[Any]) -> bytes:
+    key, addresses, expires_unix, signature = record
+    demand(is_signed(key, get_record_bytes(key, addresses, expires_unix), signature), "a record is not signed")
+    return key
 
 
 @dataclass
@@ -72,12 +108,8 @@ class Said:
     raw: bytes
 
     def is_signed_by(self, key: bytes) -> bool:
-        signed = self.raw[: len(self.raw) - 64 - len(self.header)]
-        try:
-            Ed25519PublicKey.from_public_bytes(key).verify(self.raw[len(signed) : len(signed) + 64], signed)
-        except InvalidSignature:
-            return False
-        return True
+        end = len(self.raw) - 64 - len(self.header)
+        return is_signed(key, self.raw[:end], self.raw[end : end + 64])
 
 
 def sign(

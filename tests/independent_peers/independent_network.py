@@ -4,26 +4,10 @@ import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import trio
-from independent_peer import (
-    BLOB,
-    GOSSIP,
-    HELLO,
-    MIB,
-    NO_PLAN,
-    SYNC,
-    Failed,
-    build_record,
-    check_record,
-    demand,
-    get_blob_id,
-    hash_chunks,
-    pack,
-    read_exactly,
-    read_frame,
-    unpack,
-    write_frame,
-)
+from independent_messages import Failed, build_record, check_record, demand
+from independent_trainer import MIB, get_blob_id, hash_chunks
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_x25519
@@ -34,8 +18,35 @@ from libp2p.security.noise.transport import Transport as Noise
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
+HELLO, GOSSIP, SYNC, BLOB = (f"/psyche/{name}/1" for name in ("hello", "gossip", "sync", "blob"))
+NO_PLAN = bytes(32)
 SAY_S, ASK_S = 2.0, 5.0
 Question = tuple[str, int, int, bytes, bytes]
+pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
+
+
+class Ended(Exception):
+    """The other side ended the stream."""
+
+
+async def read_exactly(stream: Any, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        part = await stream.read(size - len(found))
+        if not part:
+            raise Ended
+        found += part
+    return found
+
+
+async def read_frame(stream: Any, most: int) -> bytes:
+    (size,) = struct.unpack("<I", await read_exactly(stream, 4))
+    demand(size <= most, f"a frame of {size} bytes, at most {most}")
+    return await read_exactly(stream, size)
+
+
+async def write_frame(stream: Any, body: bytes) -> None:
+    await stream.write(struct.pack("<I", len(body)) + body)
 
 
 def make_host(seed: bytes) -> Any:
@@ -65,6 +76,7 @@ class Mates:
         self.blobs: dict[bytes, bytes] = {}
         self.failures: list[str] = []
         self.refusals: list[str] = []
+        self.answered = 0  # hellos of others that both found good
         self._voices: dict[bytes, Any] = {}
 
     def listen(self) -> None:
@@ -109,13 +121,14 @@ class Mates:
             (verdict,) = unpack(await read_frame(stream, 8_192))
             if not verdict:
                 self.connected.add(key)
+                self.answered += 1
 
     async def dial(self, key: bytes, address: str) -> None:
         await self._host.connect(PeerInfo(get_peer_id(key), [Multiaddr(address)]))
         await self.say_hello(key)
 
     async def say_hello(self, key: bytes) -> None:
-        stream = await self._open(key, HELLO)
+        stream = await self.open(key, HELLO)
         await write_frame(stream, pack(self._build_hello()))
         reason, theirs = unpack(await read_frame(stream, 8_192))
         if reason:
@@ -126,7 +139,7 @@ class Mates:
         demand(not reason, f"a peer that we dialed: {reason}")
         self.connected.add(key)
 
-    async def _open(self, key: bytes, protocol: str) -> Any:
+    async def open(self, key: bytes, protocol: str) -> Any:
         return await self._host.new_stream(get_peer_id(key), [TProtocol(protocol)])
 
     # --- announcements, questions -----------------------------------------------------------------------------
@@ -142,7 +155,7 @@ class Mates:
             try:
                 with trio.fail_after(SAY_S):
                     if key not in self._voices:
-                        self._voices[key] = await self._open(key, GOSSIP)
+                        self._voices[key] = await self.open(key, GOSSIP)
                     await write_frame(self._voices[key], message)
                     return
             except Exception:  # noqa: BLE001
@@ -155,7 +168,7 @@ class Mates:
     async def ask(self, key: bytes, question: Question) -> list[bytes] | None:
         """The items of the answer; None if the peer has none."""
         with trio.move_on_after(ASK_S):
-            stream = await self._open(key, SYNC)
+            stream = await self.open(key, SYNC)
             try:
                 await write_frame(stream, pack(question))
                 found, items = unpack(await read_frame(stream, 4_227_136))
@@ -173,7 +186,7 @@ class Mates:
 
     def offer(self, data: bytes) -> bytes:
         """Serve a blob from now on."""
-        blob_id = get_blob_id(len(data), hash_chunks(data))
+        blob_id = get_blob_id(data)
         self.blobs[blob_id] = data
         return blob_id
 
@@ -181,14 +194,14 @@ class Mates:
         """A blob of at most 16 MiB; None if the peer does not give it."""
         count = -(-size // MIB)
         with trio.move_on_after(ASK_S):
-            stream = await self._open(key, BLOB)
+            stream = await self.open(key, BLOB)
             try:
                 await stream.write(struct.pack("<c32sII", b"R", blob_id, 0, count))
                 status, length = struct.unpack("<BQ", await read_exactly(stream, 9))
                 if (status, length) != (0, size):
                     return None
                 data = await read_exactly(stream, length)
-                return data if get_blob_id(size, hash_chunks(data)) == blob_id else None
+                return data if get_blob_id(data) == blob_id else None
             finally:
                 await stream.reset()
         return None

@@ -24,9 +24,12 @@ def hash3(*parts: bytes) -> bytes:
     return blake3(b"".join(parts)).digest()
 
 
+def hash_chunks(data: bytes) -> bytes:
+    return b"".join(hash3(data[i : i + MIB]) for i in range(0, len(data), MIB))
+
+
 def get_blob_id(data: bytes) -> bytes:
-    hashes = [hash3(data[i : i + MIB]) for i in range(0, len(data), MIB)]
-    return hash3(b"psyche/blob/1", struct.pack("<QI", len(data), MIB), *hashes)
+    return hash3(b"psyche/blob/1", struct.pack("<QI", len(data), MIB), hash_chunks(data))
 
 
 # --- weights --------------------------------------------------------------------------------------------

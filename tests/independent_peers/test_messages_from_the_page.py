@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from independent_messages import encode_report, read, sign
-from independent_peer import pack
+from independent_network import pack
 from independent_record import compute_filter, compute_root, to_bitmap
 from independent_trainer import Plan, Tensors, apply, compute_chain, compute_digest, encode_manifest, encode_payload
 from test_payloads_from_the_page import ALICE, BOB, PAGE, find_commitments, make_example

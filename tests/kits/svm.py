@@ -97,10 +97,11 @@ class Bank:
     def refuse(self, instruction: Instruction, *signers: Keypair, before: Sequence[Instruction] = ()) -> int | None:
         """The number of the program's error that the instruction must end with; None for the machine's own errors.
 
-        The instructions `before` it in the transaction must succeed.
+        Those of the signers sign that the transaction asks for. The instructions `before` it must succeed.
         """
+        asked = {account.pubkey for one in (*before, instruction) for account in one.accounts if account.is_signer}
         try:
-            self.send(*before, instruction, signers=signers)
+            self.send(*before, instruction, signers=[key for key in signers if key.pubkey() in asked])
         except Refused as refused:
             return refused.code
         raise AssertionError("the instruction was carried out")

@@ -6,8 +6,9 @@ from typing import Final
 
 from kits.chain.anchor import get_discriminator
 from kits.svm import Bank, Refused
+from solders.clock import Clock
 from solders.hash import Hash
-from solders.instruction import AccountMeta, Instruction
+from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.message import Message as TransactionMessage
 from solders.pubkey import Pubkey
@@ -16,35 +17,24 @@ from solders.transaction import Transaction
 from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 
 from psyche.backends.solana.interface.addresses import AUTHORIZER, COORDINATOR, EVERYBODY, get_authorization_address
-from psyche.backends.solana.interface.coordinator import Authorities, ChainRun, build_init
+from psyche.backends.solana.interface.coordinator import (
+    Authorities,
+    ChainRun,
+    build_collect,
+    build_free,
+    build_init,
+    build_join_run,
+    build_owner_message,
+    build_user_message,
+)
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.encoding.account import decode_state, encode_state
+from psyche.core.state import messages as msg
 from psyche.core.state.limits import STATE_BYTES
-from psyche.core.state.state import Coordinator
+from psyche.core.state.state import ZERO32, Coordinator
 
 RUN_ID: Final = "run"
 RECORDED_SLOTS: Final = 512
-# Errors of Anchor that say which check of an account failed.
-NOT_UNDERSTOOD: Final = 102
-NOT_WRITABLE, BROKEN_LINK, BAD_OWNER, BAD_SEEDS, BAD_ADDRESS = 2_000, 2_001, 2_004, 2_006, 2_012
-MISSING_ACCOUNT, WRONG_KIND, WRONG_OWNER, WRONG_PROGRAM, NOT_SIGNER = 3_005, 3_002, 3_007, 3_008, 3_010
-# The program's own errors, from 6,100 on.
-(
-    MALFORMED,
-    WRONG_SIZE,
-    WRONG_VERSION,
-    NOT_EMPTY,
-    INVALID_TEXTS,
-    NOT_OWNER,
-    NOT_HALTED,
-    UNCOLLECTED,
-    NOT_AUTHORIZED,
-    NOT_FULL,
-    NO_EVIDENCE,
-    UNPROVEN,
-    UNREADABLE_SLOTS,
-    NOT_FREED,
-) = range(6_100, 6_114)
 
 
 def encode_instance(authorities: Authorities, account: Pubkey, run_id: str = RUN_ID, collected: int = 0) -> bytes:
@@ -125,6 +115,26 @@ class ChainStage:
     def state(self) -> Coordinator:
         return decode_state(self.raw)
 
+    def build(self, sender: bytes, message: msg.Message) -> Instruction:
+        """The instruction that says a message; the payer sends what has no sender."""
+        user = self.bank.payer.pubkey() if sender == ZERO32 else Pubkey(sender)
+        match message:
+            case msg.Join(p2p, expires):
+                return build_join_run(self.run, user, Pubkey(p2p), self.authorization, expires)
+            case msg.Collect(((signer, _),)):
+                return build_collect(self.run, self.bank.payer.pubkey(), self.state.run_uid, Pubkey(signer))
+            case msg.Pause() | msg.Resume() | msg.SetRates() | msg.Update() | msg.UpdateClientVersion():
+                return build_owner_message(self.run, self.authorities.main, message)
+            case _:
+                return build_user_message(self.run, user, message)  # type: ignore[arg-type]
+
+    def set_clock(self, now: int, slot: int) -> None:
+        clock = self.bank.svm.get_clock()
+        self.bank.svm.set_clock(Clock(slot, 0, clock.epoch, clock.leader_schedule_epoch, now))
+
+    def free(self, spill: Pubkey | None = None) -> Instruction:
+        return build_free(self.run, self.authorities.main, spill or Keypair().pubkey())
+
     def refuse_unsigned(self, *instructions: Instruction) -> int | None:
         """Run a transaction whose signatures are not checked; return the number of a program's error.
 
@@ -141,10 +151,3 @@ class ChainStage:
         if refused.code is None:
             raise refused
         return refused.code
-
-
-def with_account(instruction: Instruction, place: int, account: AccountMeta | None) -> Instruction:
-    """The instruction with another account at a place; None leaves it and all after it out."""
-    accounts = list(instruction.accounts)
-    accounts[place:] = [] if account is None else [account, *accounts[place + 1 :]]
-    return Instruction(instruction.program_id, instruction.data, accounts)

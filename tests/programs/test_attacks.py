@@ -3,23 +3,23 @@
 import pytest
 from kits.runs import build_paused_run
 from kits.svm import SYSTEM, Refused
-from programs.chain_kit import WRONG_OWNER, ChainStage
+from programs.chain_kit import ChainStage
+from programs.refusals import Anchor, TreasurerError
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
-from treasury_kit import NOT_CLAIMABLE, Treasury, put_mint
+from treasury_kit import Treasury, put_mint
 
 from psyche.backends.solana.interface.addresses import (
     get_earned_points_address,
     get_instance_address,
     get_participant_address,
 )
-from psyche.backends.solana.interface.coordinator import build_free, build_user_message
 from psyche.core.state.messages import Tick
+from psyche.core.state.state import ZERO32
 
 DUST = 900_000  # enough for an empty account to be kept, and not for one of any of the programs
-EMPTY_ACCOUNT = 3_012  # Anchor: no program has begun this account
 
 
 def pay(source: Pubkey, target: Pubkey, lamports: int = DUST) -> Instruction:
@@ -32,20 +32,19 @@ class TestRevival:
     def test_a_freed_run_stays_freed(self) -> None:
         stage = ChainStage(build_paused_run().state)
         bank, payer = stage.bank, stage.bank.payer.pubkey()
-        free = build_free(stage.run, stage.authorities.main, payer)
+        free = stage.free(payer)
         back = [pay(payer, account, stage.deposit) for account in stage.run]
         bank.send(free, *back, signers=[stage.owner])
         for account in stage.run:
             left = bank.svm.get_account(account)
             assert left is not None
             assert (left.owner, bytes(left.data)) == (SYSTEM, b"")
-        assert bank.refuse(build_user_message(stage.run, payer, Tick(None))) in (EMPTY_ACCOUNT, WRONG_OWNER)
+        assert bank.refuse(stage.build(ZERO32, Tick(None))) in (Anchor.EMPTY, Anchor.WRONG_OWNER)
 
     def test_its_name_can_be_taken_again(self) -> None:
         stage = ChainStage(build_paused_run().state)
         payer = stage.bank.payer.pubkey()
-        free = build_free(stage.run, stage.authorities.main, payer)
-        stage.bank.send(free, pay(payer, stage.run.instance), signers=[stage.owner])
+        stage.bank.send(stage.free(payer), pay(payer, stage.run.instance), signers=[stage.owner])
         stage.create()
         assert stage.state.nonce == 0
 
@@ -56,9 +55,9 @@ class TestRevival:
         back = pay(spill, treasury.address, 10**8)
         with pytest.raises(Refused) as refused:
             bank.send(treasury.build_close(spill), back, claim, signers=[treasury.owner, member])
-        assert refused.value.code in (EMPTY_ACCOUNT, WRONG_OWNER)
+        assert refused.value.code in (Anchor.EMPTY, Anchor.WRONG_OWNER)
         bank.send(treasury.build_close(spill), back, signers=[treasury.owner])
-        assert bank.refuse(claim, member) in (EMPTY_ACCOUNT, WRONG_OWNER)
+        assert bank.refuse(claim, member) in (Anchor.EMPTY, Anchor.WRONG_OWNER)
 
 
 def test_points_are_paid_once_in_one_transaction_too() -> None:
@@ -66,7 +65,7 @@ def test_points_are_paid_once_in_one_transaction_too() -> None:
     member = treasury.enrol(10)
     treasury.top_up(100)
     claims = [treasury.build_claim(member, points) for points in (6, 5)]
-    assert treasury.bank.refuse(claims[1], member, before=claims[:1]) == NOT_CLAIMABLE
+    assert treasury.bank.refuse(claims[1], member, before=claims[:1]) == TreasurerError.NOT_CLAIMABLE
     assert (treasury.held, treasury.get_participant(member).claimed_earned_points) == (100, 0)
 
 

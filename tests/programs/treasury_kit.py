@@ -4,7 +4,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kits.svm import Bank, Refused
+from kits.svm import Bank
 from solders.account import Account
 from solders.compute_budget import set_compute_unit_limit, set_compute_unit_price
 from solders.instruction import Instruction
@@ -48,22 +48,10 @@ from psyche.core.state.messages import Update
 from psyche.core.state.state import Coordinator, Slot, SlotState
 from psyche.testing.builders import build_config, build_model
 
-# The treasurer's own errors.
-(
-    NOT_OWNER, MAY_NOT_CLAIM, NOT_CLAIMABLE, TOO_LITTLE, OWED_TO_MEMBERS, POINTS_OWED, FOREIGN_POINTS, FORMER_RUN,
-    NOT_CLOSED, FOREIGN_MINT, NOT_OWN, NOT_ASSOCIATED, TOO_MUCH,
-) = range(6_000, 6_013)  # fmt: skip
-# Anchor's, which say what check of an account failed.
-NOT_WRITABLE, FOREIGN, BAD_SEEDS, WRONG_ADDRESS = 2_000, 2_001, 2_006, 2_012
-DUPLICATE = 2_040
-WRONG_KIND, NO_ACCOUNT, WRONG_OWNER, WRONG_PROGRAM, NOT_SIGNER, EMPTY = 3_002, 3_003, 3_007, 3_008, 3_010, 3_012
-# The coordinator's and the system program's, which pass through.
-CANNOT_UPDATE, CONFIG_REFUSED = 6_021, 6_023
+# The coordinator's, which pass through, and the system program's.
+CANNOT_UPDATE, CONFIG_REFUSED, ACCOUNT_IN_USE = 6_021, 6_023, 0
 
 TOKEN_2022 = Pubkey.from_string("TokenzQdBNbLqP5VEhdkAS6EPFLC1PHnBqCXEpPxuEb")
-ACCOUNT_IN_USE = 0
-U64_MAX = 2**64 - 1
-TRANSACTION_BYTES = 1_232
 
 SETTINGS = Update(config=build_config(entropy_delay=4), model=build_model())
 RUN_ID = "example"
@@ -228,12 +216,9 @@ class Treasury:
     def build_participant_close(self, member: Keypair) -> Instruction:
         return build_participant_close(self.address, member.pubkey(), self.get_participant(member).payer)
 
-    def refuse_create(self) -> Refused:
-        try:
-            self.create()
-        except Refused as refused:
-            return refused
-        raise AssertionError("the run was created")
+    def refuse(self, instruction: Instruction, *signers: Keypair, before: Sequence[Instruction] = ()) -> int | None:
+        """The number of the error of an instruction; the owner signs too where it is asked to."""
+        return self.bank.refuse(instruction, self.owner, *signers, before=before)
 
 
 def build_sibling(treasury: Treasury, run_id: str = "sibling") -> Treasury:

@@ -6,27 +6,9 @@ from typing import Final, NamedTuple
 
 import pytest
 from kits.runs import build_paused_run, build_run
-from kits.svm import SYSTEM, Refused, signs
-from programs.chain_kit import (
-    BAD_ADDRESS,
-    BAD_OWNER,
-    BAD_SEEDS,
-    BROKEN_LINK,
-    MISSING_ACCOUNT,
-    NOT_AUTHORIZED,
-    NOT_OWNER,
-    NOT_SIGNER,
-    NOT_WRITABLE,
-    WRONG_KIND,
-    WRONG_OWNER,
-    WRONG_PROGRAM,
-    WRONG_SIZE,
-    WRONG_VERSION,
-    ChainStage,
-    encode_authorization,
-    encode_instance,
-    with_account,
-)
+from kits.svm import SYSTEM, Refused, replace_accounts, signs
+from programs.chain_kit import ChainStage, encode_authorization, encode_instance
+from programs.refusals import Anchor, CoordinatorError
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -54,7 +36,6 @@ from psyche.core.state import messages as msg
 from psyche.core.state.state import ZERO32, Checkpoint, WitnessFlag
 
 JOINED: Final = 0
-NOT_MUTABLE: Final = 3_006  # the same by a loader that runs before the check of the constraint
 HASH: Final = bytes(range(32))
 USER, P2P = Keypair(), Keypair()
 
@@ -116,7 +97,6 @@ CASES: Final[dict[str, Case]] = {
 }
 
 PAUSED: Final = ("update", "update_client_version", "free_coordinator")
-OWNERS: Final = {name: case for name, case in CASES.items() if "owner" in case.signers.values()}
 
 
 @cache
@@ -135,97 +115,83 @@ def stage() -> ChainStage:
 
 
 def refuse(stage: ChainStage, instruction: Instruction) -> int | None:
-    """The error of an instruction, signed by all that it asks for."""
-    known = {key.pubkey(): key for key in (USER, P2P, stage.owner)}
-    needed = {meta.pubkey for meta in instruction.accounts if meta.is_signer} - {stage.bank.payer.pubkey()}
-    return stage.bank.refuse(instruction, *(known[key] for key in needed))
+    return stage.bank.refuse(instruction, USER, P2P, stage.owner)
 
 
 def with_bytes(raw: bytes, place: int, replacement: bytes) -> bytes:
     return raw[:place] + replacement + raw[place + len(replacement) :]
 
 
-@pytest.fixture(params=CASES, ids=list(CASES))
-def case(request: pytest.FixtureRequest) -> Case:
-    return CASES[request.param]
+def cut(instruction: Instruction, place: int) -> Instruction:
+    """The instruction without the accounts from this place on."""
+    return Instruction(instruction.program_id, instruction.data, list(instruction.accounts)[:place])
 
 
-class TestSigners:
-    def test_each_key_signs(self, stage: ChainStage, case: Case) -> None:
+# What is wrong with the instance, or with the run's account: its bytes, who owns them, and the refusal.
+INSTANCES: Final[dict[str, tuple[Callable[[ChainStage], bytes], Pubkey, int]]] = {
+    "of another program": (lambda s: encode_instance(s.authorities, s.run.account), AUTHORIZER, Anchor.WRONG_OWNER),
+    "of another kind": (
+        lambda s: with_bytes(encode_instance(s.authorities, s.run.account), 0, DISCRIMINATOR),
+        COORDINATOR,
+        Anchor.WRONG_KIND,
+    ),
+    "of another run": (
+        lambda s: encode_instance(s.authorities, Keypair().pubkey()),
+        COORDINATOR,
+        Anchor.BROKEN_LINK,
+    ),
+}
+STATE: Final = encode_state(build_run().state)
+ACCOUNTS: Final[dict[str, tuple[bytes, Pubkey, int]]] = {
+    "of another program": (STATE, AUTHORIZER, Anchor.WRONG_OWNER),
+    "of another kind": (with_bytes(STATE, 0, b"notarun!"), COORDINATOR, Anchor.WRONG_KIND),
+    "that no run was begun on": (bytes(len(STATE)), COORDINATOR, Anchor.WRONG_KIND),
+    **{
+        f"{change:+} bytes": ((STATE + bytes(8))[: len(STATE) + change], COORDINATOR, CoordinatorError.WRONG_SIZE)
+        for change in (-1, 1, 8)
+    },
+    **{
+        f"version {version}": (
+            with_bytes(STATE, 8, version.to_bytes(8, "little")),
+            COORDINATOR,
+            CoordinatorError.WRONG_VERSION,
+        )
+        for version in (0, 2, 257)
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+class TestEachInstruction:
+    def test_its_keys_sign(self, stage: ChainStage, case: Case) -> None:
+        instruction = case.build(stage)
         for place in case.signers:
-            instruction = case.build(stage)
             unsigned = writes(instruction.accounts[place].pubkey)
-            assert refuse(stage, with_account(instruction, place, unsigned)) == NOT_SIGNER
+            assert refuse(stage, replace_accounts(instruction, {place: unsigned})) == Anchor.NOT_SIGNER
+        if "owner" in case.signers.values():
+            assert refuse(stage, replace_accounts(instruction, {0: signs(USER)})) == CoordinatorError.NOT_OWNER
 
-    @pytest.mark.parametrize("case", OWNERS.values(), ids=list(OWNERS))
-    def test_only_the_owner_sends_what_is_the_owners(self, stage: ChainStage, case: Case) -> None:
-        assert refuse(stage, with_account(case.build(stage), 0, signs(USER))) == NOT_OWNER
+    def test_a_wrong_instance_is_refused(self, stage: ChainStage, case: Case) -> None:
+        instruction, other = case.build(stage), Keypair().pubkey()
+        stage.bank.put(other, COORDINATOR, encode_instance(stage.authorities, stage.run.account))
+        elsewhere = replace_accounts(instruction, {case.instance: writes(other)})
+        assert refuse(stage, elsewhere) == Anchor.BAD_SEEDS
+        assert refuse(stage, cut(instruction, case.instance)) == Anchor.MISSING
+        for name, (build, owner, code) in INSTANCES.items():
+            stage.bank.put(stage.run.instance, owner, build(stage))
+            assert refuse(stage, instruction) == code, name
 
-
-class TestInstance:
-    def put(self, stage: ChainStage, raw: bytes, owner: Pubkey = COORDINATOR, at: Pubkey | None = None) -> Pubkey:
-        key = at or stage.run.instance
-        stage.bank.put(key, owner, raw)
-        return key
-
-    def test_the_account_of_another_program_is_refused(self, stage: ChainStage, case: Case) -> None:
-        self.put(stage, encode_instance(stage.authorities, stage.run.account), owner=AUTHORIZER)
-        assert refuse(stage, case.build(stage)) == WRONG_OWNER
-
-    def test_an_account_of_another_kind_is_refused(self, stage: ChainStage, case: Case) -> None:
-        raw = encode_instance(stage.authorities, stage.run.account)
-        self.put(stage, with_bytes(raw, 0, DISCRIMINATOR))
-        assert refuse(stage, case.build(stage)) == WRONG_KIND
-
-    def test_an_instance_at_another_address_is_refused(self, stage: ChainStage, case: Case) -> None:
-        raw = encode_instance(stage.authorities, stage.run.account)
-        other = self.put(stage, raw, at=Keypair().pubkey())
-        assert refuse(stage, with_account(case.build(stage), case.instance, writes(other))) == BAD_SEEDS
-
-    def test_an_instance_of_another_run_is_refused(self, stage: ChainStage, case: Case) -> None:
-        self.put(stage, encode_instance(stage.authorities, Keypair().pubkey()))
-        assert refuse(stage, case.build(stage)) == BROKEN_LINK
-
-    def test_a_missing_instance_is_refused(self, stage: ChainStage, case: Case) -> None:
-        assert refuse(stage, with_account(case.build(stage), case.instance, None)) == MISSING_ACCOUNT
-
-
-class TestAccount:
-    def test_the_account_of_another_program_is_refused(self, stage: ChainStage, case: Case) -> None:
-        stage.bank.put(stage.run.account, AUTHORIZER, encode_state(build_run().state))
-        assert refuse(stage, case.build(stage)) == WRONG_OWNER
-
-    def test_an_account_of_another_kind_is_refused(self, stage: ChainStage, case: Case) -> None:
-        stage.put_raw(with_bytes(encode_state(build_run().state), 0, b"notarun!"))
-        assert refuse(stage, case.build(stage)) == WRONG_KIND
-
-    def test_an_account_that_no_run_was_begun_on_is_refused(self, stage: ChainStage, case: Case) -> None:
-        stage.put_raw(bytes(165_192))
-        assert refuse(stage, case.build(stage)) == WRONG_KIND
-
-    def test_an_account_that_cannot_be_written_is_refused(self, stage: ChainStage, case: Case) -> None:
-        instruction = with_account(case.build(stage), case.account, reads(stage.run.account))
-        assert refuse(stage, instruction) in (NOT_WRITABLE, NOT_MUTABLE)
-
-    @pytest.mark.parametrize("change", [-1, 1, 8])
-    def test_another_size_is_refused(self, stage: ChainStage, case: Case, change: int) -> None:
-        raw = encode_state(build_run().state)
-        stage.put_raw((raw + bytes(8))[: len(raw) + change])
-        assert refuse(stage, case.build(stage)) == WRONG_SIZE
-
-    @pytest.mark.parametrize("version", [0, 2, 257])
-    def test_another_version_of_the_layout_is_refused(self, stage: ChainStage, case: Case, version: int) -> None:
-        stage.put_raw(with_bytes(encode_state(build_run().state), 8, version.to_bytes(8, "little")))
-        assert refuse(stage, case.build(stage)) == WRONG_VERSION
-
-    def test_the_account_of_another_run_is_refused(self, stage: ChainStage, case: Case) -> None:
-        other = Keypair().pubkey()
-        stage.bank.put(other, COORDINATOR, encode_state(build_run().state))
-        instruction = with_account(case.build(stage), case.account, writes(other))
-        assert refuse(stage, instruction) == BROKEN_LINK
-
-    def test_a_missing_account_is_refused(self, stage: ChainStage, case: Case) -> None:
-        assert refuse(stage, with_account(case.build(stage), case.account, None)) == MISSING_ACCOUNT
+    def test_a_wrong_account_is_refused(self, stage: ChainStage, case: Case) -> None:
+        instruction, other = case.build(stage), Keypair().pubkey()
+        stage.bank.put(other, COORDINATOR, STATE)
+        elsewhere = replace_accounts(instruction, {case.account: writes(other)})
+        assert refuse(stage, elsewhere) == Anchor.BROKEN_LINK
+        assert refuse(stage, cut(instruction, case.account)) == Anchor.MISSING
+        fixed = replace_accounts(instruction, {case.account: reads(stage.run.account)})
+        assert refuse(stage, fixed) in (Anchor.NOT_WRITABLE, Anchor.NOT_MUTABLE)
+        for name, (raw, owner, code) in ACCOUNTS.items():
+            stage.bank.put(stage.run.account, owner, raw)
+            assert refuse(stage, instruction) == code, name
 
 
 class TestOtherAccounts:
@@ -235,12 +201,12 @@ class TestOtherAccounts:
             get_earned_points_address(HASH, P2P.pubkey()),
             get_earned_points_address(build_run().state.run_uid, USER.pubkey()),
         ):
-            assert refuse(stage, with_account(instruction, 3, writes(wrong))) == BAD_SEEDS
-        unwritable = with_account(instruction, 3, reads(instruction.accounts[3].pubkey))
-        assert refuse(stage, unwritable) in (None, NOT_WRITABLE)
-        assert refuse(stage, with_account(instruction, 4, reads(AUTHORIZER))) == WRONG_PROGRAM
-        assert refuse(stage, with_account(instruction, 1, reads(stage.run.instance))) == NOT_WRITABLE
-        assert refuse(stage, with_account(instruction, 0, signs(USER))) is None  # the system program refuses
+            assert refuse(stage, replace_accounts(instruction, {3: writes(wrong)})) == Anchor.BAD_SEEDS
+        unwritable = replace_accounts(instruction, {3: reads(instruction.accounts[3].pubkey)})
+        assert refuse(stage, unwritable) in (None, Anchor.NOT_WRITABLE)
+        assert refuse(stage, replace_accounts(instruction, {4: reads(AUTHORIZER)})) == Anchor.WRONG_PROGRAM
+        assert refuse(stage, replace_accounts(instruction, {1: reads(stage.run.instance)})) == Anchor.NOT_WRITABLE
+        assert refuse(stage, replace_accounts(instruction, {0: signs(USER)})) is None  # the system program refuses
 
     def test_points_that_somebody_else_laid_are_refused(self, stage: ChainStage) -> None:
         instruction = CASES["collect"].build(stage)
@@ -251,7 +217,7 @@ class TestOtherAccounts:
     def test_the_list_of_instructions_is_the_runtimes(self, stage: ChainStage) -> None:
         fake = Keypair().pubkey()
         instruction = CASES["report_equivocation"].build(stage)
-        assert refuse(stage, with_account(instruction, 3, reads(fake))) == BAD_ADDRESS
+        assert refuse(stage, replace_accounts(instruction, {3: reads(fake)})) == Anchor.BAD_ADDRESS
 
 
 class TestAuthorization:
@@ -289,12 +255,12 @@ class TestAuthorization:
             with_bytes(encode_authorization(grantor), 0, DISCRIMINATOR),
             b"",
         ):
-            assert self.join(stage, raw) == NOT_AUTHORIZED
+            assert self.join(stage, raw) == CoordinatorError.NOT_AUTHORIZED
 
     def test_only_the_authorizers_accounts_count(self, stage: ChainStage) -> None:
         raw = encode_authorization(stage.authorities.join)
-        assert self.join(stage, raw, owner=COORDINATOR) == BAD_OWNER
-        assert self.join(stage, b"", owner=SYSTEM) == BAD_OWNER
+        assert self.join(stage, raw, owner=COORDINATOR) == Anchor.BAD_OWNER
+        assert self.join(stage, b"", owner=SYSTEM) == Anchor.BAD_OWNER
 
 
 @pytest.mark.parametrize("name", ["tick", "set_future_epoch_rates", "set_paused", "join_run", *PAUSED])

@@ -8,24 +8,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kits.chain.anchor import get_discriminator
 from kits.runs import build_cooldown, build_paused_run, build_run, build_training, build_warmup
-from programs.chain_kit import MALFORMED, NOT_UNDERSTOOD, ChainStage
+from programs.chain_kit import ChainStage
+from programs.refusals import Anchor, CoordinatorError
 from solders.instruction import Instruction
 
-from psyche.backends.solana.interface.coordinator import build_owner_message, build_user_message
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state import messages as msg
-from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator, Metadata, Progress, RunState
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, Metadata, Progress, RunState
 from psyche.testing.builders import build_config, build_hash, build_model, build_state
 
 HASH: Final = build_hash("anything")
-NAMES: Final = (
+USERS: Final = (
     "tick", "witness", "warmup_witness", "health_check", "checkpoint", "withdraw", "leave_run", "reclaim_slot",
 )  # fmt: skip
-OWNER_NAMES: Final = ("update", "update_client_version", "set_future_epoch_rates", "set_paused")
+OWNERS: Final = ("update", "update_client_version", "set_future_epoch_rates", "set_paused")
 HUB: Final = Checkpoint(CheckpointKind.HUB, "org/model", "main")
-TEXTS: Final = st.binary(max_size=96).map(lambda text: text.ljust(96, b"\0")) | st.text(max_size=24).map(
-    lambda text: text.encode().ljust(96, b"\0")
-)
 UPDATES: Final = (
     msg.Update(build_config(), build_model(), Progress(0, 1, 0), first_weights=HASH),
     msg.Update(model=build_model(checkpoint=HUB)),
@@ -59,18 +56,6 @@ def get_raw(name: str) -> bytes:
     return encode_state(STATES[name]())
 
 
-def get_messages(state: Coordinator) -> list[msg.Message]:
-    """Messages that the state may accept, so that what is one byte away from them comes far."""
-    epoch = state.progress.epoch
-    messages: list[msg.Message] = [
-        msg.Withdraw(epoch, 1),
-        msg.WarmupWitness(epoch, 1, state.certified.digest),
-        msg.HealthCheck(epoch, state.current.height, 1),
-        msg.NameCheckpoint(epoch, state.certified.digest, HUB),
-    ]
-    return messages
-
-
 def send(name: str, instruction: Instruction) -> int | None:
     """Send an instruction to a run in this state; return the number of its refusal."""
     stage = get_stage()
@@ -100,47 +85,30 @@ def draw_data(data: Any, raw: bytes) -> bytes:
     return bytes(edited) + (b"\0" if end == 2 else b"")
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.sampled_from(list(STATES)), st.sampled_from(NAMES), st.binary(max_size=600))
-def test_any_bytes_of_any_sender(name: str, instruction: str, body: bytes) -> None:
-    stage = get_stage()
-    built = build_user_message(stage.run, stage.bank.payer.pubkey(), msg.Tick(None))
-    send(name, with_data(built, get_discriminator("global", instruction) + body))
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.sampled_from(["new", "paused", "waiting"]), st.sampled_from(OWNER_NAMES), st.binary(max_size=1_200))
-def test_any_bytes_of_the_owner(name: str, instruction: str, body: bytes) -> None:
-    stage = get_stage()
-    built = build_owner_message(stage.run, stage.authorities.main, msg.Pause())
-    send(name, with_data(built, get_discriminator("global", instruction) + body))
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.sampled_from(["new", "paused"]), TEXTS)
-def test_any_bytes_as_client_version(name: str, version: bytes) -> None:
-    stage = get_stage()
-    built = build_owner_message(stage.run, stage.authorities.main, msg.UpdateClientVersion(""))
-    send(name, with_data(built, built.data[:8] + version))
-
-
-@settings(max_examples=600, deadline=None)
-@given(st.data(), st.sampled_from(["new", "paused"]), st.sampled_from(UPDATES))
-def test_bytes_near_an_update(data: Any, name: str, update: msg.Update) -> None:
-    stage = get_stage()
-    built = build_owner_message(stage.run, stage.authorities.main, update)
-    send(name, with_data(built, built.data[:8] + draw_data(data, built.data[8:])))
-
-
 @settings(max_examples=400, deadline=None)
-@given(st.data(), st.sampled_from(list(STATES)))
-def test_bytes_near_a_message(data: Any, name: str) -> None:
+@given(st.sampled_from(list(STATES)), st.sampled_from([*USERS, *OWNERS]), st.binary(max_size=1_000))
+def test_any_bytes(name: str, instruction: str, body: bytes) -> None:
     stage = get_stage()
+    built = stage.build(ZERO32, msg.Pause() if instruction in OWNERS else msg.Tick(None))
+    send(
+        name,
+        with_data(built, get_discriminator("global", instruction) + body),
+    )
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(st.data(), st.sampled_from(list(STATES)))
+def test_bytes_near_those_of_a_message(data: Any, name: str) -> None:
+    """Of messages that the state may accept, so that what is one byte away from them comes far."""
     state = decode_state(get_raw(name))
-    message = data.draw(st.sampled_from(get_messages(state)))
-    number = data.draw(st.integers(0, len(state.clients) - 1)) if state.clients else 0
-    sender = state.clients[number].p2p if state.clients else HASH
-    built = build_user_message(stage.run, stage.bank.payer.pubkey().from_bytes(sender), message)
+    epoch = state.progress.epoch
+    messages = (
+        *UPDATES, *UPDATES, msg.UpdateClientVersion("v" * 96), msg.Withdraw(epoch, 1),
+        msg.WarmupWitness(epoch, 1, state.certified.digest), msg.HealthCheck(epoch, state.current.height, 1),
+        msg.NameCheckpoint(epoch, state.certified.digest, HUB),
+    )  # fmt: skip
+    sender = data.draw(st.sampled_from(state.clients)).p2p if state.clients else HASH
+    built = get_stage().build(sender, data.draw(st.sampled_from(messages)))
     send(name, with_data(built, built.data[:8] + draw_data(data, built.data[8:])))
 
 
@@ -150,17 +118,9 @@ def test_bytes_near_a_message(data: Any, name: str) -> None:
 def test_nothing_may_follow_a_body(name: str, rest: bytes) -> None:
     stage = get_stage()
     for message in (msg.SetRates(5, 6), msg.UpdateClientVersion("2"), *UPDATES):
-        built = build_owner_message(stage.run, stage.authorities.main, message)
-        assert send(name, with_data(built, built.data + rest)) == MALFORMED
-    assert send(name, with_data(built, get_discriminator("global", "set_paused"))) == NOT_UNDERSTOOD
-
-
-def test_a_whole_model_is_no_model_of_an_instruction() -> None:
-    """The 960 bytes of the account do not stand for the 552 that an update brings."""
-    stage = get_stage()
-    built = build_owner_message(stage.run, stage.authorities.main, UPDATES[1])
-    longer = built.data[: 8 + 2 + 552] + bytes(408) + built.data[8 + 2 + 552 :]
-    assert send("paused", with_data(built, longer)) == MALFORMED
+        built = stage.build(ZERO32, message)
+        assert send(name, with_data(built, built.data + rest)) == CoordinatorError.MALFORMED
+    assert send(name, with_data(built, get_discriminator("global", "set_paused"))) == Anchor.NOT_UNDERSTOOD
 
 
 def test_further_sources_stay_with_their_first_source_only() -> None:
@@ -171,6 +131,6 @@ def test_further_sources_stay_with_their_first_source_only() -> None:
     for source, kept in ((HUB, True), (Checkpoint(CheckpointKind.HUB, "org/model", "v2"), False)):
         stage.put(state)
         update = msg.Update(model=build_model(checkpoint=source, max_seq_len=32))
-        stage.refuse_unsigned(build_owner_message(stage.run, stage.authorities.main, update))
+        stage.refuse_unsigned(stage.build(ZERO32, update))
         assert stage.state.model.checkpoint == source
         assert (stage.state.model.extra_checkpoints == state.model.extra_checkpoints) == kept

@@ -5,15 +5,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kits.runs import Run, build_training
 from programs.chain_kit import RECORDED_SLOTS, ChainStage
-from solders.clock import Clock
 from solders.hash import Hash
 
-from psyche.backends.solana.interface.coordinator import build_user_message
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.rules.apply import apply
 from psyche.core.state.messages import Tick
-from psyche.core.state.state import RunState
+from psyche.core.state.state import ZERO32, RunState
 from psyche.testing.builders import build_hash
 
 ARMED = 5_000
@@ -39,16 +37,15 @@ def stage() -> ChainStage:
 def tick(stage: ChainStage, run: Run, slots: list[int]) -> bytes:
     """The account after a tick on a chain that has recorded these slots, newest first."""
     stage.put(run.state)
-    clock = stage.bank.svm.get_clock()
-    stage.bank.svm.set_clock(Clock(NOW_SLOT, 0, clock.epoch, clock.leader_schedule_epoch, run.unix))
+    stage.set_clock(run.unix, NOW_SLOT)
     stage.bank.svm.set_slot_hashes([(slot, Hash(build_hash(slot))) for slot in slots])
-    stage.bank.send(build_user_message(stage.run, stage.bank.payer.pubkey(), Tick(None)))
+    stage.bank.send(stage.build(ZERO32, Tick(None)))
     return stage.raw
 
 
 def tick_by_core(run: Run, entropy: Entropy) -> bytes:
     state = decode_state(encode_state(run.state))
-    apply(state, run.unix, NOW_SLOT, bytes(32), Tick(entropy))
+    apply(state, run.unix, NOW_SLOT, ZERO32, Tick(entropy))
     return encode_state(state)
 
 

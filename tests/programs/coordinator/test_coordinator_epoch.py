@@ -8,7 +8,6 @@ import pytest
 from kits.chain.anchor import get_discriminator
 from kits.runs import Run
 from programs.chain_kit import ChainStage, build_slot_hashes
-from solders.clock import Clock
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -17,13 +16,6 @@ from solders.transaction_metadata import TransactionMetadata
 from psyche.backends.solana.interface.accounts import EarnedPointsData
 from psyche.backends.solana.interface.addresses import EVERYBODY, get_authorization_address, get_earned_points_address
 from psyche.backends.solana.interface.authorizer import build_authorization_create, build_authorization_grantor_update
-from psyche.backends.solana.interface.coordinator import (
-    build_collect,
-    build_free,
-    build_join_run,
-    build_owner_message,
-    build_user_message,
-)
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.messages import Message
@@ -61,11 +53,10 @@ class ChainedRun(Run):
     signers: dict[bytes, Keypair] = field(default_factory=dict[bytes, Keypair])
 
     def apply(self, message: Message, sender: bytes = ZERO32) -> bool:
-        clock = self.stage.bank.svm.get_clock()
-        self.stage.bank.svm.set_clock(Clock(self.unix, 0, clock.epoch, clock.leader_schedule_epoch, self.unix))
+        self.stage.set_clock(self.unix, self.unix)
         if isinstance(message, msg.Tick) and self.state.current.entropy_slot:
             self.stage.bank.svm.set_slot_hashes(build_slot_hashes(self.state.current.entropy_slot, message.entropy))
-        self.carry_out(self.build(message, sender))
+        self.carry_out(self.stage.build(sender, message))
         changed = super().apply(message, sender)
         assert self.stage.raw == encode_state(self.state), message
         return changed
@@ -75,19 +66,6 @@ class ChainedRun(Run):
         asked = {meta.pubkey for meta in instruction.accounts if meta.is_signer} - {payer}
         result = self.stage.bank.send(instruction, signers=[self.signers[bytes(key)] for key in asked])
         self.events += read_events(result)
-
-    def build(self, message: Message, sender: bytes) -> Instruction:
-        run, payer, owner = self.stage.run, self.stage.bank.payer.pubkey(), self.stage.authorities.main
-        match message:
-            case msg.Join(p2p, expires):
-                return build_join_run(run, Pubkey(sender), Pubkey(p2p), self.stage.authorization, expires)
-            case msg.Collect(((signer, _),)):
-                return build_collect(run, payer, self.state.run_uid, Pubkey(signer))
-            case msg.Pause() | msg.Resume() | msg.SetRates() | msg.Update() | msg.UpdateClientVersion():
-                return build_owner_message(run, owner, message)
-            case _:
-                user = payer if sender == ZERO32 else Pubkey(sender)
-                return build_user_message(run, user, message)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -109,60 +87,43 @@ def run() -> ChainedRun:
     return ChainedRun(decode_state(stage.raw), keys=get_wallet_keys, stage=stage, signers=signers)
 
 
-def set_up(run: ChainedRun) -> None:
+def test_a_run_is_set_up_trains_pays_and_ends_and_its_events_say_so(run: ChainedRun) -> None:
     config = build_config(entropy_delay=4, rounds_per_epoch=3)
     run.apply(msg.Update(config, build_model(), Progress()))
     run.apply(msg.Update(metadata=Metadata("a run", "of three", 1, 2), bootstrap=("/ip4/10.0.0.1/udp/9/quic-v1",)))
     run.apply(msg.UpdateClientVersion("1.0"))
     run.apply(msg.SetRates(earning=301))
     run.apply(msg.Resume())
-
-
-def test_a_run_is_set_up_trains_pays_and_ends(run: ChainedRun) -> None:
-    set_up(run)
     run.join(*range(MEMBERS))
-    run.warm_up().finish_epoch()
-    assert run.state.progress.epoch == 1
-    run.rejoin()
-    run.warm_up()
-    run.apply(msg.Pause())
-    run.finish_epoch()
-    assert run.state.run_state is RunState.PAUSED
-    for signer, _ in map(get_wallet_keys, range(MEMBERS)):
-        run.apply(msg.Collect(((signer, None),)))
-        points = run.stage.bank.get_data(get_earned_points_address(run.state.run_uid, Pubkey(signer)))
-        assert EarnedPointsData.read(points).points == 200
-    run.carry_out(build_free(run.stage.run, run.stage.authorities.main, Keypair().pubkey()))
-    assert not run.stage.raw
-
-
-def get_states(run: ChainedRun) -> list[RunState]:
-    return [RunState(fields[-1]) for name, fields in run.events if name == "StateChanged"]
-
-
-def test_events_say_who_came_and_left_and_where_the_run_stands(run: ChainedRun) -> None:
-    set_up(run)
-    run.join(*range(MEMBERS))
-    run.withdraw(2)
-    run.join(2)
-    run.leave(1)
-    run.warm_up().finish_epoch()
-    account = bytes(run.stage.run.account)
-    assert all(fields.startswith(account) for _, fields in run.events)
-    keys = [get_wallet_keys(number) for number in range(MEMBERS)]
-    joined = [fields[32:] for name, fields in run.events if name == "Joined"]
-    assert joined == [signer + p2p for signer, p2p in (*keys, keys[2])]
-    assert [fields[32:] for name, fields in run.events if name == "Withdrew"] == [keys[2][1]]
-    assert [fields[32:] for name, fields in run.events if name == "LeftRun"] == [keys[1][0]]
-    rounds = [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS] * 5  # three with data, two to drain
-    ends = [RunState.COOLDOWN, RunState.WAITING_FOR_MEMBERS]
-    assert get_states(run) == [RunState.WAITING_FOR_MEMBERS, RunState.WARMUP, *rounds, *ends]
-
-
-def test_a_repeated_join_and_an_idle_tick_are_no_events(run: ChainedRun) -> None:
-    set_up(run)
-    run.join(0)
     before = len(run.events)
     run.join(0)
     run.tick(None)
-    assert len(run.events) == before
+    assert len(run.events) == before, "a repeated join and an idle tick are no events"
+    run.withdraw(2)
+    run.join(2)
+    run.warm_up().finish_epoch()
+    run.rejoin()
+    run.leave(1)
+    run.apply(msg.Pause())
+    keys = [get_wallet_keys(number) for number in range(MEMBERS)]
+    earned = [slot.earned for slot in run.state.registry.slots]
+    assert (sum(earned), min(earned)) == (301 - run.state.registry.carry, 99)
+    for (signer, _), points in zip(keys, earned, strict=True):
+        run.apply(msg.Collect(((signer, None),)))
+        data = run.stage.bank.get_data(get_earned_points_address(run.state.run_uid, Pubkey(signer)))
+        assert EarnedPointsData.read(data).points == points
+    check_events(run, keys)
+    run.carry_out(run.stage.free())
+    assert not run.stage.raw
+
+
+def check_events(run: ChainedRun, keys: list[tuple[bytes, bytes]]) -> None:
+    """Who came and left, and where the run stood."""
+    account = bytes(run.stage.run.account)
+    assert all(fields.startswith(account) for _, fields in run.events)
+    told = {name: [fields[32:] for found, fields in run.events if found == name] for name in EVENTS}
+    assert told["Joined"] == [signer + p2p for signer, p2p in (*keys, keys[2], *keys)]
+    assert (told["Withdrew"], told["LeftRun"]) == ([keys[2][1]], [keys[1][0]])
+    rounds = [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS] * 5  # three with data, two to drain
+    states = [RunState.WAITING_FOR_MEMBERS, RunState.WARMUP, *rounds, RunState.COOLDOWN, RunState.WAITING_FOR_MEMBERS]
+    assert [RunState(fields[-1]) for fields in told["StateChanged"]] == [*states, RunState.PAUSED]

@@ -2,27 +2,23 @@
 
 import pytest
 from kits.runs import build_paused_run
-from programs.chain_kit import (
-    BAD_ADDRESS,
-    BAD_SEEDS,
-    NOT_FREED,
-    NOT_SIGNER,
-    NOT_WRITABLE,
-    ChainStage,
-    with_account,
-)
+from kits.svm import replace_accounts
+from programs.chain_kit import ChainStage
+from programs.refusals import Anchor, CoordinatorError
+from solders.instruction import Instruction
 from solders.keypair import Keypair
+from solders.pubkey import Pubkey
 
 from psyche.backends.solana.interface.accounts import EarnedPointsData, InstanceData
 from psyche.backends.solana.interface.addresses import COORDINATOR, get_earned_points_address
 from psyche.backends.solana.interface.calls import reads, writes
-from psyche.backends.solana.interface.coordinator import build_close_earned_points, build_collect, build_free
+from psyche.backends.solana.interface.coordinator import build_close_earned_points, build_collect
 from psyche.core.encoding.account import encode_state
 from psyche.core.rules.apply import apply
 from psyche.core.state.errors import UnknownMember
 from psyche.core.state.limits import U64_MAX
 from psyche.core.state.messages import Collect
-from psyche.core.state.state import Coordinator, SlotState
+from psyche.core.state.state import Coordinator
 
 
 class Wallets:
@@ -55,8 +51,12 @@ class Wallets:
     def free(self) -> None:
         for number in range(3):
             self.collect(number)
+        self.stage.bank.send(self.stage.free(), signers=[self.stage.owner])
+
+    def build_close(self, number: int, payer: Pubkey | None = None) -> Instruction:
         stage = self.stage
-        stage.bank.send(build_free(stage.run, stage.authorities.main, Keypair().pubkey()), signers=[stage.owner])
+        payer = payer or stage.bank.payer.pubkey()
+        return build_close_earned_points(stage.run.account, self.uid, self.keys[number].pubkey(), payer)
 
 
 @pytest.fixture
@@ -94,15 +94,6 @@ class TestCollect:
         wallets.collect(0)
         assert wallets.get_points(0).payer == stranger.pubkey()
 
-    def test_a_leaving_slot_without_earnings_is_freed(self, wallets: Wallets) -> None:
-        state = wallets.build_state()
-        state.registry.slots[0].state = SlotState.LEAVING
-        state.clients.clear()
-        wallets.stage.put(state)
-        wallets.collect(0)
-        assert wallets.stage.state.registry.slots[0].state is SlotState.FREE
-        assert wallets.get_points(0).points == 100
-
     def test_who_has_no_slot_has_no_earnings(self, wallets: Wallets) -> None:
         stage, nobody = wallets.stage, Keypair().pubkey()
         collect = build_collect(stage.run, stage.bank.payer.pubkey(), wallets.uid, nobody)
@@ -132,48 +123,33 @@ class TestCollect:
 
 
 class TestClose:
-    def close(self, wallets: Wallets, number: int = 0) -> None:
-        key, payer = wallets.keys[number], wallets.stage.bank.payer.pubkey()
-        close = build_close_earned_points(wallets.stage.run.account, wallets.uid, key.pubkey(), payer)
-        wallets.stage.bank.send(close, signers=[key])
-
-    def test_points_outlive_slot_and_run(self, wallets: Wallets) -> None:
-        wallets.free()
-        assert not wallets.stage.raw
-        assert [wallets.get_points(number).points for number in range(3)] == [100, 200, 300]
-
-    def test_the_deposit_goes_back_to_who_paid_it(self, wallets: Wallets) -> None:
+    def test_points_outlive_slot_and_run_and_the_deposit_goes_back_to_who_paid_it(self, wallets: Wallets) -> None:
         stranger = wallets.stage.bank.fund(10**9)
         wallets.collect(0, stranger)
         wallets.free()
-        close = build_close_earned_points(
-            wallets.stage.run.account, wallets.uid, wallets.keys[0].pubkey(), stranger.pubkey()
-        )
-        wallets.stage.bank.send(close, signers=[wallets.keys[0]])
+        assert not wallets.stage.raw
+        assert [wallets.get_points(number).points for number in range(3)] == [100, 200, 300]
+        wallets.stage.bank.send(wallets.build_close(0, stranger.pubkey()), signers=[wallets.keys[0]])
         assert wallets.stage.bank.get_lamports(stranger.pubkey()) == 10**9
 
     def test_points_of_a_freed_run_are_closed_although_another_run_has_its_account(self, wallets: Wallets) -> None:
+        wallets.collect(0)
+        assert wallets.stage.bank.refuse(wallets.build_close(0), wallets.keys[0]) == CoordinatorError.NOT_FREED
         wallets.free()
         wallets.stage.put(wallets.build_state(run_uid=bytes(range(32))))
-        self.close(wallets)
-
-    def test_points_of_a_run_that_is_there_stay(self, wallets: Wallets) -> None:
-        wallets.collect(0)
-        key = wallets.keys[0]
-        close = build_close_earned_points(
-            wallets.stage.run.account, wallets.uid, key.pubkey(), wallets.stage.bank.payer.pubkey()
-        )
-        assert wallets.stage.bank.refuse(close, key) == NOT_FREED
+        wallets.stage.bank.send(wallets.build_close(0), signers=[wallets.keys[0]])
 
     def test_only_their_signer_closes_points_and_only_for_who_paid(self, wallets: Wallets) -> None:
         wallets.free()
-        stage, key, other = wallets.stage, wallets.keys[0], wallets.keys[1]
-        close = build_close_earned_points(stage.run.account, wallets.uid, key.pubkey(), stage.bank.payer.pubkey())
-        assert stage.bank.refuse(with_account(close, 0, reads(key.pubkey()))) == NOT_SIGNER
-        foreign = build_close_earned_points(stage.run.account, wallets.uid, other.pubkey(), stage.bank.payer.pubkey())
-        assert stage.bank.refuse(with_account(foreign, 3, close.accounts[3]), other) == BAD_SEEDS
-        assert stage.bank.refuse(with_account(close, 1, writes(other.pubkey())), key) == BAD_ADDRESS
-        assert stage.bank.refuse(with_account(close, 2, reads(other.pubkey())), key) == BAD_ADDRESS
-        unwritable = with_account(close, 3, reads(close.accounts[3].pubkey))
-        assert stage.bank.refuse(unwritable, key) == NOT_WRITABLE
-        self.close(wallets)
+        key, other = wallets.keys[:2]
+        close, foreign = wallets.build_close(0), wallets.build_close(1)
+        for instruction, place, account, code in (
+            (close, 0, reads(key.pubkey()), Anchor.NOT_SIGNER),
+            (foreign, 3, close.accounts[3], Anchor.BAD_SEEDS),
+            (close, 1, writes(other.pubkey()), Anchor.BAD_ADDRESS),
+            (close, 2, reads(other.pubkey()), Anchor.BAD_ADDRESS),
+            (close, 3, reads(close.accounts[3].pubkey), Anchor.NOT_WRITABLE),
+        ):
+            changed = replace_accounts(instruction, {place: account})
+            assert wallets.stage.bank.refuse(changed, key, other) == code
+        wallets.stage.bank.send(close, signers=[key])

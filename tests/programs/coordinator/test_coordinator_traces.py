@@ -17,16 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "conformance"))
 
 from conformance_traces import TRACES, read_event, read_trace
 from programs.chain_kit import RECORDED_SLOTS, ChainStage, build_slot_hashes
-from solders.clock import Clock
 from solders.instruction import Instruction
-from solders.pubkey import Pubkey
 
-from psyche.backends.solana.interface.coordinator import (
-    build_collect,
-    build_join_run,
-    build_owner_message,
-    build_user_message,
-)
 from psyche.core.encoding.account import decode_state
 from psyche.core.rules.apply import apply
 from psyche.core.state import errors
@@ -44,27 +36,12 @@ I64_MAX, U64_MAX = (1 << 63) - 1, (1 << 64) - 1
 
 def build(stage: ChainStage, sender: bytes, message: msg.Message) -> Instruction | None:
     """The instruction that says the message; None if there is none."""
-    try:
-        return build_said(stage, sender, message)
-    except WireError:  # the bytes of a message cannot hold it
-        return None
-
-
-def build_said(stage: ChainStage, sender: bytes, message: msg.Message) -> Instruction | None:
-    user = stage.bank.payer.pubkey() if sender == ZERO32 else Pubkey(sender)
     if not is_sayable(stage.state, sender, message):
         return None
-    match message:
-        case msg.Join(p2p, expires):
-            instruction = build_join_run(stage.run, user, Pubkey(p2p), stage.authorization, expires)
-        case msg.Collect(((signer, _),)):
-            payer = stage.bank.payer.pubkey()
-            instruction = build_collect(stage.run, payer, stage.state.run_uid, Pubkey(signer))
-        case msg.Pause() | msg.Resume() | msg.SetRates() | msg.Update() | msg.UpdateClientVersion():
-            instruction = build_owner_message(stage.run, stage.authorities.main, message)
-        case _:
-            instruction = build_user_message(stage.run, user, message)  # type: ignore[arg-type]
-    return instruction
+    try:
+        return stage.build(sender, message)
+    except WireError:  # the bytes of a message cannot hold it
+        return None
 
 
 def is_sayable(state: Coordinator, sender: bytes, message: msg.Message) -> bool:
@@ -102,20 +79,13 @@ def set_chain(stage: ChainStage, now: int, slot: int, message: msg.Message) -> b
     """Let the chain stand where the event happens; False if no chain can."""
     if not -I64_MAX <= now <= I64_MAX:
         return False
-    clock = stage.bank.svm.get_clock()
-    stage.bank.svm.set_clock(Clock(slot, 0, clock.epoch, clock.leader_schedule_epoch, now))
+    stage.set_clock(now, slot)
     if isinstance(message, msg.Tick):
         armed = stage.state.current.entropy_slot
         if not 0 < armed <= U64_MAX - RECORDED_SLOTS:
             return armed == 0
         stage.bank.svm.set_slot_hashes(build_slot_hashes(armed, message.entropy))
     return True
-
-
-def send(stage: ChainStage, instruction: Instruction) -> str | None:
-    """Send an instruction; return the name of the refusal."""
-    code = stage.refuse_unsigned(instruction)
-    return None if code is None else errors.REFUSALS[code - 6_000].__name__
 
 
 def apply_by_core(stage: ChainStage, *arguments: Any) -> str | None:
@@ -138,7 +108,8 @@ def test_every_event_of_a_trace_gives_the_same_bytes_and_refusal(path: Path) -> 
         instruction = build(stage, sender, message)
         assert instruction or isinstance(message, SOMETIMES_UNSAID)
         if instruction and set_chain(stage, now, slot, message):
-            error = send(stage, instruction)
+            code = stage.refuse_unsigned(instruction)
+            error = None if code is None else errors.REFUSALS[code - 6_000].__name__
         else:
             error = apply_by_core(stage, now, slot, sender, message)
         where = f"{trace.name}, event {number}: {event['event']}"

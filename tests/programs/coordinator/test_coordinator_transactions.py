@@ -1,11 +1,14 @@
-"""The largest form of every transaction of the coordinator program, and what transactions cost."""
+"""The coordinator's transactions: as its IDL and the page have them, and small enough in their largest form."""
 
-from collections import Counter
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
-from kits.runs import Run
+import pytest
+from kits.chain.anchor import get_discriminator
+from kits.svm import BUILT, TRANSACTION_BYTES
+from programs.refusals import CoordinatorError
 from solders.compute_budget import set_compute_unit_limit, set_compute_unit_price
 from solders.hash import Hash
 from solders.instruction import Instruction
@@ -13,6 +16,7 @@ from solders.keypair import Keypair
 from solders.message import Message as TransactionMessage
 from solders.pubkey import Pubkey
 
+from psyche.backends.solana.interface.addresses import COORDINATOR
 from psyche.backends.solana.interface.coordinator import (
     Authorities,
     ChainRun,
@@ -26,15 +30,23 @@ from psyche.backends.solana.interface.coordinator import (
     build_owner_message,
     build_user_message,
 )
-from psyche.core.rules.apply import BY_TYPE
 from psyche.core.state import messages as msg
 from psyche.core.state.limits import METADATA_BYTES
-from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Metadata, Progress, WitnessFlag
+from psyche.core.state.state import (
+    ZERO32,
+    Checkpoint,
+    CheckpointKind,
+    ClientState,
+    Metadata,
+    Progress,
+    RunState,
+    SlotState,
+    StopReason,
+    WitnessFlag,
+)
 from psyche.testing.builders import build_config, build_model
 
 SIGNATURE_BYTES: Final = 64
-SIGNATURE_LAMPORTS: Final = 5_000
-SIGNERS: Final = {"join": 2}  # wallet and p2p key; everything else is signed once
 
 
 def make_key() -> Pubkey:
@@ -106,18 +118,72 @@ def compute_size(instructions: Sequence[Instruction], payer: Pubkey = WALLET) ->
     return 1 + SIGNATURE_BYTES * message.header.num_required_signatures + len(bytes(message))
 
 
-@dataclass
-class CountedRun(Run):
-    """A run that counts the messages and ticks that have an effect."""
+IDL: Final = json.loads((BUILT / "psyche_coordinator.json").read_text())
+TYPES: Final = {one["name"]: one["type"] for one in IDL["types"]}
+PAGE: Final = (Path(__file__).resolve().parents[3] / "docs" / "programs.md").read_text(encoding="utf-8")
 
-    counts: Counter[str] = field(default_factory=Counter[str])
 
-    def apply(self, message: msg.Message, sender: bytes = ZERO32) -> bool:
-        changed = super().apply(message, sender)
-        self.counts[BY_TYPE[type(message)].name] += changed
-        return changed
+def test_the_programs_own_errors_follow_those_of_core() -> None:
+    own = [one["code"] for one in IDL["errors"] if one["code"] >= min(CoordinatorError)]
+    assert own == list(CoordinatorError)
+    assert all(one["msg"] for one in IDL["errors"])
 
-    @property
-    def lamports(self) -> int:
-        """The fees of all transactions so far, if each message has its own."""
-        return SIGNATURE_LAMPORTS * sum(SIGNERS.get(name, 1) * count for name, count in self.counts.items())
+
+def test_the_page_has_a_row_for_each_instruction_event_and_error_of_the_program_itself() -> None:
+    rows = [f"`{one['name']}`" for one in (*IDL["instructions"], *IDL["events"])]
+    for one in IDL["events"]:
+        _, *fields = (field["name"] for field in TYPES[one["name"]]["fields"])
+        assert f"| `{one['name']}` | {', '.join(fields)} |" in PAGE
+    rows += [f"{one['code']:,} `{one['name']}`" for one in IDL["errors"] if one["code"] >= min(CoordinatorError)]
+    assert [row for row in rows if f"\n| {row} |" not in PAGE] == []
+
+
+def test_python_builds_each_instruction_with_the_accounts_of_the_idl() -> None:
+    built: dict[bytes, Instruction] = {
+        bytes(one.data[:8]): one
+        for instructions in (*WITH_TICK.values(), *ALONE.values())
+        for one in instructions
+        if one.program_id == COORDINATOR
+    }
+    assert set(built) == {bytes(one["discriminator"]) for one in IDL["instructions"]}
+    for one in IDL["instructions"]:
+        discriminator = bytes(one["discriminator"])
+        assert discriminator == get_discriminator("global", one["name"])
+        asked = [(meta.get("signer", False), meta.get("writable", False)) for meta in one["accounts"]]
+        assert asked == [(meta.is_signer, meta.is_writable) for meta in built[discriminator].accounts], one["name"]
+
+
+def test_constants_name_the_values_of_the_states() -> None:
+    kinds = {"RUN_STATE": RunState, "CLIENT_STATE": ClientState, "SLOT_STATE": SlotState, "STOP_REASON": StopReason}
+    named = {f"{prefix}_{one.name}": str(one.value) for prefix, kind in kinds.items() for one in kind}
+    assert {one["name"]: one["value"] for one in IDL["constants"]} == named
+    assert {one["type"] for one in IDL["constants"]} == {"u8"}
+
+
+# What the tables of the documentation say: alone, with a tick, with a tick and its own fee payer.
+LARGEST = {
+    "witness, 256 bytes of metadata": (1_050, 1_064, 1_160),
+    "report_equivocation": (737, 751, 847),
+    "update: settings, first weights, nonce": (1_040, 1_040, 1_136),
+}
+
+
+@pytest.mark.parametrize("name", [*WITH_TICK, *ALONE])
+def test_the_largest_form_fits_a_transaction(name: str) -> None:
+    instructions = WITH_TICK[name] if name in WITH_TICK else ALONE[name]
+    with_tick = (*instructions, TICK) if name in WITH_TICK else instructions
+    sizes = compute_size(instructions), compute_size(with_tick), compute_size(with_tick, payer=make_key())
+    print(name, sizes)
+    assert max(sizes) <= TRANSACTION_BYTES
+    assert LARGEST.get(name, sizes) == sizes
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("update: settings, first weights, nonce", "update: metadata"),
+        ("update: metadata", "update: four addresses"),
+    ],
+)
+def test_these_updates_need_a_transaction_each(one: str, other: str) -> None:
+    assert compute_size((*ALONE[one], *ALONE[other]), payer=make_key()) > TRANSACTION_BYTES

@@ -88,12 +88,8 @@ def draw_data(data: Any, raw: bytes) -> bytes:
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(list(STATES)), st.sampled_from([*USERS, *OWNERS]), st.binary(max_size=1_000))
 def test_any_bytes(name: str, instruction: str, body: bytes) -> None:
-    stage = get_stage()
-    built = stage.build(ZERO32, msg.Pause() if instruction in OWNERS else msg.Tick(None))
-    send(
-        name,
-        with_data(built, get_discriminator("global", instruction) + body),
-    )
+    built = get_stage().build(ZERO32, msg.Pause() if instruction in OWNERS else msg.Tick(None))
+    send(name, with_data(built, get_discriminator("global", instruction) + body))
 
 
 @settings(max_examples=1_000, deadline=None)

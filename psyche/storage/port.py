@@ -104,13 +104,15 @@ def sort_files(place: str, files: Iterable[StoredFile]) -> tuple[StoredFile, ...
     """Sort a listing by name.
 
     Raises:
-        StorageRefused: too many files, or a name that is there twice or is no path below the place.
+        StorageRefused: too many files, a name that is there twice or is no path below the place, a size below 0.
     """
     found: list[StoredFile] = []
     for file in files:
         if len(found) == MAX_FILES:
             raise StorageRefused(f"{place}: has more than {MAX_FILES:,} files")
         check_name(place, file.name)
+        if file.size_bytes < 0:
+            raise StorageRefused(f"{place}/{file.name}: a size of {file.size_bytes} bytes")
         found.append(file)
     found.sort(key=lambda file: file.name)
     for one, following in pairwise(found):

@@ -130,7 +130,7 @@ _HEADS: Final = {
     "other_range": (r"content-range: bytes \d+", "content-range: bytes 77"),
     "other_size": (r"(content-range: bytes [^/]*)/\d+", r"\1/77"),
     "no_range": (r"content-range", "content-what"),
-    "wrong_length": (r"(content-length): \d+", r"\1: 7"),
+    "wrong_length": (r"(content-length): \d+", r"\1: 3"),
     "long": (r"content-length", "content-what"),
     "endless": (r"content-length", "content-what"),
     "compressed": ("$", "\r\ncontent-encoding: gzip"),

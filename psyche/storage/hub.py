@@ -1,0 +1,100 @@
+"""Repositories of the Hugging Face Hub: a revision is resolved once, and from then on its commit is read."""
+
+import re
+from typing import Final, Literal
+from urllib.parse import quote
+
+import msgspec
+
+from psyche.errors import StorageError, StorageRefused
+from psyche.storage.http import Answer, Headers, HttpStorage, Request
+from psyche.storage.port import MAX_FILES, StorageOptions, StoredFile
+
+_REPO_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_NEXT: Final = re.compile(r'<([^>]*)>; *rel="next"')
+
+
+class _Commit(msgspec.Struct):
+    sha: str
+
+
+class _Lfs(msgspec.Struct):
+    oid: str
+
+
+class _Entry(msgspec.Struct):
+    type: str
+    path: str
+    oid: str = ""
+    size: int = 0
+    lfs: _Lfs | None = None
+
+
+def open_hub(
+    repo_id: str, revision: str | None, options: StorageOptions, *, kind: Literal["model", "dataset"] = "model"
+) -> "HubStorage":
+    """Open a repository at a branch, a tag or a commit; None: `main`.
+
+    Raises:
+        StorageRefused: there can be no such repository or revision.
+    """
+    return HubStorage(repo_id, revision or "main", options, kind)
+
+
+class HubStorage(HttpStorage):
+    """`revision` is the commit once the files are listed; refs move, the record does not."""
+
+    def __init__(self, repo_id: str, revision: str, options: StorageOptions, kind: str) -> None:
+        if not _REPO_ID.fullmatch(repo_id) or ".." in repo_id:
+            raise StorageRefused(f"{repo_id[:100]!a}: is no name of a repository on the Hub, as owner/name is")
+        if not (0 < len(revision) <= 200 and revision.isprintable()) or ".." in revision:
+            raise StorageRefused(f"{repo_id}: {revision[:100]!a} is no name of a revision")
+        self._repo = f"datasets/{repo_id}" if kind == "dataset" else repo_id
+        super().__init__(f"hf://{self._repo}@{revision}", options)
+        self.revision = revision
+        self._endpoint = options.hub_endpoint
+        self._api = f"{options.hub_endpoint}/api/{kind}s/{repo_id}"
+        self._headers = {"authorization": f"Bearer {options.hub_token}"} if options.hub_token else {}
+
+    async def _list(self) -> list[StoredFile]:
+        if not _COMMIT.fullmatch(self.revision):
+            url = f"{self._api}/revision/{quote(self.revision, safe='')}"
+            commit, _ = await self._http.ask_json(self._request(url), _Commit)
+            if not _COMMIT.fullmatch(commit.sha):
+                raise StorageError(f"{self.address}: {commit.sha[:100]!a} is no commit")
+            self.revision = commit.sha
+            self.address = f"hf://{self._repo}@{commit.sha}"
+        files: list[StoredFile] = []
+        url: str | None = f"{self._api}/tree/{self.revision}?recursive=true"
+        while url is not None and len(files) <= MAX_FILES:
+            entries, head = await self._http.ask_json(self._request(url), list[_Entry])
+            files += (
+                StoredFile(entry.path, entry.size, entry.lfs.oid if entry.lfs else entry.oid)
+                for entry in entries
+                if entry.type == "file"
+            )
+            url = self._find_next(head)
+        return files
+
+    def _request(self, url: str) -> Request:
+        return Request(what=self.address, url=url, headers=self._headers)
+
+    def _find_next(self, head: Headers) -> str | None:
+        """The address of a listing's next page, which gets the token as well."""
+        found = _NEXT.search(head.get("link", ""))
+        if found is not None and not found[1].startswith(f"{self._endpoint}/"):
+            raise StorageError(f"{self.address}: the listing goes on at another host")
+        return found[1] if found else None
+
+    async def _locate(self, file: StoredFile) -> tuple[str, Headers]:
+        await self.list_files()  # the commit
+        return f"{self._endpoint}/{self._repo}/resolve/{self.revision}/{quote(file.name)}", self._headers
+
+    def _is_version(self, file: StoredFile, answer: Answer) -> bool:
+        """Whether the Hub's own answer is of the commit and the object; where it leads to, tags are others."""
+        for head in answer.heads:
+            if "x-repo-commit" in head:
+                tag = head.get("x-linked-etag") or ("" if "location" in head else head.get("etag", ""))
+                return head["x-repo-commit"] == self.revision and tag.strip('W/"') in ("", file.version)
+        return False

@@ -13,7 +13,7 @@ from psyche.forecast.backends import ForecastBackend
 from psyche.forecast.play import Forecast
 from psyche.forecast.question import Question
 from psyche.sim.chain.facts import ChainFacts, Paid
-from psyche.sim.chain_faults import CHAIN_KINDS
+from psyche.sim.faults import CHAIN_KINDS
 from psyche.telemetry.text import format_number, format_seconds, format_table
 
 

@@ -8,8 +8,7 @@ from typing import Any, Final
 from psyche.durable import read_file
 from psyche.errors import ConfigError
 from psyche.forecast.backends import ForecastBackend
-from psyche.sim.chain_faults import ALL_KINDS
-from psyche.sim.faults import Fault, read_faults
+from psyche.sim.faults import ALL_KINDS, Fault, read_faults
 from psyche.sim.scenarios.checks import check_backend_of_fault, check_fault, check_within
 from psyche.sim.scenarios.plan import read_scenario
 from psyche.sim.scenarios.scenario import Scenario

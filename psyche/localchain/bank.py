@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
+import msgspec
 from solders.account import Account
 from solders.hash import Hash
 from solders.keypair import Keypair
@@ -46,8 +47,7 @@ class CompleteSlot:
     written: Sequence[Pubkey]
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+class Clocks(msgspec.Struct, frozen=True):
     """Where a chain is. `slot_hashes` are newest first; `block_hashes` have the last height at which each is valid."""
 
     genesis: bytes
@@ -151,7 +151,6 @@ class Bank:
         return max(oldest, self.history.forgotten_slot + 1)
 
     def get_clocks(self) -> Clocks:
-        """Where the chain is, to go on from there."""
         slot_hashes = [(slot, bytes(one)) for slot, one in self._slot_hashes]
         block_hashes = [(bytes(one), height) for one, height in self._block_hashes.items()]
         return Clocks(bytes(self.genesis), self.slot, self.height, self.unix, slot_hashes, block_hashes)

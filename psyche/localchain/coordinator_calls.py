@@ -60,7 +60,6 @@ class CoordinatorCall:
 
     @property
     def account(self) -> Pubkey:
-        """The run's account."""
         return self.keys[_name_calls()[self.data[:DISCRIMINATOR_BYTES]][1]]
 
     def read_arguments(self) -> dict[str, Any]:

@@ -4,12 +4,11 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, cast
 
 from solders.account import Account
 from solders.hash import Hash
 from solders.keypair import Keypair
-from solders.message import Message, MessageV0
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
@@ -25,12 +24,12 @@ from psyche.localchain.bank import CONFIRMED_SLOTS, FINALIZED_SLOTS, SYSTEM, Ban
 from psyche.localchain.blocks import ChainBlock, Effect, Payment
 from psyche.localchain.coordinator_calls import CoordinatorCall
 from psyche.localchain.core_machine import RUN_LAMPORTS, CoreMachine
-from psyche.localchain.history import History, LandedTransaction, Landing
+from psyche.localchain.history import LandedTransaction, Landing
 from psyche.localchain.machine import Execution
 from psyche.localchain.rpc.calls import answer_body
 from psyche.localchain.rpc.encodings import CLOSED, Form, describe_account
 from psyche.localchain.rpc.hub import encode_notification
-from psyche.localchain.rpc.methods import make_member_methods
+from psyche.localchain.rpc.methods import make_methods
 from psyche.localchain.rpc.params import Params
 from psyche.localchain.rpc.transactions import take_transaction
 from psyche.localchain.transactions import take_message
@@ -75,11 +74,9 @@ class CoreChain:
 
     @property
     def waiting(self) -> int:
-        """The number of transactions that wait for the end of the slot."""
         return len(self._pending)
 
     def fund(self, wallet: bytes) -> None:
-        """Make a wallet rich."""
         self.machine.put_account(Pubkey(wallet), Account(WALLET_LAMPORTS, b"", SYSTEM))
 
     def submit(self, transaction: VersionedTransaction) -> None:
@@ -120,7 +117,7 @@ class CoreChain:
             show: the account after a block, as it has it.
             send: takes the signature of a transaction that it is given, and what brings it to the leaders.
         """
-        methods = make_member_methods(DelayedView(self, get_block, show))
+        methods = make_methods(cast("Bank", DelayedView(self, get_block, show)))
 
         def send_transaction(params: Params) -> str:
             transaction = take_transaction(params, params.get_config(1))
@@ -166,12 +163,15 @@ def _describe_payment(record: LandedTransaction) -> Payment:
 
 
 class DelayedView:
-    """A chain as of an earlier block; what is no run's account is as it is now."""
+    """A bank as of an earlier block; what is no run's account is as it is now."""
 
     def __init__(self, chain: CoreChain, get_block: Callable[[], ChainBlock], show: Show) -> None:
         self._chain = chain
         self._get_block = get_block
         self._show = show
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._chain.bank, name)
 
     @property
     def slot(self) -> int:
@@ -182,26 +182,15 @@ class DelayedView:
         return self._get_block().height
 
     @property
-    def genesis(self) -> Hash:
-        return self._chain.bank.genesis
-
-    @property
-    def history(self) -> History:
-        return self._chain.bank.history
-
-    @property
     def newest_hash(self) -> Hash:
         return Hash(self._get_block().hash)
-
-    def get_last_height(self, block_hash: Hash) -> int | None:
-        return self._chain.bank.get_last_height(block_hash)
 
     def get_level(self, slot: int) -> str:
         behind = self.slot + CONFIRMED_SLOTS - slot  # its newest block is complete, the bank's is not
         return "finalized" if behind >= FINALIZED_SLOTS else "confirmed" if behind >= CONFIRMED_SLOTS else "processed"
 
     def get_status(self, signature: Signature) -> Landing | None:
-        status = self.history.statuses.get(signature)
+        status = self._chain.bank.history.statuses.get(signature)
         return status if status is not None and status.slot <= self.slot else None
 
     def get_account(self, key: Pubkey) -> Account | None:
@@ -213,18 +202,6 @@ class DelayedView:
             return Account(1, CLOCK.pack(block.slot + 1, 0, 0, 0, block.unix), SYSTEM)
         return self._chain.bank.get_account(key)
 
-    def get_lamports(self, key: Pubkey) -> int:
-        return self._chain.bank.get_lamports(key)
-
-    def find_refusal(self, transaction: VersionedTransaction) -> str | None:
-        return self._chain.bank.find_refusal(transaction)
-
     def simulate(self, transaction: VersionedTransaction, *, is_verified: bool) -> Execution:
         del is_verified
         return self._chain.machine.simulate_on({self._chain.run.account: self._show(self._get_block())}, transaction)
-
-    def list_keys(self, message: Message | MessageV0) -> list[Pubkey]:
-        return self._chain.bank.list_keys(message)
-
-    def compute_loaded_bytes(self, message: Message | MessageV0) -> int:
-        return self._chain.bank.compute_loaded_bytes(message)

@@ -83,7 +83,6 @@ class History:
             self._forget(self._records.popitem(last=False)[1])
 
     def add_block(self, slot: int, block: LandedBlock) -> None:
-        """Add the newest block."""
         self.blocks[slot] = block
         if len(self.blocks) > MAX_BLOCKS:
             self.blocks.popitem(last=False)

@@ -29,8 +29,6 @@ _MAX_BYTES: Final = 4 << 30
 
 
 class StoredAccount(msgspec.Struct, array_like=True, frozen=True):
-    """An account with its key."""
-
     key: bytes
     lamports: int
     data: bytes
@@ -38,22 +36,14 @@ class StoredAccount(msgspec.Struct, array_like=True, frozen=True):
     executable: bool
 
 
-class StoredChain(msgspec.Struct, frozen=True):
+class StoredChain(Clocks, frozen=True):
     """Everything that a chain goes on from."""
 
-    genesis: bytes
-    slot: int
-    height: int
-    unix: int
-    slot_hashes: list[tuple[int, bytes]]
-    block_hashes: list[tuple[bytes, int]]
     accounts: list[StoredAccount]
     statuses: list[tuple[bytes, int, Any]]
 
 
 class ChainFile:
-    """The folder of a chain; `open_ledger` makes one."""
-
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
         self._saved_count = 0
@@ -73,10 +63,7 @@ class ChainFile:
             return None
         stored = unpack_chain(raw, self.path)
         missed = max(1, int((unix - stored.unix) * 1000 / slot_ms) + 1) if slot_ms else 1
-        clocks = Clocks(
-            stored.genesis, stored.slot, stored.height + missed - 1, stored.unix, stored.slot_hashes,
-            stored.block_hashes,
-        )  # fmt: skip
+        clocks = msgspec.structs.replace(stored, height=stored.height + missed - 1)
         bank = Bank(VirtualMachine(programs), clocks)
         # A program's account refers to the one with its code, which therefore comes first.
         for one in sorted(stored.accounts, key=lambda account: account.executable):
@@ -102,16 +89,9 @@ class ChainFile:
 
 
 def take_chain(bank: Bank) -> StoredChain:
-    """A chain as it is now."""
     found = [(key, account) for key in bank.accounts if (account := bank.get_account(key)) is not None]
-    clocks = bank.get_clocks()
     return StoredChain(
-        genesis=clocks.genesis,
-        slot=clocks.slot,
-        height=clocks.height,
-        unix=clocks.unix,
-        slot_hashes=clocks.slot_hashes,
-        block_hashes=clocks.block_hashes,
+        **msgspec.structs.asdict(bank.get_clocks()),
         accounts=[
             StoredAccount(bytes(key), one.lamports, bytes(one.data), bytes(one.owner), one.executable)
             for key, one in found
@@ -121,7 +101,6 @@ def take_chain(bank: Bank) -> StoredChain:
 
 
 def pack_chain(stored: StoredChain) -> bytes:
-    """The file's bytes."""
     body = zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(stored))
     return _MAGIC + blake3(body).digest() + body
 

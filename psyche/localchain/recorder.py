@@ -133,7 +133,6 @@ def _find_working(message: Message | MessageV0) -> list[int]:
 
 
 def _cut(transaction: VersionedTransaction, message: Message | MessageV0, count: int) -> VersionedTransaction:
-    """A transaction with its first instructions only."""
     header, keys, kept = message.header, message.account_keys, message.instructions[:count]
     if isinstance(message, MessageV0):
         short = MessageV0(header, keys, message.recent_blockhash, kept, message.address_table_lookups)

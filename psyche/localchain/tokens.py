@@ -17,8 +17,6 @@ _ACCOUNT_KIND: Final = 2
 
 
 class Holding(NamedTuple):
-    """A token account."""
-
     program: Pubkey
     mint: Pubkey
     owner: Pubkey
@@ -26,7 +24,6 @@ class Holding(NamedTuple):
 
 
 def read_holding(account: Account | None) -> Holding | None:
-    """Read a token account; None if it is none."""
     if account is None or account.owner not in PROGRAMS or len(account.data) < ACCOUNT_BYTES:
         return None
     data = bytes(account.data)
@@ -40,7 +37,6 @@ def read_holding(account: Account | None) -> Holding | None:
 
 
 def find_mint(account: Account | None) -> Mint | None:
-    """Read a mint; None if it is none."""
     if account is None or account.owner not in PROGRAMS or len(account.data) < MINT_BYTES:
         return None
     try:
@@ -50,7 +46,6 @@ def find_mint(account: Account | None) -> Mint | None:
 
 
 def describe_amount(amount: int, decimals: int) -> dict[str, Any]:
-    """An amount of tokens in base units, and as people write it."""
     digits = str(amount).rjust(decimals + 1, "0")
     whole, fraction = (digits[:-decimals], digits[-decimals:].rstrip("0")) if decimals else (digits, "")
     text = f"{whole}.{fraction}" if fraction else whole

@@ -89,7 +89,6 @@ def describe_inner(result: TransactionMetadata) -> list[dict[str, Any]]:
 
 
 def describe_returned(result: TransactionMetadata) -> dict[str, Any] | None:
-    """What the last program returned; None if nothing."""
     returned = result.return_data()
     data = bytes(returned.data)
     if not data:

@@ -12,16 +12,17 @@ the round (`at_epoch`, `at_height`) has begun on record, and then `after_s` late
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Final, Protocol
 
 import trio
 
-from psyche.core.state.messages import Join, Message, WarmupWitness, WitnessMessage
+from psyche.core.state.errors import CannotResume, CoordinatorError
+from psyche.core.state.messages import Join, Message, Pause, Resume, WarmupWitness, WitnessMessage
 from psyche.errors import ConfigError
 from psyche.network.memory.line import LinkConditions
 from psyche.server.journal.changes import Change
-from psyche.sim.chain.conditions import Troubled
 from psyche.sim.disk import DiskConditions, ServerFiles
 from psyche.telemetry import types
 
@@ -49,6 +50,11 @@ class ServerMachine(Machine, Protocol):
     def files(self) -> ServerFiles: ...
 
 
+class EndpointOfClient(Protocol):
+    def suffer(self, trouble: "EndpointFault") -> None: ...
+    def recover(self, trouble: "EndpointFault") -> None: ...
+
+
 class Stage(Protocol):
     """The world as faults see it: machines by name, links, and the record as it grows."""
 
@@ -67,7 +73,7 @@ class Stage(Protocol):
     def reset_requests(self, key: bytes) -> None: ...
     def note(self, event: types.Event) -> None: ...
     async def wait_for_death(self, host: Any) -> None: ...
-    def find_endpoints(self, name: str, number: int) -> Sequence[Troubled]: ...
+    def find_endpoints(self, name: str, number: int) -> Sequence["EndpointOfClient"]: ...
     def halt_chain(self, *, is_halted: bool) -> None: ...
 
     async def command(self, message: Message) -> None:
@@ -353,6 +359,88 @@ class BitFlip(Fault):
             host.trainer_faults.flip = self.place
 
 
+# --- faults of a chain: worlds with a server know none of them --------------------------------------------------------
+
+
+AGAIN_S: Final = 2.0
+MOST_TRIES: Final = 200  # an epoch's last rounds and Cooldown are over by then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointFault(Fault):
+    """An endpoint of each of these clients is in trouble for `for_s`.
+
+    Args:
+        endpoint: its number, from 1 on; 0: all endpoints of the client.
+        is_down: it answers nothing.
+        stale_slots: by so many slots it is further behind.
+        lag_s: by so many seconds it is slower.
+        throttled: the share of requests that it refuses because there are too many (429).
+        lost: the share of transactions that it loses.
+        late: the share of transactions that it passes on late.
+        cut: the share of pushed accounts that never arrive.
+        is_forked: it shows accounts of blocks that the chain gave up.
+        is_wrong: it shows another account than the chain's, whichever block it is asked for.
+    """
+
+    kind: ClassVar[str] = "endpoint"
+    who: tuple[str, ...] = ()
+    endpoint: int = 0
+    is_down: bool = False
+    stale_slots: int = 0
+    lag_s: float = 0.0
+    throttled: float = 0.0
+    lost: float = 0.0
+    late: float = 0.0
+    cut: float = 0.0
+    is_forked: bool = False
+    is_wrong: bool = False
+
+    async def happen(self, world: Stage) -> None:
+        chosen = world.choose(self, self.who)
+        endpoints = [one for host in chosen for one in world.find_endpoints(host.name, self.endpoint)]
+        for endpoint in endpoints:
+            endpoint.suffer(self)
+        await trio.sleep(self.for_s)
+        for endpoint in endpoints:
+            endpoint.recover(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainHalt(Fault):
+    """The chain makes no blocks for `for_s`."""
+
+    kind: ClassVar[str] = "chain_halt"
+
+    async def happen(self, world: Stage) -> None:
+        world.halt_chain(is_halted=True)
+        await trio.sleep(self.for_s)
+        world.halt_chain(is_halted=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerPause(Fault):
+    """The owner pauses the run, and resumes it `for_s` later, or as soon as it is paused."""
+
+    kind: ClassVar[str] = "pause"
+
+    async def happen(self, world: Stage) -> None:
+        with suppress(CoordinatorError):  # the run is over
+            await world.command(Pause())
+            await trio.sleep(self.for_s)
+            await self._resume(world)
+
+    async def _resume(self, world: Stage) -> None:
+        """Resume as soon as the run is paused; it never is if it has finished first."""
+        for _ in range(MOST_TRIES):
+            try:
+                await world.command(Resume())
+            except CannotResume:
+                await trio.sleep(AGAIN_S)
+            else:
+                return
+
+
 KINDS: Final[dict[str, type[Fault]]] = {
     cls.kind: cls
     for cls in (
@@ -360,6 +448,8 @@ KINDS: Final[dict[str, type[Fault]]] = {
         BitFlip, LostAnswer,
     )
 }  # fmt: skip
+CHAIN_KINDS: Final[dict[str, type[Fault]]] = {cls.kind: cls for cls in (EndpointFault, ChainHalt, OwnerPause)}
+ALL_KINDS: Final = KINDS | CHAIN_KINDS
 
 
 def read_fault(values: Mapping[str, Any], known_kinds: Mapping[str, type[Fault]]) -> Fault:

@@ -26,9 +26,8 @@ from psyche.server.journal.changes import Change
 from psyche.sim import runtime
 from psyche.sim.backends.server import ServerBackend, ServerHost
 from psyche.sim.byzantine.programs import build_program
-from psyche.sim.chain.conditions import Troubled
 from psyche.sim.disk import is_writer
-from psyche.sim.faults import Fault
+from psyche.sim.faults import EndpointOfClient, Fault
 from psyche.sim.hosts import ClientHost, Host
 from psyche.sim.identity import build_machine_identity
 from psyche.sim.invariants.checker import Invariants, Violation
@@ -154,7 +153,7 @@ class World:
         assert host is not None, "checked with the scenario"
         return host
 
-    def find_endpoints(self, name: str, number: int) -> Sequence[Troubled]:
+    def find_endpoints(self, name: str, number: int) -> Sequence[EndpointOfClient]:
         return self._chain.find_endpoints(name, number)
 
     def halt_chain(self, *, is_halted: bool) -> None:

@@ -18,7 +18,8 @@ from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Join, Tick, WarmupWitness, Withdraw
 from psyche.core.state.state import Coordinator, RunState
 from psyche.errors import BackendError, RunClosed, VersionMismatch
-from psyche.sim.chain.conditions import ChainConditions, EndpointTrouble
+from psyche.sim.chain.conditions import ChainConditions
+from psyche.sim.faults import EndpointFault
 from psyche.telemetry.types import Error, StateMismatch, WaitEnded
 from psyche.wire.crypto import Identity
 
@@ -148,7 +149,7 @@ def test_a_restarted_client_is_shown_nothing_older_than_its_start() -> None:
         await stage.join_somebody(2)
         await trio.sleep(3)  # stale endpoints still show the record before the join
         link = stage.build_link(1, (0.5, 0.5))
-        link.endpoints[0].suffer(EndpointTrouble(stale_slots=25))
+        link.endpoints[0].suffer(EndpointFault(stale_slots=25))
         backend = await stage.open(1, link=link)
         state = await wait_for(backend, lambda _state: True)
         assert [slot.signer for slot in state.registry.slots] == [get_key(2)[0]]
@@ -190,7 +191,7 @@ def test_nothing_is_sent_until_endpoints_that_contradict_each_other_agree() -> N
         link = stage.build_link(1, (0.5, 0.6))
         backend = await stage.open(1, link=link)
         await wait_for(backend, lambda _state: True)
-        link.endpoints[1].suffer(EndpointTrouble(is_forked=True))
+        link.endpoints[1].suffer(EndpointFault(is_forked=True))
         await stage.join_somebody(2)
         while not any(isinstance(event, StateMismatch) for event in stage.events.all):
             await trio.sleep(0.1)
@@ -208,7 +209,7 @@ def test_nothing_is_sent_until_endpoints_that_contradict_each_other_agree() -> N
 def test_endpoints_that_contradict_each_other_for_ever_do_not_stop_the_run() -> None:
     async def play(stage: Stage) -> None:
         link = stage.build_link(1, (0.5, 0.6, 0.7))
-        link.endpoints[2].suffer(EndpointTrouble(is_wrong=True))
+        link.endpoints[2].suffer(EndpointFault(is_wrong=True))
         backend = await stage.open(1, link=link)
         await trio.sleep(DOUBT_S + 10)
         await stage.join_somebody(2)
@@ -289,7 +290,7 @@ def test_a_client_started_again_waits_for_what_it_knew_though_all_endpoints_are_
         known = floor.read()
         assert known > 10
         link = stage.build_link(1)
-        link.endpoints[0].suffer(EndpointTrouble(stale_slots=100))
+        link.endpoints[0].suffer(EndpointFault(stale_slots=100))
         backend = await stage.open(1, link=link, floor=FileMinimumSlot(tmp_path / "slot"))
         began = trio.current_time()
         await wait_for(backend, lambda _state: True, patience_s=120)

@@ -74,7 +74,7 @@ def test_what_the_page_says_of_a_run_on_a_chain_holds(outputs: dict[str, str]) -
 
 
 def test_every_kind_of_fault_is_named() -> None:
-    from psyche.sim.chain_faults import ALL_KINDS
+    from psyche.sim.faults import ALL_KINDS
 
     for kind in ALL_KINDS:
         assert kind in TEXT

@@ -17,8 +17,7 @@ from psyche.forecast.question import Question, build_scenario, check_question, c
 from psyche.forecast.report import build_json, describe_bound, format_forecast, format_question
 from psyche.forecast.suggestions import find_ideas
 from psyche.sim.chain.conditions import ChainConditions
-from psyche.sim.chain_faults import ChainHalt, EndpointFault, OwnerPause
-from psyche.sim.faults import Kill
+from psyche.sim.faults import ChainHalt, EndpointFault, Kill, OwnerPause
 from psyche.telemetry import types
 
 ROUNDS = 3

@@ -11,8 +11,7 @@ from psyche.core.state.limits import MAX_CLIENTS, MAX_WITNESSES, U8_MAX
 from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.chain.conditions import ChainConditions
-from psyche.sim.chain_faults import EndpointFault
-from psyche.sim.faults import ClockJump, Degrade, Hang, Kill, LostAnswer, Partition
+from psyche.sim.faults import ClockJump, Degrade, EndpointFault, Hang, Kill, LostAnswer, Partition
 from psyche.sim.identity import build_machine_identity
 from psyche.sim.runtime import build_rng
 from psyche.sim.scenarios.scenario import CHAIN, MachineClass, Scenario, build_run_config

@@ -12,8 +12,9 @@ from psyche.backends.solana.rpc.transport import RequestFailed
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.errors import InvalidWithdraw
 from psyche.core.state.messages import Join, Withdraw
-from psyche.sim.chain.conditions import ChainConditions, EndpointTrouble
+from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.chain.endpoints import SimulatedTransport
+from psyche.sim.faults import EndpointFault
 
 FAST = ChainConditions(lag_least_s=0.5, lag_most_s=0.5)
 JOIN = Join(get_key(1)[1])
@@ -69,7 +70,7 @@ def test_what_is_lost_or_late_takes_effect_once(lost: float, late: float, skippe
 def test_a_dead_endpoint_costs_less_than_five_seconds() -> None:
     async def play(stage: ChainStage) -> None:
         link = stage.links[0]
-        link.endpoints[0].suffer(EndpointTrouble(is_down=True))
+        link.endpoints[0].suffer(EndpointFault(is_down=True))
         begun = trio.current_time()
         await link.send([JOIN])
         assert trio.current_time() - begun < 9.0, "failover within 5 s, and a block, its confirmation and a question"
@@ -87,7 +88,7 @@ def test_an_endpoint_that_is_behind_what_the_client_knows_is_not_believed() -> N
         readings: list[Reading] = []
         stage.nursery.start_soon(collect, stage, readings)
         await stage.links[0].send([JOIN])
-        stage.links[0].endpoints[0].suffer(EndpointTrouble(stale_slots=20))
+        stage.links[0].endpoints[0].suffer(EndpointFault(stale_slots=20))
         await trio.sleep(3.0)
         await stage.links[0].send([Withdraw(0, 0)])
         assert stage.count(Withdraw) == 1
@@ -128,11 +129,11 @@ def test_an_endpoint_shows_a_block_after_its_delay_and_a_fork_of_equal_nonce() -
         endpoint = stage.build_endpoint(2.5)
         newest = stage.chain.newest
         assert 2.5 <= trio.current_time() - endpoint.get_block().made_s < 3.5
-        endpoint.suffer(EndpointTrouble(stale_slots=5))
+        endpoint.suffer(EndpointFault(stale_slots=5))
         assert trio.current_time() - endpoint.get_block().made_s >= 4.5, "5 slots of 0.4 s"
         await stage.join_somebody(2)
         newest = next(block for block in stage.chain.blocks if block.effects)
-        endpoint.suffer(EndpointTrouble(is_forked=True))
+        endpoint.suffer(EndpointFault(is_forked=True))
         assert endpoint.show(newest) != newest.raw
         assert decode_state(endpoint.show(newest)).nonce == get_state(stage.chain).nonce
         assert endpoint.show(newest) is endpoint.show(newest)
@@ -144,11 +145,11 @@ def test_an_endpoint_that_is_down_or_refuses_gives_no_answer() -> None:
     async def play(stage: ChainStage) -> None:
         endpoint = stage.build_endpoint(0.5)
         transport = SimulatedTransport([endpoint])
-        endpoint.suffer(throttled := EndpointTrouble(throttled=1.0))
+        endpoint.suffer(throttled := EndpointFault(throttled=1.0))
         with pytest.raises(RequestFailed, match="HTTP 429"):
             await transport.post(endpoint.address, b"{}")
         endpoint.recover(throttled)
-        endpoint.suffer(EndpointTrouble(is_down=True))
+        endpoint.suffer(EndpointFault(is_down=True))
         with trio.move_on_after(60) as scope:
             await transport.post(endpoint.address, b"{}")
         assert scope.cancelled_caught

@@ -11,8 +11,7 @@ from psyche.backends.solana.member.following import FileMinimumSlot, NoMinimumSl
 from psyche.core.state.state import RunState
 from psyche.errors import ConfigError
 from psyche.sim.chain.conditions import ChainConditions
-from psyche.sim.chain_faults import ChainHalt, EndpointFault, OwnerPause
-from psyche.sim.faults import CleanExit, Fault, Kill, LostAnswer, Partition
+from psyche.sim.faults import ChainHalt, CleanExit, EndpointFault, Fault, Kill, LostAnswer, OwnerPause, Partition
 from psyche.sim.invariants.checker import Invariants
 from psyche.sim.scenarios.plan import read_scenario, write_scenario
 from psyche.sim.scenarios.scenario import CHAIN, Scenario

@@ -11,8 +11,7 @@ from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.sim import faults
 from psyche.sim.byzantine import programs
-from psyche.sim.chain_faults import CHAIN_KINDS
-from psyche.sim.faults import Fault
+from psyche.sim.faults import CHAIN_KINDS, Fault
 from psyche.sim.scenarios.plan import read_scenario, write_scenario
 from psyche.sim.scenarios.scenario import MachineClass, Scenario
 from psyche.sim.scenarios.swarm import draw_chain_scenario, draw_scenario

@@ -85,7 +85,6 @@ def _carry_out(methods: Mapping[str, Method], name: str, raw_params: Any) -> Any
 
 
 def describe_error(identity: Any, error: CallError) -> dict[str, Any]:
-    """A reply that says what is wrong."""
     return {"jsonrpc": "2.0", "error": error.describe(), "id": identity}
 
 

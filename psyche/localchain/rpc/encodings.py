@@ -31,7 +31,6 @@ class Form(NamedTuple):
 
     @classmethod
     def read(cls, config: Options, default: str = "binary") -> "Form":
-        """Read `encoding` and `dataSlice`."""
         cut = config.get_config("dataSlice")
         start, length = (cut.get_integer("offset"), cut.get_integer("length")) if cut else (0, None)
         if cut and (start is None or length is None):
@@ -39,7 +38,6 @@ class Form(NamedTuple):
         return cls(config.get_choice("encoding", _ENCODINGS, default), start or 0, length)
 
     def cut(self, data: bytes) -> bytes:
-        """The part of an account's data that is asked for."""
         return data if self.length is None else data[self.start : self.start + self.length]
 
     def encode(self, data: bytes) -> Any:
@@ -118,7 +116,6 @@ class AccountFilter(NamedTuple):
     compared: bytes
 
     def accepts(self, data: bytes) -> bool:
-        """Whether an account's data pass."""
         if self.size is not None:
             return len(data) == self.size
         return data[self.offset : self.offset + len(self.compared)] == self.compared
@@ -155,7 +152,6 @@ def _read_filter(config: Options) -> AccountFilter:
 
 
 def accept_all(filters: Sequence[AccountFilter], account: Account) -> bool:
-    """Whether an account passes all filters."""
     if not filters:
         return True
     data = bytes(account.data)

@@ -25,7 +25,6 @@ class CallError(Exception):
         self.data = data
 
     def describe(self) -> dict[str, Any]:
-        """The error object of the reply."""
         described: dict[str, Any] = {"code": self.code, "message": str(self)}
         if self.data is not None:
             described["data"] = self.data

@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import base58
@@ -12,8 +11,7 @@ from solders.transaction import VersionedTransaction
 
 from psyche.localchain.bank import Bank
 from psyche.localchain.history import LandedBlock, LandedTransaction, Landing
-from psyche.localchain.rpc.calls import Method
-from psyche.localchain.rpc.context import ChainView, check_context, wrap
+from psyche.localchain.rpc.context import check_context, rpc_method, wrap
 from psyche.localchain.rpc.encodings import check_reply_bytes
 from psyche.localchain.rpc.errors import (
     CLEANED_UP,
@@ -35,22 +33,11 @@ _NEWEST: Final = "maxSupportedTransactionVersion"
 _DETAILS: Final = ("full", "accounts", "signatures", "none")
 
 
-def make_landed_methods(bank: Bank) -> dict[str, Method]:
-    """The methods on a chain."""
-    return {
-        "getBlock": partial(get_block, bank),
-        "getBlocks": partial(get_blocks, bank),
-        "getBlocksWithLimit": partial(get_blocks_with_limit, bank),
-        "getSignatureStatuses": partial(get_signature_statuses, bank),
-        "getSignaturesForAddress": partial(get_signatures_for_address, bank),
-        "getTransaction": partial(get_transaction, bank),
-    }
-
-
 # --- transactions -------------------------------------------------------------------------------------------
 
 
-def get_signature_statuses(bank: ChainView, params: Params) -> Any:
+@rpc_method
+def get_signature_statuses(bank: Bank, params: Params) -> Any:
     """Where transactions landed, null for those that have not."""
     listed = params.take(0)
     params.get_config(1).get_flag("searchTransactionHistory")
@@ -60,7 +47,7 @@ def get_signature_statuses(bank: ChainView, params: Params) -> Any:
     return wrap(bank, [_describe_status(bank, status) for status in statuses])
 
 
-def _describe_status(bank: ChainView, status: Landing | None) -> dict[str, Any] | None:
+def _describe_status(bank: Bank, status: Landing | None) -> dict[str, Any] | None:
     if status is None:
         return None
     level = bank.get_level(status.slot)
@@ -77,6 +64,7 @@ def _describe_outcome(error: Any) -> dict[str, Any]:
     return {"Ok": None} if error is None else {"Err": error}
 
 
+@rpc_method
 def get_signatures_for_address(bank: Bank, params: Params) -> Any:
     """The transactions that name an account, newest first."""
     key, config = params.take_key(0), params.get_config(1)
@@ -113,7 +101,7 @@ def _take_settled_level(config: Options) -> str:
     return level
 
 
-def _has_reached(bank: ChainView, slot: int, level: str) -> bool:
+def _has_reached(bank: Bank, slot: int, level: str) -> bool:
     return COMMITMENTS.index(bank.get_level(slot)) >= COMMITMENTS.index(level)
 
 
@@ -124,7 +112,8 @@ def _read_shown(params: Params) -> tuple[Options, "Shown", str]:
     return config, Shown(encoding, newest), _take_settled_level(config)
 
 
-def get_transaction(bank: ChainView, params: Params) -> Any:
+@rpc_method
+def get_transaction(bank: Bank, params: Params) -> Any:
     """Everything about a transaction; null until it has reached the commitment."""
     _, shown, level = _read_shown(params)
     record = bank.history.get(params.take_signature(0))
@@ -247,17 +236,14 @@ def _describe_record(record: LandedTransaction, encoding: str) -> dict[str, Any]
 
 
 def describe_logs(record: LandedTransaction) -> dict[str, Any]:
-    """What subscribers of logs learn of a transaction."""
     return {"signature": str(record.signature), "err": record.status.error, "logs": record.done.logs}
 
 
 def parse_inner(inner: Sequence[dict[str, Any]], keys: Sequence[Pubkey]) -> list[dict[str, Any]]:
-    """Inner instructions in the words of their programs."""
     return [{**one, "instructions": [parse_instruction(each, keys) for each in one["instructions"]]} for one in inner]
 
 
 def names_any(record: LandedTransaction, keys: frozenset[Pubkey]) -> bool:
-    """Whether a transaction names one of these accounts."""
     return not keys.isdisjoint(record.keys)
 
 
@@ -280,8 +266,8 @@ def find_block(bank: Bank, slot: int, level: str) -> LandedBlock:
     return bank.history.blocks[slot]
 
 
+@rpc_method
 def get_block(bank: Bank, params: Params) -> Any:
-    """A block, with as much of its transactions as the caller wants."""
     config, shown, level = _read_shown(params)
     details = config.get_choice("transactionDetails", _DETAILS, "full")
     block = find_block(bank, params.take_integer(0), level)
@@ -310,6 +296,7 @@ def _describe_accounts(record: LandedTransaction) -> dict[str, Any]:
     return {"transaction": {"signatures": signatures, "accountKeys": keys}, "meta": _describe_balances(record)}
 
 
+@rpc_method
 def get_blocks(bank: Bank, params: Params) -> Any:
     """The slots with a block between two, which count too; the second may be left out."""
     start, second = params.take_integer(0), params.get(1)
@@ -320,8 +307,8 @@ def get_blocks(bank: Bank, params: Params) -> Any:
     return _list_blocks(bank, params.get_config(2 if has_end else 1), start, end)
 
 
+@rpc_method
 def get_blocks_with_limit(bank: Bank, params: Params) -> Any:
-    """So many slots with a block, from one on."""
     start, limit = params.take_integer(0), params.take_integer(1)
     if limit > MAX_LISTED_BLOCKS:
         raise InvalidParams(f"Limit too large; max {MAX_LISTED_BLOCKS}")

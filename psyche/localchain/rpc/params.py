@@ -15,15 +15,12 @@ _MAX_SIGNATURE_TEXT: Final = 88
 
 
 class Options:
-    """An object among the parameters, or a part of one."""
-
     def __init__(self, raw: Any, name: str = "config") -> None:
         if raw is not None and not isinstance(raw, dict):
             raise InvalidParams(f"Invalid params: {name}: expected an object.")
         self._raw: dict[str, Any] = raw or {}
 
     def get_choice(self, name: str, choices: Sequence[str], default: str) -> str:
-        """One of some texts."""
         value = self._raw.get(name)
         if value is None:
             return default
@@ -32,16 +29,13 @@ class Options:
         return value
 
     def get_commitment(self, default: str = "finalized") -> str:
-        """`commitment`."""
         return self.get_choice("commitment", COMMITMENTS, default)
 
     def get_integer(self, name: str, most: int = MAX_INTEGER) -> int | None:
-        """An integer from 0 on."""
         value = self._raw.get(name)
         return None if value is None else check_integer(value, name, most)
 
     def get_flag(self, name: str, *, default: bool = False) -> bool:
-        """A boolean."""
         value = self._raw.get(name)
         if value is not None and not isinstance(value, bool):
             raise InvalidParams(f"Invalid params: {name}: expected a boolean.")
@@ -55,80 +49,65 @@ class Options:
         return value or ""
 
     def get_config(self, name: str) -> "Options | None":
-        """An object; None unless it is there."""
         value = self._raw.get(name)
         return None if value is None else Options(value, name)
 
     def get_configs(self, name: str) -> list["Options"]:
-        """A list of objects."""
         value = self._raw.get(name)
         if value is not None and not isinstance(value, list):
             raise InvalidParams(f"Invalid params: {name}: expected a sequence.")
         return [Options(one, name) for one in value or ()]
 
     def get_keys(self, name: str, most: int) -> list[Pubkey]:
-        """A list of keys."""
         value = self._raw.get(name)
         return [] if value is None else check_keys(value, most)
 
     def get_signature(self, name: str) -> Signature | None:
-        """A signature; None unless it is there."""
         value = self._raw.get(name)
         return None if value is None else check_signature(value)
 
 
 class Params:
-    """The parameters of a call, by place."""
-
     def __init__(self, raw: Any) -> None:
         if raw is not None and not isinstance(raw, list):
             raise InvalidParams("Invalid params: expected an array.")
         self._raw: list[Any] = raw or []
 
     def get(self, place: int) -> Any:
-        """A parameter as it is; None unless it is there."""
         return self._raw[place] if place < len(self._raw) else None
 
     def get_config(self, place: int) -> Options:
-        """An object; empty unless it is there."""
         return Options(self.get(place))
 
     def take(self, place: int) -> Any:
-        """A parameter that must be there."""
         value = self.get(place)
         if value is None:
             raise InvalidParams(f"`params` should have at least {place + 1} argument(s)")
         return value
 
     def take_text(self, place: int) -> str:
-        """A text that must be there."""
         value = self.take(place)
         if not isinstance(value, str):
             raise InvalidParams(f"Invalid params: argument {place}: expected a string.")
         return value
 
     def take_integer(self, place: int, most: int = MAX_INTEGER) -> int:
-        """An integer from 0 on that must be there."""
         return check_integer(self.take(place), f"argument {place}", most)
 
     def take_key(self, place: int) -> Pubkey:
-        """A key that must be there."""
         return check_key(self.take_text(place))
 
     def take_signature(self, place: int) -> Signature:
-        """A signature that must be there."""
         return check_signature(self.take_text(place))
 
 
 def check_integer(value: Any, name: str, most: int) -> int:
-    """Check that a value is an integer from 0 to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise InvalidParams(f"Invalid params: {name}: expected an integer from 0 to {most}.")
     return value
 
 
 def check_key(text: Any) -> Pubkey:
-    """Read a key in base58."""
     if not isinstance(text, str) or len(text) > _MAX_KEY_TEXT:
         raise InvalidParams("Invalid param: WrongSize")
     try:
@@ -138,7 +117,6 @@ def check_key(text: Any) -> Pubkey:
 
 
 def check_keys(value: Any, most: int) -> list[Pubkey]:
-    """Read a list of at most so many keys."""
     if not isinstance(value, list):
         raise InvalidParams("Invalid params: expected a sequence of addresses.")
     if len(value) > most:
@@ -147,7 +125,6 @@ def check_keys(value: Any, most: int) -> list[Pubkey]:
 
 
 def check_signature(text: Any) -> Signature:
-    """Read a signature in base58."""
     if not isinstance(text, str) or len(text) > _MAX_SIGNATURE_TEXT:
         raise InvalidParams("Invalid param: WrongSize")
     try:

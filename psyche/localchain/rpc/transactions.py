@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-from functools import partial
 from typing import Any, Final
 
 import base58
@@ -12,8 +11,7 @@ from solders.transaction import VersionedTransaction
 from psyche.localchain.bank import Bank
 from psyche.localchain.machine import Execution
 from psyche.localchain.rpc.blocks import describe_hash
-from psyche.localchain.rpc.calls import Method
-from psyche.localchain.rpc.context import ChainView, check_context, wrap
+from psyche.localchain.rpc.context import check_context, rpc_method, wrap
 from psyche.localchain.rpc.encodings import Form, check_reply_size, describe_account
 from psyche.localchain.rpc.errors import (
     PREFLIGHT_FAILED,
@@ -36,18 +34,10 @@ _TYPE: Final = "solana_transaction::versioned::VersionedTransaction"
 _SENT_AS: Final = ("base58", "base64")
 
 
-def make_transaction_methods(bank: Bank) -> dict[str, Method]:
-    """The methods on a chain."""
-    return {
-        "getFeeForMessage": partial(get_fee_for_message, bank),
-        "sendTransaction": partial(send_transaction, bank),
-        "simulateTransaction": partial(simulate_transaction, bank),
-    }
-
-
 # --- sending ------------------------------------------------------------------------------------------------
 
 
+@rpc_method
 def send_transaction(bank: Bank, params: Params) -> str:
     """Carry out a transaction. Without preflight nobody learns here that it was refused, as on the chain itself."""
     config = params.get_config(1)
@@ -119,13 +109,13 @@ def _check_signatures(transaction: VersionedTransaction) -> None:
         raise CallError(SIGNATURE_FAILED, "Transaction signature verification failure")
 
 
-def _try(bank: ChainView, transaction: VersionedTransaction, *, is_verified: bool) -> Execution:
+def _try(bank: Bank, transaction: VersionedTransaction, *, is_verified: bool) -> Execution:
     refusal = bank.find_refusal(transaction)
     return bank.simulate(transaction, is_verified=is_verified) if refusal is None else Execution(refusal)
 
 
-def simulate_transaction(bank: ChainView, params: Params) -> Any:
-    """Try a transaction without effect."""
+@rpc_method
+def simulate_transaction(bank: Bank, params: Params) -> Any:
     config = params.get_config(1)
     transaction = take_transaction(params, config)
     check_context(bank, config)
@@ -148,7 +138,7 @@ def simulate_transaction(bank: ChainView, params: Params) -> Any:
     return wrap(bank, described)
 
 
-def _describe_trial(bank: ChainView, transaction: VersionedTransaction, trial: Execution) -> dict[str, Any]:
+def _describe_trial(bank: Bank, transaction: VersionedTransaction, trial: Execution) -> dict[str, Any]:
     return {
         "accounts": None,
         "err": trial.error,
@@ -161,7 +151,7 @@ def _describe_trial(bank: ChainView, transaction: VersionedTransaction, trial: E
     }
 
 
-def _describe_accounts(bank: ChainView, config: Options, trial: Execution) -> list[Any] | None:
+def _describe_accounts(bank: Bank, config: Options, trial: Execution) -> list[Any] | None:
     shown = config.get_config("accounts")
     if shown is None:
         return None
@@ -175,6 +165,7 @@ def _describe_accounts(bank: ChainView, config: Options, trial: Execution) -> li
     return [describe_account(account, form, bank.get_account) for account in accounts]
 
 
+@rpc_method
 def get_fee_for_message(bank: Bank, params: Params) -> Any:
     """What a message would cost; null if its hash is too old."""
     text, config = params.take_text(0), params.get_config(1)

@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 
 def make_http_app(methods: Mapping[str, Method]) -> App:
-    """The application behind the port for calls."""
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -106,7 +105,6 @@ class Subscriber:
         self.is_overrun = False
 
     def put(self, text: bytes) -> None:
-        """Queue a text."""
         self._queued_bytes += len(text)
         try:
             if self._queued_bytes > MAX_QUEUED_BYTES + len(text):
@@ -117,14 +115,12 @@ class Subscriber:
             self._scope.cancel()
 
     async def send_all(self, send: Send) -> None:
-        """Send what is queued, until cancelled."""
         async for text in self._receiver:
             await send({"type": "websocket.send", "text": text.decode()})
             self._queued_bytes -= len(text)
 
 
 def make_socket_app(hub: SubscriptionHub) -> App:
-    """The application behind the port for subscriptions."""
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -173,7 +169,6 @@ class GuardedStream:
         self._stream = stream
 
     async def send_all(self, data: bytes) -> None:
-        """Send data; BrokenResourceError if nobody takes them."""
         try:
             with trio.fail_after(SEND_TIMEOUT_S):
                 await self._stream.send_all(data)
@@ -181,15 +176,12 @@ class GuardedStream:
             raise trio.BrokenResourceError from None
 
     async def receive_some(self, most: int) -> bytes | bytearray:
-        """Receive up to so many bytes; empty at the end."""
         return await self._stream.receive_some(most)
 
     async def send_eof(self) -> None:
-        """Say that nothing follows."""
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
-        """Close the connection."""
         await self._stream.aclose()
 
     def abort(self) -> None:
@@ -277,7 +269,6 @@ async def serve_app(app: App, listening: socket.socket) -> AsyncGenerator[None]:
 
 
 def make_config() -> Config:
-    """How hypercorn treats connections."""
     return Config.from_mapping(
         alpn_protocols=["http/1.1"],
         errorlog=None,

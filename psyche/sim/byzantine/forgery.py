@@ -49,7 +49,6 @@ class _Impostor(Identity):
 class Forge(ByzantineProgram):
     """Attacks the server: connects under other members' keys, and sends requests in their names (B12)."""
 
-    kind = "forge"
     turn = 0
 
     async def run(self, host: Participant) -> None:
@@ -117,8 +116,6 @@ class Forge(ByzantineProgram):
 class Impersonate(ByzantineProgram):
     """Attacks peers: sends messages in others' names under its own key, and others' signed messages altered (B11)."""
 
-    kind = "impersonate"
-
     async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
         await node.publish(raw)
         message = decode_gossip(raw)
@@ -168,8 +165,6 @@ def build_result(body: GossipBody, **changes: Any) -> Result:
 class Swap(ByzantineProgram):
     """Serves well-formed bytes of the right length but the wrong content, different for each requester (B17)."""
 
-    kind = "swap"
-
     async def run(self, host: Participant) -> None:
         if host.network is not None:
             self._replace_read(host.network.store, host.codec)
@@ -191,8 +186,6 @@ class Swap(ByzantineProgram):
 
 class OtherFiles(ByzantineProgram):
     """Lists wrong model files beside the right weights: alternately a changed config and sixty large files (B25)."""
-
-    kind = "other_files"
 
     async def run(self, host: Participant) -> None:
         if host.network is not None:

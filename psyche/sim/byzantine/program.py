@@ -3,7 +3,7 @@
 import random
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import trio
 
@@ -57,8 +57,6 @@ class Participant(Protocol):
 
 class ByzantineProgram:
     """A dishonest program; whatever it does not override passes through unchanged."""
-
-    kind: ClassVar[str] = ""
 
     def __init__(self, share: float, rng: random.Random) -> None:
         self.share = share

@@ -5,6 +5,7 @@ What colluding members send depends on the round alone, so that they agree.
 """
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,8 +38,6 @@ def _derive(what: str, message: WitnessMessage) -> bytes:
 class ClaimAll(ByzantineProgram):
     """Claims to hold every result and to have heard everybody, with a root that nobody else has (B8)."""
 
-    kind = "claim_all"
-
     def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
         attested = get_attested_round(host.get_state())
         held = attested.members if attested is not None else 0
@@ -49,8 +48,6 @@ class ClaimAll(ByzantineProgram):
 class ClaimNone(ByzantineProgram):
     """Claims to hold nothing and to have heard nobody (B8)."""
 
-    kind = "claim_none"
-
     def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
         del host
         return replace(message, held=0, heard=0, results_root=bytes(32), broadcast_bloom=bytes(BLOOM_BYTES))
@@ -58,8 +55,6 @@ class ClaimNone(ByzantineProgram):
 
 class NothingFirst(ByzantineProgram):
     """Reports before everybody else that it holds nothing, so that others may follow (W6)."""
-
-    kind = "nothing_first"
 
     async def run(self, host: Participant) -> None:
         seen = (-1, -1)
@@ -83,8 +78,6 @@ class NothingFirst(ByzantineProgram):
 class DenyOne(ByzantineProgram):
     """Claims that it has not heard from one honest member and does not hold its result (B8, B18)."""
 
-    kind = "deny_one"
-
     def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
         victim = ~(1 << host.get_victim())
         held = message.held & victim
@@ -95,8 +88,6 @@ class DenyOne(ByzantineProgram):
 class FullBloom(ByzantineProgram):
     """Sends a Bloom filter that contains everything: refused because of its number of set bits (B8, W4)."""
 
-    kind = "full_bloom"
-
     def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
         del host
         return replace(message, broadcast_bloom=b"\xff" * BLOOM_BYTES)
@@ -104,8 +95,6 @@ class FullBloom(ByzantineProgram):
 
 class LieBloom(ByzantineProgram):
     """Sends a Bloom filter with as many bits as allowed, all wrong, and a root that forces the bloom path (B10)."""
-
-    kind = "lie_bloom"
 
     def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
         del host
@@ -120,8 +109,6 @@ class LieBloom(ByzantineProgram):
 class LieRoot(ByzantineProgram):
     """Reports a results root that belongs to no list."""
 
-    kind = "lie_root"
-
     def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
         del host
         return replace(message, results_root=_derive("root", message)) if message.held else message
@@ -129,8 +116,6 @@ class LieRoot(ByzantineProgram):
 
 class LieDigest(ByzantineProgram):
     """Reports a digest of weights that nobody has."""
-
-    kind = "lie_digest"
 
     def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
         del host
@@ -141,8 +126,6 @@ class LieDigest(ByzantineProgram):
 class NoEnd(ByzantineProgram):
     """Works like an honest member, but sends no witness record in the rounds that end an epoch (B20)."""
 
-    kind = "no_end"
-
     def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage | None:
         is_drain = host.get_state().current.flags & RoundFlag.DRAIN
         return None if is_drain else message
@@ -150,8 +133,6 @@ class NoEnd(ByzantineProgram):
 
 class Accuse(ByzantineProgram):
     """Accuses every other member in every round of silence and of equivocation (B18)."""
-
-    kind = "accuse"
 
     async def run(self, host: Participant) -> None:
         seen = (-1, -1)
@@ -194,8 +175,6 @@ class _ResultProgram(ByzantineProgram):
 class Equivocate(_ResultProgram):
     """Two different results for one round: one to some peers, the other to the rest (B6)."""
 
-    kind = "equivocate"
-
     async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
         message = self.decode(raw)
         if message is None or not self.is_due():
@@ -210,8 +189,6 @@ class Equivocate(_ResultProgram):
 class EquivocateLoudly(_ResultProgram):
     """Two different results for one round, both to everybody (B6, R7)."""
 
-    kind = "equivocate_loudly"
-
     async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
         await node.publish(raw)
         message = self.decode(raw)
@@ -222,7 +199,6 @@ class EquivocateLoudly(_ResultProgram):
 class Replay(_ResultProgram):
     """Sends its first result again in every round, both unchanged and re-signed for the new round (B2)."""
 
-    kind = "replay"
     first: bytes | None = None
 
     async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
@@ -245,8 +221,6 @@ class Replay(_ResultProgram):
 class Withhold(ByzantineProgram):
     """Announces results whose payload nobody can fetch (B7)."""
 
-    kind = "withhold"
-
     def change_body(self, host: Participant, body: bytes) -> bytes | None:
         del host
         return None if self.is_due() else body
@@ -255,16 +229,12 @@ class Withhold(ByzantineProgram):
 class Garbage(ByzantineProgram):
     """Sends malformed payloads under their correct hash (F15, R4)."""
 
-    kind = "garbage"
-
     def change_payload(self, payload: bytes) -> bytes:
         return self.rng.randbytes(len(payload)) if self.is_due() else payload
 
 
 class Silent(ByzantineProgram):
     """Sends its peers nothing, but follows the run (F10)."""
-
-    kind = "silent"
 
     async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
         del host, node, raw
@@ -273,8 +243,6 @@ class Silent(ByzantineProgram):
 
 class Idle(Silent):
     """Joins every epoch and reports ready, then does nothing: it answers every request of a peer with not found."""
-
-    kind = "idle"
 
     def change_witness(self, host: Participant, message: WitnessMessage) -> None:
         del host, message
@@ -290,8 +258,6 @@ class Idle(Silent):
 class JoinOnly(Idle):
     """Joins every epoch and never shows any weights."""
 
-    kind = "join_only"
-
     def shows_weights(self, host: Participant) -> bool:
         del host
         self.told += 1
@@ -300,8 +266,6 @@ class JoinOnly(Idle):
 
 class Mute(ByzantineProgram):
     """Trains and gossips, but never announces a result; it serves peers that ask for results they lack."""
-
-    kind = "mute"
 
     async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
         del host
@@ -313,8 +277,6 @@ class Mute(ByzantineProgram):
 
 class Flood(ByzantineProgram):
     """Sends, every 15 s and within 2 s, more well-formed junk than its peers accept from one member (B16)."""
-
-    kind = "flood"
 
     async def run(self, host: Participant) -> None:
         while True:
@@ -331,14 +293,14 @@ class Flood(ByzantineProgram):
                 await host.network.publish(junk)
 
 
-KINDS: Final[dict[str, type[ByzantineProgram]]] = {
-    cls.kind: cls
-    for cls in (
-        ClaimAll, ClaimNone, NothingFirst, DenyOne, FullBloom, LieBloom, LieRoot, LieDigest, NoEnd, Forge, Accuse,
-        Equivocate, EquivocateLoudly, Replay, Withhold, Garbage, Silent, Idle, JoinOnly, Mute, Flood, Impersonate,
-        Swap, OtherFiles,
-    )
-}  # fmt: skip
+_PROGRAMS: Final = (
+    ClaimAll, ClaimNone, NothingFirst, DenyOne, FullBloom, LieBloom, LieRoot, LieDigest, NoEnd, Forge, Accuse,
+    Equivocate, EquivocateLoudly, Replay, Withhold, Garbage, Silent, Idle, JoinOnly, Mute, Flood, Impersonate, Swap,
+    OtherFiles,
+)  # fmt: skip
+KINDS: Final[dict[str, type[ByzantineProgram]]] = {  # plans name a program like its class: lie_bloom, LieBloom
+    re.sub(r"\B([A-Z])", r"_\1", cls.__name__).lower(): cls for cls in _PROGRAMS
+}
 
 
 class _Wrapped:

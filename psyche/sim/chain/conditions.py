@@ -1,7 +1,6 @@
-"""The conditions of a simulated chain and the troubles of its endpoints, as data."""
+"""The conditions of a simulated chain, as data."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,38 +31,3 @@ class ChainConditions:
     late: float = 0.0
     late_s: float = 30.0
     cut: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointTrouble:
-    """What is wrong with an endpoint while a fault lasts.
-
-    Args:
-        is_down: it answers nothing.
-        stale_slots: by so many slots it is further behind.
-        lag_s: by so many seconds it is slower.
-        throttled: the share of requests that it refuses because there are too many (429).
-        lost: the share of transactions that it loses.
-        late: the share of transactions that it passes on late.
-        cut: the share of pushed accounts that never arrive.
-        is_forked: it shows accounts of blocks that the chain gave up.
-        is_wrong: it shows another account than the chain's, whichever block it is asked for.
-    """
-
-    is_down: bool = False
-    stale_slots: int = 0
-    lag_s: float = 0.0
-    throttled: float = 0.0
-    lost: float = 0.0
-    late: float = 0.0
-    cut: float = 0.0
-    is_forked: bool = False
-    is_wrong: bool = False
-
-
-class Troubled(Protocol):
-    """An endpoint that can get into trouble."""
-
-    def suffer(self, trouble: EndpointTrouble) -> None: ...
-
-    def recover(self, trouble: EndpointTrouble) -> None: ...

@@ -15,7 +15,8 @@ from psyche.core.encoding.account import decode_state, encode_state
 from psyche.localchain.blocks import ChainBlock
 from psyche.localchain.core_chain import CoreChain, encode_push
 from psyche.network.memory.line import Arrivals
-from psyche.sim.chain.conditions import ChainConditions, EndpointTrouble
+from psyche.sim.chain.conditions import ChainConditions
+from psyche.sim.faults import EndpointFault
 
 CONNECT_S: Final = 5.0  # after which an attempt to open a socket has failed
 SILENCE_S: Final = 4.0  # after which an open socket is noticed to be dead: two pings
@@ -49,16 +50,16 @@ class SimulatedEndpoint:
         self.sockets: dict[SimulatedSocket, None] = {}
         self.answer = chain.make_endpoint(self.get_block, self.show, self._send)
         self._note_sent = note_sent
-        self._troubles: list[EndpointTrouble] = []
+        self._troubles: list[EndpointFault] = []
         self._forks: dict[bytes, bytes] = {}
 
-    def suffer(self, trouble: EndpointTrouble) -> None:
+    def suffer(self, trouble: EndpointFault) -> None:
         """Get into trouble until `recover`; who has an open socket to a machine that is down notices by pings."""
         self._troubles.append(trouble)
         if trouble.is_down:
             self.arrivals.call_at(trio.current_time() + SILENCE_S, self._break_sockets)
 
-    def recover(self, trouble: EndpointTrouble) -> None:
+    def recover(self, trouble: EndpointFault) -> None:
         self._troubles.remove(trouble)
 
     def _break_sockets(self) -> None:
@@ -80,11 +81,9 @@ class SimulatedEndpoint:
         return self.rng.random() >= math.prod(1 - share for share in shares)
 
     def is_cut(self) -> bool:
-        """Draw whether a push is cut on its way."""
         return self._happens(self.conditions.cut, *(one.cut for one in self._troubles))
 
     def is_throttled(self) -> bool:
-        """Draw whether a request is refused."""
         return self._happens(*(one.throttled for one in self._troubles))
 
     def get_block(self) -> ChainBlock:
@@ -165,8 +164,6 @@ class SimulatedSocket:
 
 
 class SimulatedTransport:
-    """The way of one client to its endpoints."""
-
     def __init__(self, endpoints: Sequence[SimulatedEndpoint]) -> None:
         self.addresses = [one.address for one in endpoints]
         self._endpoints = {one.address: one for one in endpoints}

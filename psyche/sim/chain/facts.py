@@ -12,8 +12,6 @@ from psyche.wire.crypto import blake3_hash
 
 @dataclass(slots=True)
 class Paid:
-    """What a wallet paid for."""
-
     transactions: int = 0
     signatures: int = 0
 
@@ -79,7 +77,6 @@ class ChainFacts:
         paid.signatures += payment.signatures
 
     def note_shown(self, name: str, life: int, raw: bytes) -> None:
-        """A client's process is shown an account."""
         place = self._places.get(blake3_hash(raw))
         if place is None:
             return
@@ -97,7 +94,6 @@ class ChainFacts:
             self._begun[signature] = trio.current_time(), sender
 
     def note_gone(self, sender: tuple[str, int]) -> None:
-        """A process is gone."""
         self._gone.add(sender)
 
     @property

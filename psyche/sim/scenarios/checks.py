@@ -18,13 +18,15 @@ from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import ByzantineMember
-from psyche.sim.chain.conditions import ChainConditions, EndpointTrouble
-from psyche.sim.chain_faults import CHAIN_KINDS, ChainHalt, EndpointFault
+from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.faults import (
     ANSWERED,
+    CHAIN_KINDS,
+    ChainHalt,
     ClockJump,
     Degrade,
     DiskFull,
+    EndpointFault,
     Fault,
     Hang,
     Kill,
@@ -56,7 +58,8 @@ WORSE: Final = ("latency_s", "jitter_s", "bandwidth_bytes_s", "loss", "duplicate
 SIGNED: Final = ("offset_s", "clock_s")
 SHARES: Final = ("loss", "duplicate", "spread", "share", "skipped", "lost", "late", "cut", "throttled")
 WITH_SERVER: Final = (TornWrite, LostAnswer)  # faults that need a server
-TROUBLES: Final = tuple(field.name for field in fields(EndpointTrouble))
+_WHICH: Final = {"who", "endpoint", *(field.name for field in fields(Fault))}
+TROUBLES: Final = tuple(field.name for field in fields(EndpointFault) if field.name not in _WHICH)
 MOST_ENDPOINTS: Final = 16
 NAMES: Final = tuple[str, ...]
 GROUPS: Final = tuple[tuple[str, ...], ...]

@@ -13,8 +13,7 @@ from psyche.sim import faults
 from psyche.sim.byzantine import programs
 from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.chain.conditions import ChainConditions
-from psyche.sim.chain_faults import ChainHalt, EndpointFault, OwnerPause
-from psyche.sim.faults import Fault
+from psyche.sim.faults import ChainHalt, EndpointFault, Fault, OwnerPause
 from psyche.sim.runtime import build_rng
 from psyche.sim.scenarios.scenario import CHAIN, MachineClass, Scenario
 from psyche.sim.trainer import MachineModel

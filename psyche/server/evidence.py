@@ -34,14 +34,6 @@ def check_report(state: Coordinator, report: ReportEquivocation, evidence: tuple
         raise InvalidEvidence("the results are of another round or member than the report")
 
 
-def is_report_true(state: Coordinator, report: ReportEquivocation, evidence: tuple[bytes, bytes] | None) -> bool:
-    try:
-        check_report(state, report, evidence)
-    except InvalidEvidence:
-        return False
-    return True
-
-
 def _read(raw: bytes) -> Gossip:
     try:
         message = decode_gossip(raw)

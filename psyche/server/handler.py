@@ -27,7 +27,7 @@ from psyche.server.access import AllowList, FirstKeys
 from psyche.server.book import AddressBook
 from psyche.server.connections.presence import Presence, can_be_given_up, find_departure, has_departure_ahead, is_member
 from psyche.server.connections.push import StateVersion, make_full, make_version
-from psyche.server.evidence import check_report, is_report_true
+from psyche.server.evidence import check_report
 from psyche.server.journal.changes import Change
 from psyche.server.journal.journal import KEPT_OP_IDS, Journal
 from psyche.server.reports import ReportBoard, ReportSummary
@@ -451,6 +451,9 @@ def is_on_record(state: Coordinator, sender: bytes, body: wire.RequestBody) -> b
     message = wire.get_message(body)
     if isinstance(message, Allow | Disallow):
         return False
-    if isinstance(message, msg.ReportEquivocation) and not is_report_true(state, message, body.evidence):
-        return False
+    if isinstance(message, msg.ReportEquivocation):  # that the member is ejected does not make other evidence true
+        try:
+            check_report(state, message, body.evidence)
+        except CoordinatorError:
+            return False
     return is_repeat(state, sender, message)

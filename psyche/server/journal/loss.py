@@ -1,13 +1,14 @@
 """Lost records of a broken journal: reporting them, and setting them aside when the owner accepts the loss (K1)."""
 
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from psyche.core.state.messages import HealthCheck, NameCheckpoint, WarmupWitness, WitnessMessage
 from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
 from psyche.server.journal.changes import decode_change
-from psyche.server.journal.journal import JournalDisk, Record, get_numbers, get_segment_name, scan_segment
+from psyche.server.journal.journal import JournalDisk, JournalError, Record, get_numbers, get_segment_name, scan_segment
 
 ASIDE: Final = "broken-"  # prefix of the names of files that were set aside
 
@@ -84,25 +85,21 @@ def set_aside(disk: JournalDisk, loss: Loss) -> list[str]:
     """Move the broken rest out of the journal, newest file first; everything is kept under another name.
 
     Raises:
-        OSError: the disk failed; the rest of the journal is either still refused or already cut.
+        JournalError: the disk failed; the rest of the journal is either still refused or already cut.
     """
     kept: list[str] = []
-    for first in reversed(get_numbers(disk.names(), "journal-")):
-        if first < loss.segment:
-            continue
-        name = get_segment_name(first)
-        aside = _choose_name(disk, name)
-        disk.replace(aside, disk.read(name))  # on disk before the original is removed
-        if first == loss.segment and loss.offset > 0:
-            disk.truncate(name, loss.offset)
-        else:
-            disk.remove(name)
-        kept.append(aside)
+    try:
+        for first in reversed([first for first in get_numbers(disk.names(), "journal-") if first >= loss.segment]):
+            name, known = get_segment_name(first), set(disk.names())
+            aside = next(new for number in count(1) if (new := f"{ASIDE}{number}-{name}") not in known)
+            disk.replace(aside, disk.read(name))  # on disk before the original is removed
+            if first == loss.segment and loss.offset > 0:
+                disk.truncate(name, loss.offset)
+            else:
+                disk.remove(name)
+            kept.append(aside)
+    except OSError as error:
+        raise JournalError(
+            f"journal: the broken files cannot be set aside ({error}); free disk space and try again"
+        ) from error
     return kept
-
-
-def _choose_name(disk: JournalDisk, name: str) -> str:
-    names, number = disk.names(), 1
-    while f"{ASIDE}{number}-{name}" in names:
-        number += 1
-    return f"{ASIDE}{number}-{name}"

@@ -92,7 +92,7 @@ def recover(disk: JournalDisk, *, accept_loss: bool = False) -> OpenRun | None:
             access.change(change.message)
         op_ids += [change.op_id] if change.op_id else []
     if loss is not None:
-        notes.insert(0, f"{loss.describe(state)}. Kept aside: {_set_aside(disk, loss)}")
+        notes.insert(0, f"{loss.describe(state)}. Kept aside: {', '.join(set_aside(disk, loss))}")
     last = records[-1] if records else None
     journal = Journal(disk, last.seq if last else snapshot.seq, *newest)
     now = last.now if last else snapshot.now
@@ -138,15 +138,6 @@ def _load_records(disk: JournalDisk, after_seq: int, notes: list[str]) -> tuple[
             notes.append(f"{name}: a torn tail of {len(data) - scan.good_bytes} bytes was cut at record {broken}")
             disk.truncate(name, scan.good_bytes)
     return records, newest, None
-
-
-def _set_aside(disk: JournalDisk, loss: Loss) -> str:
-    try:
-        return ", ".join(set_aside(disk, loss))
-    except OSError as error:
-        raise JournalError(
-            f"journal: the broken files cannot be set aside ({error}); free disk space and try again"
-        ) from error
 
 
 def _replay(state: Coordinator, record: Record, *, is_checked: bool) -> Change:

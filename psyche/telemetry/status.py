@@ -1,6 +1,7 @@
 """The status of one node, folded from its events: for a client's status line and the testnet's table."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -9,10 +10,10 @@ from psyche.core.state.enums import RunState
 from psyche.telemetry import types
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import Subscription
-from psyche.telemetry.metrics import Rate
 from psyche.telemetry.text import format_bytes, format_clock, format_count, format_number, format_seconds, lay_out
 
 RATE_WINDOW_S: Final = 30.0
+BUCKETS: Final = 20  # of a rate's window: enough for a smooth figure, and constant memory however many events come
 PLAIN_INTERVAL_S: Final = 15.0  # without a terminal: at most one line per interval, and one per change of phase
 IDLE_INTERVAL_S: Final = 600.0  # the same while nothing has changed: a sign of life
 NOTE_S: Final = 60.0  # a notice is dropped after this time if no event ends its cause
@@ -33,6 +34,36 @@ ENDED: Final = "ended"
 ROUND_PHASES: Final = frozenset({PHASES[RunState.ROUND_TRAIN], PHASES[RunState.ROUND_WITNESS]})
 
 
+class Rate:
+    """An amount per second over the last `RATE_WINDOW_S` seconds, computed from at most `BUCKETS` sums."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.total = 0.0
+        self._now = now
+        self._start = now()
+        self._buckets: deque[tuple[int, float]] = deque(maxlen=BUCKETS)  # (bucket number, sum), rising
+
+    def add(self, amount: float) -> None:
+        self.total += amount
+        number = self._get_bucket(self._now())
+        if self._buckets and self._buckets[-1][0] >= number:  # if the clock goes back, use the newest bucket
+            last, total = self._buckets[-1]
+            self._buckets[-1] = (last, total + amount)
+        else:
+            self._buckets.append((number, amount))
+
+    def per_second(self) -> float:
+        """The rate over the window, or over the time since the start if that is shorter."""
+        now = self._now()
+        oldest = self._get_bucket(now) - BUCKETS + 1
+        amount = sum(total for number, total in self._buckets if number >= oldest)
+        elapsed = min(RATE_WINDOW_S, now - self._start)
+        return amount / max(elapsed, RATE_WINDOW_S / BUCKETS)  # avoids wild figures at the start
+
+    def _get_bucket(self, now: float) -> int:
+        return int((now - self._start) * BUCKETS / RATE_WINDOW_S)
+
+
 @dataclass(slots=True)
 class NodeView:
     """The last known facts of a node. `update` folds in one event; kinds of other versions are ignored.
@@ -49,12 +80,10 @@ class NodeView:
     index: int | None = None
     loss: float | None = None
     digest: str = ""
-    agreed: bool | None = None
     rounds_trained: int = 0
     batches_failed: int = 0
     rounds_applied: int = 0
     tokens: int = 0
-    seconds: float = 0.0
     compute_seconds: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -131,10 +160,9 @@ class NodeView:
             case types.Trained():
                 self.rounds_trained += 1
                 self.loss = event.loss
-                self._rate = self._rate or Rate(RATE_WINDOW_S, now=lambda: self.updated)
+                self._rate = self._rate or Rate(lambda: self.updated)
                 self._rate.add(event.tokens)
                 self.tokens += event.tokens
-                self.seconds += event.seconds
                 self.compute_seconds += event.compute_seconds
             case types.NotSent():
                 self.batches_failed += event.failed
@@ -146,7 +174,7 @@ class NodeView:
                     self._drop_note(types.EpochFailed, types.Error, types.Behind)
                 self.digest = event.digest.hex()
             case types.Digest():
-                self.digest, self.agreed = event.digest.hex(), event.agreed
+                self.digest = event.digest.hex()
                 if event.agreed:
                     self._drop_note(types.Diverged, types.Behind)
             case types.Network():
@@ -251,16 +279,17 @@ def format_node_status(view: NodeView, now: float, columns: int = 0) -> str:
 
 
 class Pace:
-    """Decides when to print a line without a terminal: at once if the stage is new, else every 15 seconds if
-    anything has changed, and every ten minutes if nothing has."""
+    """Decides when to print a line without a terminal: at once if the stage is new, else every `interval_s` seconds if
+    anything has changed, and every `idle_s` if nothing has."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval_s: float = PLAIN_INTERVAL_S, idle_s: float = IDLE_INTERVAL_S) -> None:
+        self._interval_s, self._idle_s = interval_s, idle_s
         self._shown_at = float("-inf")
         self._shown: tuple[Hashable, Hashable] = (None, None)
 
     def is_due(self, now: float, stage: Hashable, facts: Hashable) -> bool:
         """Whether to print at `now` (seconds); the caller must print if true."""
-        interval_s = IDLE_INTERVAL_S if self._shown[1] == facts else PLAIN_INTERVAL_S
+        interval_s = self._idle_s if self._shown[1] == facts else self._interval_s
         if stage == self._shown[0] and now - self._shown_at < interval_s:
             return False
         self._shown_at, self._shown = now, (stage, facts)

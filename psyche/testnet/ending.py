@@ -5,8 +5,6 @@ import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Any, Final
@@ -18,7 +16,7 @@ from psyche.telemetry.console import Console
 from psyche.telemetry.text import format_number
 from psyche.testnet.backends import Prepared
 from psyche.testnet.process import Child
-from psyche.testnet.report import ClientReport, RunReport, build_report, format_report, write_summary
+from psyche.testnet.report import ClientReport, RunReport, format_report, write_summary
 from psyche.testnet.settings import TestnetSettings
 
 TUTORIAL: Final = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"  # in a checkout
@@ -31,19 +29,9 @@ SIZE_INCHES: Final = (8.0, 4.5)
 DOTS: Final = 120
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    exits: dict[int, int | None]
-    kills: dict[int, int]
-    stopped: str
-    seconds: float
-
-
-async def finish(prepared: Prepared, settings: TestnetSettings, course: Course, console: Console) -> int:
+async def finish(prepared: Prepared, settings: TestnetSettings, report: RunReport, console: Console) -> int:
+    """Complete the report of a run with what its model wrote, and print it; return the exit code."""
     layout = prepared.layout
-    report = await trio.to_thread.run_sync(
-        partial(build_report, layout, prepared.run.run_id, course.exits, course.kills, course.seconds, course.stopped)
-    )
     exported = next((Path(client.exported) for client in report.clients if client.exported), None)
     if exported is not None and exported.is_dir():
         link_model(layout.model, exported)

@@ -9,8 +9,8 @@ import hashlib
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -84,7 +84,7 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
         say(f"note: {warning}")
     layout = make_layout(settings, run.run_id)
     hold_folder(settings.cache_dir)
-    with removing_on_failure(layout):
+    try:
         layout.config.mkdir()
         layout.events.mkdir(parents=True, exist_ok=True)
         keys = _make_keys(settings, layout)
@@ -94,6 +94,9 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
         held_out = await _prepare_data(run, copy, settings, layout, say)
         port = choose_port(wanted=settings.server_port)
         copy, p2p_ports = backend.prepare(copy, keys, layout)
+    except BaseException:
+        shutil.rmtree(layout.root, ignore_errors=True)
+        raise
     is_served = run.model.data_location.kind is DataLocationKind.SERVER
     return Prepared(layout, copy, port, layout.config / DATA_FILE if is_served else None, held_out, keys, p2p_ports)
 
@@ -247,12 +250,3 @@ async def hold_lock(path: Path) -> AsyncIterator[None]:
             except BlockingIOError:
                 await trio.sleep(LOCK_POLL_S)
         yield
-
-
-@contextmanager
-def removing_on_failure(layout: Layout) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(layout.root, ignore_errors=True)
-        raise

@@ -81,14 +81,20 @@ def compute_allreduce_bytes(parameters: int, members: int, rounds: int) -> int:
 def build_client_report(name: str, entries: Iterable[Entry], members: int) -> ClientReport:
     report, view = ClientReport(name), NodeView(name)
     started = first_training = last_training = None
-    waits = WaitWatch()
+    deadlines: dict[str, float] = {}  # of the waits that have one
     final = ""
     for t, _, event in entries:
         view.update(t, event)
-        waits.update(t, event)
         match event:
-            case types.ClientStarted() if started is None:
-                started = t
+            case types.ClientStarted():
+                started = t if started is None else started
+                deadlines.clear()  # those of the process that ended were not kept, and not broken either
+            case types.WaitStarted():
+                report.waits += 1
+                if event.until is not None:
+                    deadlines[event.what] = event.until
+            case types.WaitEnded() if event.what in deadlines:
+                report.wait_overrun_s = max(report.wait_overrun_s, round(t - deadlines.pop(event.what), 3))
             case types.WarmupReady() if report.seconds_to_join is None and started is not None:
                 report.seconds_to_join = round(t - started, 2)
             case types.RoundStarted():
@@ -104,34 +110,11 @@ def build_client_report(name: str, entries: Iterable[Entry], members: int) -> Cl
             case _:
                 pass
     _copy_view(report, view)
-    report.waits, report.wait_overrun_s = waits.count, round(waits.overrun_s, 3)
     report.digest = final or view.digest
     report.allreduce_bytes = compute_allreduce_bytes(report.parameters, members, view.rounds_trained)
     span = (last_training or 0.0) - (first_training or 0.0)
     report.compute_share = round(view.compute_seconds / span, 3) if span > 0 else None
     return report
-
-
-class WaitWatch:
-    def __init__(self) -> None:
-        self.count = 0
-        self.overrun_s = 0.0
-        self._deadlines: dict[str, float] = {}
-
-    def update(self, t: float, event: types.Event) -> None:
-        match event:
-            case types.ClientStarted():
-                self._deadlines.clear()
-            case types.WaitStarted():
-                self.count += 1
-                if event.until is not None:
-                    self._deadlines[event.what] = event.until
-            case types.WaitEnded():
-                deadline = self._deadlines.pop(event.what, None)
-                if deadline is not None:
-                    self.overrun_s = max(self.overrun_s, t - deadline)
-            case _:
-                pass
 
 
 def _copy_view(report: ClientReport, view: NodeView) -> None:

@@ -27,6 +27,7 @@ from psyche.testnet.backends import HOST, Prepared, build_backend
 from psyche.testnet.commands import get_backend_argv, get_client_argv, get_owner_argv, get_trainer_host_argv
 from psyche.testnet.prepare import prepare
 from psyche.testnet.process import KILL_WAIT_S, Child, describe_exit_status, stop_all
+from psyche.testnet.report import build_report
 from psyche.testnet.scratch import Scratch
 from psyche.testnet.settings import TestnetSettings, get_node_name
 from psyche.testnet.view import LiveView
@@ -308,10 +309,11 @@ async def _run(settings: TestnetSettings, plan: KillPlan | None, console: Consol
     except BaseException:
         console.print(f"logs and events of this run: {prepared.layout.root}")
         raise
-    course = ending.Course(
-        exits=testnet.exits, kills=testnet.kills, stopped=testnet.stopped, seconds=time.monotonic() - started
+    seconds, run_id = time.monotonic() - started, prepared.run.run_id
+    report = await trio.to_thread.run_sync(
+        build_report, prepared.layout, run_id, testnet.exits, testnet.kills, seconds, testnet.stopped
     )
-    return await ending.finish(prepared, settings, course, console)
+    return await ending.finish(prepared, settings, report, console)
 
 
 async def _train(testnet: Testnet, plan: KillPlan | None) -> None:

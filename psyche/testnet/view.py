@@ -10,7 +10,7 @@ import trio
 from psyche.telemetry import types
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventTail, read_entry
-from psyche.telemetry.status import NodeView, format_drop, format_waiting
+from psyche.telemetry.status import NodeView, Pace, format_drop, format_waiting
 from psyche.telemetry.text import format_bytes, format_clock, format_count, format_number, format_seconds, format_table
 from psyche.testnet.settings import Layout, get_node_name
 
@@ -54,8 +54,8 @@ class LiveView:
         self._console = console
         self._now = now
         self._started = now()
-        self._shown_at = self._started
-        self._shown = ""
+        self._pace = Pace(PLAIN_EVERY_S, PLAIN_SAME_EVERY_S)
+        self._pace.is_due(self._started, "", "")  # the first line comes after an interval
         self._epoch_shown = -1
         self._told: dict[str, float] = {}  # when each line was last printed
 
@@ -73,15 +73,7 @@ class LiveView:
         self._tell_epoch()
         if self._console.live:
             self._console.set_status(self.draw())
-        else:
-            self._print_line(self._now())
-
-    def _print_line(self, now: float) -> None:
-        if now - self._shown_at < PLAIN_EVERY_S:
-            return
-        line = self.draw_line()
-        if line != self._shown or now - self._shown_at >= PLAIN_SAME_EVERY_S:
-            self._shown_at, self._shown = now, line
+        elif self._pace.is_due(self._now(), "", line := self.draw_line()):
             self.say(line)
 
     def _take(self, name: str, t: float, event: types.Event) -> None:

@@ -17,7 +17,6 @@ from psyche.testnet.ending import compute_mean_loss, write_plot
 from psyche.testnet.report import (
     ClientReport,
     RunReport,
-    WaitWatch,
     build_client_report,
     build_report,
     find_problems,
@@ -132,19 +131,20 @@ def test_a_client_that_never_finished_is_a_problem_unless_the_run_was_stopped(
 
 
 def test_waits_are_compared_with_the_deadlines_they_named() -> None:
-    watch = WaitWatch()
-    for t, event in (
-        (1.0, make(types.WaitStarted, what="a", until=5.0)),
-        (2.0, make(types.WaitStarted, what="members", until=None)),
-        (5.5, make(types.WaitEnded, what="a")),
-        (90.0, make(types.WaitEnded, what="members")),
-        (91.0, make(types.WaitStarted, what="b", until=92.0)),
-        (99.0, make(types.ClientStarted)),
-        (99.5, make(types.WaitEnded, what="b")),
-    ):
-        watch.update(t, event)
-    assert (watch.count, watch.overrun_s) == (3, 0.5)
-    client = ClientReport("c", waits=3, wait_overrun_s=0.5)
+    entries = [
+        Entry(t, "c", event)
+        for t, event in (
+            (1.0, make(types.WaitStarted, what="a", until=5.0)),
+            (2.0, make(types.WaitStarted, what="members", until=None)),
+            (5.5, make(types.WaitEnded, what="a")),
+            (90.0, make(types.WaitEnded, what="members")),
+            (91.0, make(types.WaitStarted, what="b", until=92.0)),
+            (99.0, make(types.ClientStarted)),
+            (99.5, make(types.WaitEnded, what="b")),
+        )
+    ]
+    client = build_client_report("c", entries, 3)
+    assert (client.waits, client.wait_overrun_s) == (3, 0.5)
     assert "waits: 3, the latest ended 0.50 s after its deadline" in format_report(RunReport("demo", 1.0, [client], 0))
 
 

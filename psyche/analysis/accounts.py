@@ -150,10 +150,6 @@ class Accounts:
         late = [n.name for n in self.nodes.values() if running.place in n.present and n.name not in running.trained]
         return ", ".join(late[:3]) + (f" and {len(late) - 3} more" if len(late) > 3 else "")
 
-    def set_batch(self, place: Place, tokens: int) -> None:
-        if place in self._by_place:
-            self._by_place[place].batch_tokens = tokens
-
     # --- membership ----------------------------------------------------------------------------------
 
     def _admit(self, one: RoundAccount) -> None:
@@ -178,7 +174,8 @@ class Accounts:
         place = (event.epoch, event.height)
         for name in event.members:
             self._get(name).present.add(place)
-        self.set_batch(place, event.tokens)
+        if place in self._by_place:
+            self._by_place[place].batch_tokens = event.tokens
 
     def _take_withdrawal(self, key: bytes) -> None:
         """The server withdrew a client whose connection was lost; the running round still counts for it."""

@@ -24,15 +24,11 @@ class Console:
         self.live = is_live(self._stream) if live is None else live
         self._status: list[str] = []
         self._lock = threading.RLock()
-        self._broken = False
+        self.is_broken = False
 
     @property
     def columns(self) -> int:
         return shutil.get_terminal_size((120, 40)).columns if self.live else 120
-
-    @property
-    def is_broken(self) -> bool:
-        return self._broken
 
     def print(self, text: str = "") -> None:
         with self._lock:
@@ -46,8 +42,7 @@ class Console:
             lines = [line[: max(1, self.columns - 1)] for line in text.splitlines()]
             if lines == self._status:
                 return
-            erase = self._erase()
-            self._status = lines
+            erase, self._status = self._erase(), lines
             self._write(erase + self._draw())
 
     def clear_status(self) -> None:
@@ -62,13 +57,13 @@ class Console:
         return "\n".join(self._status)
 
     def _write(self, text: str) -> None:
-        if self._broken:
+        if self.is_broken:
             return
         try:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):  # the reader is gone, or the stream is closed
-            self._broken = True
+            self.is_broken = True
 
     # These methods let a logging handler use a console as its stream.
 

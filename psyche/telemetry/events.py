@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ from psyche.telemetry import types
 MAX_LINE_BYTES: Final = 64 << 10  # a longer event loses its fields, to bound the log
 DEFAULT_MAX_BYTES: Final = 64 << 20  # per file; a demo of 240 rounds writes about 1 MB
 DEFAULT_KEEP: Final = 5  # rotated files kept beside the current one
+MAX_READ_BYTES: Final = 1 << 20  # of a growing log in one call, so that a live view stays responsive
 MAX_PENDING: Final = 4_096  # events a subscriber may lag behind before the oldest are dropped
 
 Line = dict[str, Any]  # an event as plain data, with its time and node
@@ -46,10 +47,8 @@ class Subscription:
         self._queue.append(entry)
 
     def drain(self) -> list[Entry]:
-        entries: list[Entry] = []
-        while self._queue:
-            entries.append(self._queue.popleft())
-        return entries
+        # One by one: another thread may push meanwhile, and what it pushes must not be cleared unread.
+        return [self._queue.popleft() for _ in range(len(self._queue))]
 
 
 class EventLog:
@@ -63,10 +62,6 @@ class EventLog:
         self, path: Path | None, *, node: str, max_bytes: int = DEFAULT_MAX_BYTES, keep: int = DEFAULT_KEEP,
         now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        if max_bytes < MAX_LINE_BYTES:
-            raise ValueError(f"event log: max_bytes {max_bytes} must be at least {MAX_LINE_BYTES}")
-        if keep < 0:
-            raise ValueError(f"event log: keep {keep} must not be negative")
         self.path = path
         self.node = node
         self.lost = 0
@@ -194,18 +189,14 @@ def read_lines(path: Path) -> Iterator[Line]:
     `path` may be a file or a folder; the logs below a folder are merged by time.
     """
     if path.is_dir():
-        return iter(sorted(_read_files(find_logs(path)), key=lambda line: line["t"]))
+        logs = (line for log in find_logs(path) for line in _read_file(log))
+        return iter(sorted(logs, key=lambda line: line["t"]))
     return _read_file(path)
 
 
 def read_entries(path: Path) -> Iterator[Entry]:
     """As `read_lines`, with the events themselves."""
     return map(read_entry, read_lines(path))
-
-
-def _read_files(paths: Iterable[Path]) -> Iterable[Line]:
-    for path in paths:
-        yield from _read_file(path)
 
 
 def _read_file(path: Path) -> Iterator[Line]:
@@ -228,8 +219,8 @@ class EventTail:
         self._offset = 0
         self._partial = b""
 
-    def read(self, limit_bytes: int = 1 << 20) -> list[Line]:
-        """Read the events since the last call, at most `limit_bytes`; an incomplete line is left for the next call.
+    def read(self) -> list[Line]:
+        """Read the events since the last call, at most `MAX_READ_BYTES`; an incomplete line is left for the next call.
 
         Events that a rotation moved away unread are read from the rotated file first.
         """
@@ -238,7 +229,7 @@ class EventTail:
         if rotated is not None:
             lines += self._read_from(rotated, -1)  # at most one file of the writer's max_bytes
             self._inode, self._offset, self._partial = 0, 0, b""
-        return lines + self._read_from(self.path, limit_bytes)
+        return lines + self._read_from(self.path, MAX_READ_BYTES)
 
     def _get_rotated_away(self) -> Path | None:
         first = get_rotated(self.path, 1)

@@ -47,18 +47,15 @@ def _get_level(name: str) -> int:
 
 
 def configure_logging(
-    mode: LogMode = "console", level: str = "info", *, console: Console | None = None, write_log: Path | None = None,
-    **bound: Any,
-) -> None:  # fmt: skip
+    mode: LogMode = "console", level: str = "info", *, console: Console | None = None, write_log: Path | None = None
+) -> None:
     """Send all logging to the console (by default on stderr), as JSON lines to stdout, or nowhere.
 
-    `level` is as in `parse_levels`. `write_log` adds a file of JSON lines beside it. `bound` fields (a node's
-    name, a run id) are added to every line. May be called again; the last call counts.
+    `level` is as in `parse_levels`. `write_log` adds a file of JSON lines beside it. May be called again; the last
+    call counts.
     """
-    if mode not in ("console", "json", "none"):
-        raise ConfigError(f"logs {mode!r}: must be console, json or none")
     default, named = parse_levels(level)
-    handlers = _build_handlers(mode, console, write_log, dict(bound))
+    handlers = _build_handlers(mode, console, write_log)
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -73,22 +70,20 @@ def configure_logging(
     _configure_structlog()
 
 
-def _build_handlers(
-    mode: LogMode, console: Console | None, write_log: Path | None, bound: dict[str, Any]
-) -> list[logging.Handler]:
+def _build_handlers(mode: LogMode, console: Console | None, write_log: Path | None) -> list[logging.Handler]:
     handlers: list[logging.Handler] = []
     if mode == "console":
         stream = console or Console(sys.stderr)
-        handlers.append(_StreamHandler(cast("TextIO", stream), _build_human_formatter(bound, colors=stream.live)))
+        handlers.append(_StreamHandler(cast("TextIO", stream), _build_human_formatter(colors=stream.live)))
     elif mode == "json":
-        handlers.append(_StreamHandler(sys.stdout, _build_json_formatter(bound)))
+        handlers.append(_StreamHandler(sys.stdout, _build_json_formatter()))
     if write_log is not None:
         try:
             write_log.parent.mkdir(parents=True, exist_ok=True)
             file = logging.FileHandler(write_log, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"log file {write_log}: {error.strerror}; choose another with --write-log") from error
-        file.setFormatter(_build_json_formatter(bound))
+        file.setFormatter(_build_json_formatter())
         handlers.append(file)
     return handlers
 
@@ -105,26 +100,25 @@ class _StreamHandler(logging.StreamHandler[TextIO]):
             super().handleError(record)
 
 
-def _build_human_formatter(bound: dict[str, Any], *, colors: bool) -> logging.Formatter:
+def _build_human_formatter(*, colors: bool) -> logging.Formatter:
     renderer = structlog.dev.ConsoleRenderer(
         colors=colors, pad_event_to=24, exception_formatter=structlog.dev.plain_traceback
     )
-    return _build_formatter(bound, structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False), renderer)
+    return _build_formatter(structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False), renderer)
 
 
-def _build_json_formatter(bound: dict[str, Any]) -> logging.Formatter:
+def _build_json_formatter() -> logging.Formatter:
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
     renderer = structlog.processors.JSONRenderer(default=get_plain)
-    return _build_formatter(bound, stamp, structlog.processors.format_exc_info, renderer)
+    return _build_formatter(stamp, structlog.processors.format_exc_info, renderer)
 
 
-def _build_formatter(bound: dict[str, Any], *processors: structlog.typing.Processor) -> logging.Formatter:
-    def add_bound(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-        hexed = {name: value.hex() for name, value in event.items() if isinstance(value, bytes)}
-        return {**bound, **event, **hexed}
+def _build_formatter(*processors: structlog.typing.Processor) -> logging.Formatter:
+    def show_hex(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        return {name: value.hex() if isinstance(value, bytes) else value for name, value in event.items()}
 
     shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars, add_bound, structlog.stdlib.add_log_level,
+        structlog.contextvars.merge_contextvars, show_hex, structlog.stdlib.add_log_level,
         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
     ]  # fmt: skip
     return structlog.stdlib.ProcessorFormatter(processors=[*shared, *processors])

@@ -1,6 +1,7 @@
 """Events as log lines, for people (`--logs console`) and programs (`--logs json`)."""
 
 import logging
+from string import hexdigits
 from typing import Any, Final
 
 import structlog
@@ -14,12 +15,9 @@ REPEATED: Final[dict[type[types.Event], type[types.Event]]] = {
 }  # fmt: skip
 AGAIN_S: Final = 30.0
 FOLLOWS_A_STOP: Final = frozenset({types.EpochFailed, types.Dropped})
+HEX_DIGITS: Final = frozenset(hexdigits)
 LONG_HEX: Final = 32  # characters from which a hash is shortened
 SHORT_HEX: Final = 12
-
-
-def get_level(event: types.Event) -> int:
-    return logging.ERROR if isinstance(event, types.ClientEnded) and event.code else event.level
 
 
 class Repeats:
@@ -74,17 +72,10 @@ class EventPrinter:
         """The log level; consequences of the user's own stop are no warnings."""
         if isinstance(event, types.LeftEpoch | types.ClientEnded) and event.cause is types.LeaveCause.STOPPED:
             self._is_stopping = True
-        return logging.DEBUG if self._is_stopping and type(event) in FOLLOWS_A_STOP else get_level(event)
+        if self._is_stopping and type(event) in FOLLOWS_A_STOP:
+            return logging.DEBUG
+        return logging.ERROR if isinstance(event, types.ClientEnded) and event.code else event.level
 
     def _get_shown(self, value: Any) -> Any:
-        if self._shorten and isinstance(value, str) and len(value) >= LONG_HEX and _is_hex(value):
-            return value[:SHORT_HEX]
-        return value
-
-
-def _is_hex(text: str) -> bool:
-    try:
-        bytes.fromhex(text)
-    except ValueError:
-        return False
-    return True
+        is_hash = isinstance(value, str) and len(value) >= LONG_HEX and HEX_DIGITS.issuperset(value)
+        return value[:SHORT_HEX] if self._shorten and is_hash else value

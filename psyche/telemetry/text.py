@@ -27,12 +27,7 @@ def describe_parse_failure(error: Exception) -> str:
 
 def format_bytes(size_bytes: float) -> str:
     """`45.1 kB`, `1.8 MB`: decimal units, three figures."""
-    size = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 999.5:
-            return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 99.95 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+    return _scale(size_bytes, (" B", " kB", " MB", " GB", " TB"))
 
 
 def format_seconds(seconds: float) -> str:
@@ -51,12 +46,15 @@ def format_seconds(seconds: float) -> str:
 
 def format_count(count: float) -> str:
     """`950`, `10.2k`, `3.4M`."""
-    value = float(count)
-    for unit in ("", "k", "M", "G"):
+    return _scale(count, ("", "k", "M", "G", "T"))
+
+
+def _scale(value: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
         if abs(value) < 999.5:
-            return f"{value:.0f}{unit}" if not unit or abs(value) >= 99.95 else f"{value:.1f}{unit}"
+            return f"{value:.0f}{unit}" if unit == units[0] or abs(value) >= 99.95 else f"{value:.1f}{unit}"
         value /= 1000
-    return f"{value:.1f}T"
+    return f"{value:.1f}{units[-1]}"
 
 
 def format_number(count: int, noun: str, plural: str = "") -> str:

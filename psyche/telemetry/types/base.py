@@ -64,21 +64,16 @@ class Field(NamedTuple):
     from_plain: Convert
 
 
-_known: dict[str, type[Event]] = {}
-
-
 def get_type_name(event: Event | type[Event]) -> str:
     name = event.__struct_config__.tag
     assert isinstance(name, str), "Event gives every class one"
     return name
 
 
+@functools.cache
 def get_types() -> dict[str, type[Event]]:
     """The class of every type that is imported, by its name; `psyche.telemetry.types` imports all."""
-    found = Event.__subclasses__()
-    if len(_known) != len(found) - 1:
-        _known.update({get_type_name(cls): cls for cls in found if cls is not Unknown})
-    return _known
+    return {get_type_name(cls): cls for cls in Event.__subclasses__() if cls is not Unknown}
 
 
 @functools.cache

@@ -1,0 +1,130 @@
+"""A cache of files' bytes on disk, with a limit; processes of one machine may share it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from typing import Final
+
+import structlog
+import trio
+from blake3 import blake3
+
+from psyche.durable import make_folder, read_file, replace_file
+from psyche.storage.port import MAX_RANGE_BYTES, Storage, StoredFile, check_range, gather
+
+CHUNK_BYTES: Final = 1 << 20
+_SCANS: Final = 16  # the folder is looked through after each such part of the limit that this process has written
+_KEPT: Final = 0.9  # of the limit, after chunks were removed
+_log: Final = structlog.get_logger("psyche.storage")
+
+
+class DiskCache:
+    """Chunks of files, each in a file of its own with its BLAKE3 before it: whatever else is there is fetched again.
+
+    Files without a version are not kept. Where the disk is full or cannot be written, nothing is.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._unseen_bytes = limit_bytes  # written since the folder was looked through; at first that is due
+        self._fetching: dict[Path, trio.Event] = {}
+        self._is_told = False
+
+    async def read(self, storage: Storage, file: StoredFile, start: int, end: int) -> bytes:
+        """Read as the storage does; chunks that are not on disk are fetched whole, and by one of those who want them.
+
+        Raises:
+            StorageError: as the storage.
+        """
+        check_range(storage.address, file, start, end)
+        if not file.version or self._limit_bytes < CHUNK_BYTES:
+            return await storage.read(file, start, end)
+        paths = {
+            number: self._find(storage, file, number) for number in range(start // CHUNK_BYTES, -(-end // CHUNK_BYTES))
+        }
+        chunks: dict[int, bytes] = {}
+        while missing := [number for number in paths if number not in chunks]:
+            others = [self._fetching[paths[number]] for number in missing if paths[number] in self._fetching]
+            mine = {number: paths[number] for number in missing if paths[number] not in self._fetching}
+            self._fetching |= dict.fromkeys(mine.values(), event := trio.Event())
+            try:
+                chunks |= await trio.to_thread.run_sync(_load, file, mine)
+                runs = _join([number for number in mine if number not in chunks])
+                for found in await gather([partial(self._fetch, storage, file, run, mine) for run in runs]):
+                    chunks |= found
+            finally:
+                for path in mine.values():
+                    del self._fetching[path]
+                event.set()
+            for other in others:
+                await other.wait()
+        whole = b"".join(chunks[number] for number in paths)
+        first = start // CHUNK_BYTES * CHUNK_BYTES
+        return whole[start - first : end - first]
+
+    def _find(self, storage: Storage, file: StoredFile, number: int) -> Path:
+        key = blake3("\0".join((storage.address, file.name, file.version, str(number))).encode()).hexdigest()
+        return self._folder / key[:2] / key[2:]
+
+    async def _fetch(self, storage: Storage, file: StoredFile, run: range, paths: dict[int, Path]) -> dict[int, bytes]:
+        raw = await storage.read(file, run.start * CHUNK_BYTES, min(run.stop * CHUNK_BYTES, file.size_bytes))
+        chunks = {n: raw[(n - run.start) * CHUNK_BYTES :][:CHUNK_BYTES] for n in run}
+        await trio.to_thread.run_sync(self._keep, {paths[number]: chunk for number, chunk in chunks.items()})
+        return chunks
+
+    def _keep(self, chunks: dict[Path, bytes]) -> None:
+        try:
+            for path, chunk in chunks.items():
+                make_folder(path.parent)
+                replace_file(path, blake3(chunk).digest() + chunk, path.with_suffix(f".{token_hex(4)}.part"))
+                self._unseen_bytes += len(chunk)
+            if self._unseen_bytes >= self._limit_bytes // _SCANS:
+                self._unseen_bytes = 0
+                self._remove_oldest()
+        except OSError as error:
+            if not self._is_told:
+                self._is_told = True
+                _log.warning("cache_not_written", folder=os.fspath(self._folder), reason=error.strerror)
+
+    def _remove_oldest(self) -> None:
+        """Remove the chunks that were used longest ago; what a killed process left unfinished gets old as well."""
+        found: list[tuple[float, int, Path]] = []
+        for path in self._folder.glob("??/*"):
+            with suppress(FileNotFoundError):  # removed by another process
+                stat = path.stat()
+                found.append((stat.st_mtime, stat.st_size, path))
+        used_bytes = sum(size_bytes for _, size_bytes, _ in found)
+        if used_bytes <= self._limit_bytes:
+            return
+        for _, size_bytes, path in sorted(found):
+            if used_bytes <= self._limit_bytes * _KEPT:
+                break
+            path.unlink(missing_ok=True)
+            used_bytes -= size_bytes
+
+
+def _load(file: StoredFile, paths: dict[int, Path]) -> dict[int, bytes]:
+    """The chunks that are on disk and whole."""
+    chunks: dict[int, bytes] = {}
+    for number, path in paths.items():
+        with suppress(OSError):
+            raw = read_file(path, CHUNK_BYTES + 32)
+            size_bytes = min(CHUNK_BYTES, file.size_bytes - number * CHUNK_BYTES)
+            if len(raw) == 32 + size_bytes and blake3(raw[32:]).digest() == raw[:32]:
+                chunks[number] = raw[32:]
+                os.utime(path)
+    return chunks
+
+
+def _join(numbers: list[int]) -> Iterator[range]:
+    """Chunks that follow each other, as many as one request has."""
+    while numbers:
+        count = 1
+        while count < min(len(numbers), MAX_RANGE_BYTES // CHUNK_BYTES) and numbers[count] == numbers[0] + count:
+            count += 1
+        yield range(numbers[0], numbers[0] + count)
+        numbers = numbers[count:]

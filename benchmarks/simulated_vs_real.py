@@ -28,10 +28,10 @@ from psyche.config.load import LoadedRun, load_run
 from psyche.modeling.trainer.process import HOST_VARIABLE
 from psyche.telemetry.events import read_entries
 from psyche.testnet.backends import HOST
-from psyche.testnet.commands import get_backend_argv, get_client_argv, get_trainer_host_argv
 from psyche.testnet.prepare import prepare
 from psyche.testnet.process import Child
 from psyche.testnet.settings import TestnetSettings, get_node_name
+from psyche.testnet.supervisor import get_backend_argv, get_client_argv, get_trainer_host_argv
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "runs" / "cache"

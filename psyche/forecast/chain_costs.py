@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -24,11 +24,7 @@ class Fees:
     lamports: float
 
     def add(self, other: "Fees", times: float) -> "Fees":
-        return Fees(
-            self.transactions + times * other.transactions,
-            self.signatures + times * other.signatures,
-            self.lamports + times * other.lamports,
-        )
+        return Fees(*(mine + times * theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,19 +74,21 @@ def find_ideas(forecast: Forecast, rebuild: Callable[[int], Workload] | None = N
     return found[:MAX_TRIED]
 
 
-def _change(question: Question, text: str, caution: str = "", **changes: int) -> Idea:
-    return Idea(text, replace(question, changes={**question.changes, **changes}), caution)
+def _change(question: Question, text: str = "", caution: str = "", **changes: int) -> Idea:
+    """Change keys of the run's [config]; the text of a change of one key follows from it."""
+    named = ", ".join(f"{key} = {value} instead of {getattr(question.config, key)}" for key, value in changes.items())
+    return Idea(text or named, replace(question, changes={**question.changes, **changes}), caution)
 
 
 def _iter_times(forecast: Forecast) -> Iterator[Idea]:
     """Propose other time limits, if they cut members off or make all wait for a few."""
     question, config = forecast.question, forecast.question.config
-    yield from _iter_witness_times(question)
-    slowest_s = estimate_slowest_s(question)
-    wanted_s = math.ceil(HEADROOM * slowest_s)
+    confirmed_s = math.ceil(CONFIRMATIONS * question.backend.confirmation_s)
+    if config.round_witness_time < confirmed_s:
+        yield _change(question, round_witness_time=confirmed_s)
+    wanted_s = math.ceil(HEADROOM * estimate_slowest_s(question))
     if forecast.cut_offs and wanted_s > config.max_round_train_time:
-        text = f"max_round_train_time = {wanted_s} instead of {config.max_round_train_time}"
-        yield _change(question, text, max_round_train_time=wanted_s)
+        yield _change(question, max_round_train_time=wanted_s)
     if forecast.cut_offs and config.straggler_percent:
         limit_s = max(wanted_s, config.max_round_train_time)
         text = f"straggler_percent = 0 instead of {config.straggler_percent} (wait for all"
@@ -94,15 +96,7 @@ def _iter_times(forecast: Forecast) -> Iterator[Idea]:
         yield _change(question, text, straggler_percent=0, max_round_train_time=limit_s)
     waits = {kind for (kind, _), _ in count_bounds(forecast)}
     if not config.straggler_percent and waits & {"limit", "patience"}:
-        usual = Config().straggler_percent
-        yield _change(question, f"straggler_percent = {usual} instead of 0", straggler_percent=usual)
-
-
-def _iter_witness_times(question: Question) -> Iterator[Idea]:
-    now_s = question.config.round_witness_time
-    wanted_s = math.ceil(CONFIRMATIONS * question.backend.confirmation_s)
-    if now_s < wanted_s:
-        yield _change(question, f"round_witness_time = {wanted_s} instead of {now_s}", round_witness_time=wanted_s)
+        yield _change(question, straggler_percent=Config().straggler_percent)
 
 
 def _iter_settings(forecast: Forecast) -> Iterator[Idea]:
@@ -111,9 +105,7 @@ def _iter_settings(forecast: Forecast) -> Iterator[Idea]:
         yield _change(question, "overlap = true", "results count one round later", overlap=True)
     inside = math.fsum(one.seconds for one in forecast.accounts.data_rounds)
     if config.rounds_per_epoch and inside < 0.9 * forecast.outcome.simulated_s and len(get_epochs(forecast)) > 1:
-        longer = 4 * config.rounds_per_epoch
-        text = f"rounds_per_epoch = {longer} instead of {config.rounds_per_epoch}"
-        yield _change(question, text, "latecomers wait longer", rounds_per_epoch=longer)
+        yield _change(question, caution="latecomers wait longer", rounds_per_epoch=4 * config.rounds_per_epoch)
     doubled = 2 * config.global_batch_size_end
     if forecast.accounts.shares[What.TRAIN] < GOOD_SHARE and doubled <= LIMITS["global_batch_size_end"]:
         yield _idea_of_batch(forecast, doubled)

@@ -59,11 +59,7 @@ class AccessChanges:
 
 
 def decode_changes(raw: bytes) -> AccessChanges:
-    """Decode the changes in a snapshot; a run's first one has no bytes of them.
-
-    Raises:
-        WireError: the bytes are malformed.
-    """
+    """Decode the changes in a snapshot; a run's first one has no bytes of them."""
     if not raw:
         return AccessChanges()
     stored = decode_msgpack(msgspec.msgpack.Decoder(_Stored), raw, "snapshot: the allow list cannot be read")
@@ -106,11 +102,7 @@ class AllowList:
         return key in self.keys or (self.is_open and key not in self.changes.denied)
 
     def check_allow(self, grantee: bytes, delegates: tuple[bytes, ...]) -> None:
-        """Check an allow command before it is journaled. Keys that are allowed already need no room.
-
-        Raises:
-            BadRequest: there is no room for so many more keys, or one of them is the key of zeros.
-        """
+        """Check an allow command before it is journaled. Keys that are allowed already need no room."""
         if NOBODY in (grantee, *delegates):
             raise wire.BadRequest(
                 "the key of zeros belongs to nobody; to let everybody join, write open = true in run.toml"
@@ -123,11 +115,7 @@ class AllowList:
             )
 
     def find_forgettable(self, key: bytes) -> bytes | None:
-        """Find a disallowed key to drop before `key` is added, one whose ban has no effect; None if there is room.
-
-        Raises:
-            BadRequest: there is no room for one more disallowed key.
-        """
+        """Find a disallowed key to drop before `key` is added, one whose ban has no effect; None if there is room."""
         denied = self.changes.denied
         if key in denied or len(denied) < MAX_KEYS:
             return None

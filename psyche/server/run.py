@@ -124,11 +124,7 @@ def _read_hashes(disk: JournalDisk) -> list[bytes]:
 
 
 def remember_change(disk: JournalDisk, settings_hash: bytes) -> None:
-    """Remember settings that an owner has given the run: a file that has them was sent, not just edited (P9).
-
-    Raises:
-        JournalError: the disk failed.
-    """
+    """Remember settings that an owner has given the run: a file that has them was sent, not just edited (P9)."""
     known = _read_hashes(disk)
     if settings_hash not in known:
         _write_hashes(disk, [*known[:1], *known[1:][-KEPT_CHANGES:], settings_hash])

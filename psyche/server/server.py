@@ -19,16 +19,18 @@ import trio
 
 from psyche import __version__
 from psyche.config.load import LoadedRun
+from psyche.core.committee.assignment import compute_assignments
 from psyche.core.encoding.account import decode_state
+from psyche.core.state.bits import get_members
 from psyche.core.state.limits import MAX_CLIENTS
 from psyche.core.state.state import Coordinator, DataLocationKind
-from psyche.data.provider import LocalFiles
+from psyche.data.provider import LocalFiles, open_files
+from psyche.data.server import DataServer, PortStatus
 from psyche.errors import BackendError, ConfigError
 from psyche.server.access import AllowList
 from psyche.server.connections.hub import Hub
 from psyche.server.connections.limits import TICK_S
 from psyche.server.connections.push import StateVersion, compute_delay_s
-from psyche.server.data import RunData, open_run_data
 from psyche.server.handler import CoordinatorHandler
 from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.journal import JournalDisk
@@ -67,15 +69,52 @@ class RunClock:
 
 
 async def listen_tls(host: str, port: int, identity: Identity) -> tuple[Listener, int]:
-    """Open a TCP listener whose connections speak TLS with the identity's key; port 0 chooses a free one.
-
-    Raises:
-        OSError: the address cannot be used.
-    """
+    """Open a TCP listener whose connections speak TLS with the identity's key; port 0 chooses a free one."""
     listeners = await trio.open_tcp_listeners(port, host=host)
     for extra in listeners[1:]:  # a name with several addresses and port 0 would get several ports
         await extra.aclose()
     return TlsListener(listeners[0], identity), listeners[0].socket.getsockname()[1]
+
+
+class RunData:
+    """A data server that follows the run's rounds; the port is that of the run's `data_location`."""
+
+    def __init__(self, server: DataServer, host: str, port: int, kept_files: int = 0) -> None:
+        self.server = server
+        self.kept_files = kept_files
+        self._host, self._port = host, port
+        self._round: tuple[int, int] | None = None
+
+    def update(self, state: Coordinator) -> None:
+        """Serve the current round of `state`; call this before clients see that state."""
+        now = (state.progress.epoch, state.current.height)
+        if not state.in_round or now == self._round:
+            return
+        self._round = now
+        keys = {member: state.clients[member].p2p for member in get_members(state.current.members)}
+        ranges = compute_assignments(state.current, state.config)
+        assigned = {keys[member]: samples for member, samples in ranges.items()}
+        self.server.set_assignments(*now, assigned, frozenset(keys.values()))
+
+    async def serve(self, *, task_status: PortStatus = trio.TASK_STATUS_IGNORED) -> None:
+        await self.server.serve(self._host, self._port, task_status=task_status)
+
+
+def open_run_data(state: Coordinator, files: LocalFiles | None, identity: Identity, host: str) -> RunData:
+    """Open the data server of a run whose `data_location` is Server; blocks on the disk, so call it in a thread."""
+    address = state.model.data_location.address
+    port = address.rpartition(":")[2]
+    if not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f'model.LLM.data_location.Server: {address!r} must be "host:port", port 1 to 65535')
+    if files is None:
+        raise ConfigError("model.LLM.data_location is Server: name the data to serve with --data-config")
+    if files.sequence_length != state.model.max_seq_len:
+        raise ConfigError(
+            f"data.toml seq_len: {files.sequence_length}, but the run's max_seq_len is {state.model.max_seq_len}; "
+            "they must be equal"
+        )
+    source = open_files(files, state.metadata.vocab_size or None)
+    return RunData(DataServer(source, identity), host, int(port), source.kept_files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,11 +269,7 @@ class _Server:
         return port
 
     def _share_places(self) -> None:
-        """Give each service its share of the connections for which there are descriptors.
-
-        Raises:
-            ConfigError: there are too few.
-        """
+        """Give each service its share of the connections for which there are descriptors."""
         services = [self._hub] if self._data is None else [self._hub, self._data.server]
         places = count_places(self._data.kept_files if self._data else 0) // len(services)
         if places < LEAST_PLACES:

@@ -1,4 +1,4 @@
-"""The small test kit of the package: configurations, a dummy trainer, a state machine and a local run.
+"""The small test kit of the package: configurations, a dummy trainer and a local run.
 
 Kits that only the project's own tests need are in `tests/kits`.
 """

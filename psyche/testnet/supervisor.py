@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -23,8 +24,7 @@ from psyche.telemetry.loading import EXIT_INTERRUPTED
 from psyche.telemetry.status import ENDED, PHASES
 from psyche.telemetry.text import format_number
 from psyche.testnet import ending
-from psyche.testnet.backends import HOST, Prepared, build_backend
-from psyche.testnet.commands import get_backend_argv, get_client_argv, get_owner_argv, get_trainer_host_argv
+from psyche.testnet.backends import HOST, PSYCHE, Prepared, build_backend
 from psyche.testnet.prepare import prepare
 from psyche.testnet.process import KILL_WAIT_S, Child, describe_exit_status, stop_all
 from psyche.testnet.report import build_report
@@ -43,6 +43,39 @@ DRAIN_S: Final = 180.0  # for the epoch to come to its end after a pause
 LAST_LINES: Final = 8
 EPOCHS_LEFT_ALONE: Final = 2  # after the last kill: one to rejoin in, one to finish together
 SHARE_LEFT_ALONE: Final = 0.4  # of the steps, if epochs have no length in rounds
+
+
+# The command lines of the processes, as a person would type them on several machines.
+
+
+def get_trainer_host_argv(socket: Path) -> list[str]:
+    argv = [sys.executable, "-X", "faulthandler", "-m", "psyche.modeling.trainer.host"]
+    return [*argv, "--socket", str(socket), "--parent", str(os.getpid())]
+
+
+def get_backend_argv(prepared: Prepared, settings: TestnetSettings) -> list[str]:
+    return build_backend(settings).get_argv(prepared)
+
+
+def get_client_argv(prepared: Prepared, settings: TestnetSettings, number: int) -> list[str]:
+    layout, name = prepared.layout, get_node_name(number)
+    argv = [*PSYCHE, "client", "train", "--run-id", prepared.run.run_id]
+    argv += build_backend(settings).get_client_options(prepared, number)
+    argv += ["--bind-p2p-interface", HOST, "--node-name", name]
+    argv += ["--data-dir", str(layout.client(number)), "--checkpoint-dir", str(layout.checkpoints(number))]
+    argv += ["--local-root", str(layout.config), "--events-dir", str(layout.events), "--log", settings.log]
+    threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.num_clients)
+    argv += ["--device", settings.device, "--threads", str(threads)]
+    argv += ["--micro-batch-size", str(settings.micro_batch_size)]
+    if settings.write_distro_data:
+        argv += ["--write-gradients-dir", str(layout.client(number) / "distro")]
+    if settings.write_log:
+        argv += ["--write-log", str(layout.logs / f"{name}.jsonl")]
+    return argv
+
+
+def get_owner_argv(prepared: Prepared, settings: TestnetSettings, command: str) -> list[str]:
+    return [*PSYCHE, "run", command, *build_backend(settings).get_owner_options(prepared)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,17 @@
 """Scenarios of what attackers and hasty owners try: a seed that they know, a registry of bans, a stale update."""
 
 from conformance_stage import Stage, scenario
+from kits import runs
 from kits.runs import Run, build_run
 
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.state.messages import Pause, ReclaimSlot, Resume, Tick, Update
 from psyche.core.state.state import Coordinator, Progress
-from psyche.testing import state_machine
 from psyche.testing.builders import build_config, build_hash, build_model
 
 
 def tick(run: Run, slot: int, entropy: Entropy = None) -> None:
-    state_machine.apply(run.state, run.now, slot, bytes(32), Tick(entropy))
+    runs.apply(run.state, run.now, slot, bytes(32), Tick(entropy))
 
 
 @scenario("E1: an armed start takes place whoever leaves or shows up: as drawn, expired once, after an absence")

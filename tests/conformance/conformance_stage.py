@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 from conformance_traces import Recorder, Trace
+from kits import runs
 from kits.runs import Run, build_run
 
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.errors import CoordinatorError
-from psyche.testing import state_machine
 
 Scenario = Callable[["Stage"], None]
 SCENARIOS: dict[str, tuple[str, Scenario]] = {}
@@ -56,7 +56,7 @@ def record(name: str) -> Trace:
     what, function = SCENARIOS[name]
     recorder = Recorder()
     stage = Stage(recorder)
-    with mock.patch.object(state_machine, "apply", recorder):
+    with mock.patch.object(runs, "apply", recorder):
         function(stage)
     assert stage.started is not None
     assert recorder.trace is not None

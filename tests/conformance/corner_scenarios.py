@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from conformance_stage import Stage, scenario
+from kits import runs
 from kits.runs import Run, build_run
 
 from psyche.core.committee.elections import get_witnesses
@@ -44,7 +45,6 @@ from psyche.core.state.state import (
     WitnessFlag,
     WitnessRecord,
 )
-from psyche.testing import state_machine
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_keys, build_model
 
 HUB = Checkpoint(CheckpointKind.HUB, "org/model", "main")
@@ -59,7 +59,7 @@ class ChainRun(Run):
         return 300_000_000 + (self.now - START_UNIX) * 5 // 2
 
     def apply(self, message: Message, sender: bytes = ZERO32) -> bool:
-        return state_machine.apply(self.state, self.now, self.slot, sender, message)
+        return runs.apply(self.state, self.now, self.slot, sender, message)
 
 
 def build_chain_run(**config: object) -> ChainRun:
@@ -333,7 +333,7 @@ def slots_of_a_chain(stage: Stage) -> None:
     run.show(0, 1, 2)
 
     def tick(slot: int, entropy: object) -> None:
-        state_machine.apply(run.state, run.now, slot, ZERO32, Tick(entropy))  # type: ignore[arg-type]
+        runs.apply(run.state, run.now, slot, ZERO32, Tick(entropy))  # type: ignore[arg-type]
 
     tick(0, None)
     tick(7, None)
@@ -360,7 +360,7 @@ def clocks(stage: Stage) -> None:
     run.join(0, 1)
 
     def tick(now: int, slot: int = 0) -> None:
-        state_machine.apply(run.state, now, slot, ZERO32, Tick(build_hash("entropy", now, slot)))
+        runs.apply(run.state, now, slot, ZERO32, Tick(build_hash("entropy", now, slot)))
 
     tick(START_UNIX - 1_000)
     tick(START_UNIX + 1)

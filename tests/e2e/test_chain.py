@@ -26,11 +26,10 @@ from psyche.telemetry.console import Console
 from psyche.telemetry.events import Line, read_lines
 from psyche.testnet import supervisor
 from psyche.testnet.backends import ChainBackend, Prepared, get_rpc_url
-from psyche.testnet.commands import get_client_argv
 from psyche.testnet.prepare import prepare
 from psyche.testnet.process import Child
 from psyche.testnet.settings import TestnetSettings
-from psyche.testnet.supervisor import Testnet, open_testnet
+from psyche.testnet.supervisor import Testnet, get_client_argv, open_testnet
 
 pytestmark = pytest.mark.e2e
 

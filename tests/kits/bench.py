@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from kits.log import E, choose
 from kits.results import FIRST_DIGEST, PLAN, WEIGHTS, build_body, build_header, build_result, build_train_reply, sign
-from kits.runs import Run, get_equal_keys
+from kits.runs import Run, StateMachine, get_equal_keys
 from psyche.client.engine import actions as act
 from psyche.client.engine.records import KnownResult, RoundRecord
 from psyche.client.engine.round_engine import RoundEngine
@@ -31,7 +31,6 @@ from psyche.core.state.state import ZERO32, RunState, WitnessFlag
 from psyche.core.state.timeline import get_attested_round
 from psyche.telemetry import types
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_identity, build_state
-from psyche.testing.state_machine import StateMachine
 from psyche.wire.crypto import Identity, blake3_hash
 from psyche.wire.gossip import decode_gossip, encode_gossip
 from psyche.wire.trainer import ApplyReply, SnapshotReply

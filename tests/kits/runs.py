@@ -8,25 +8,30 @@
 Everything is deterministic: keys, entropy, commitments and digests are hashes of names.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from psyche.core.committee.assignment import compute_assignments
 from psyche.core.committee.bloom import compute_bloom
 from psyche.core.committee.elections import get_witnesses
 from psyche.core.committee.results import compute_results_root
+from psyche.core.committee.seeds import Entropy
 from psyche.core.encoding.account import encode_state
+from psyche.core.rules.apply import apply
 from psyche.core.state.bits import compute_bits, get_members
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import (
     Join,
     LeaveRun,
+    Message,
     Pause,
     Recover,
     ReportEquivocation,
     Resume,
+    Tick,
     WarmupWitness,
     Withdraw,
     WitnessMessage,
@@ -44,8 +49,9 @@ from psyche.core.state.state import (
 )
 from psyche.core.state.timeline import get_attested_round, is_full_digest_height
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_keys, build_state
-from psyche.testing.state_machine import StateMachine
 from psyche.wire.crypto import Identity
+
+MAX_TICKS: Final = 64
 
 
 @contextmanager
@@ -65,6 +71,47 @@ def get_equal_keys(identities: Sequence[Identity], number: int) -> tuple[bytes, 
     """Signer and p2p key of a participant whose two keys are one."""
     key = identities[number].public
     return key, key
+
+
+@dataclass
+class StateMachine(ABC):
+    """A state with its clock: the base of everything that fakes a run.
+
+    Entropy is the same in every test run; `draws` counts the values drawn.
+    """
+
+    state: Coordinator
+    draws: int = field(default=0, kw_only=True)
+
+    @property
+    @abstractmethod
+    def unix(self) -> int:
+        """Unix seconds; also used as the slot."""
+
+    def apply(self, message: Message, sender: bytes = ZERO32) -> bool:
+        """Apply a message now; return whether it changed anything.
+
+        Raises:
+            CoordinatorError: names the broken rule; nothing changed.
+        """
+        return apply(self.state, self.unix, self.unix, sender, message)
+
+    def build_entropy(self) -> bytes:
+        """The next 32 bytes of entropy."""
+        self.draws += 1
+        return build_hash("entropy", self.draws)
+
+    def tick(self, entropy: Entropy | str = "drawn") -> bool:
+        """Tick once now; return whether it changed anything."""
+        drawn = self.build_entropy() if isinstance(entropy, str) else entropy
+        return self.apply(Tick(drawn))
+
+    def settle(self) -> int:
+        """Tick until nothing changes (T3); return how many ticks had an effect."""
+        for count in range(MAX_TICKS):
+            if self.state.halted or not self.tick():
+                return count
+        raise AssertionError("the state machine does not come to rest")
 
 
 @dataclass

@@ -13,8 +13,7 @@ from psyche.core.committee.assignment import compute_assignments
 from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind, RunState
 from psyche.data.client import RemoteData
 from psyche.errors import ConfigError, DataError
-from psyche.server.data import open_run_data
-from psyche.server.server import ServerSettings, run_server
+from psyche.server.server import ServerSettings, open_run_data, run_server
 from psyche.testing.builders import build_model
 from psyche.wire.data import PURPOSE
 from psyche.wire.line.framing import FrameStream

@@ -8,9 +8,9 @@ from psyche.backends.kinds import BackendKind
 from psyche.backends.solana.wallet import read_wallet
 from psyche.errors import ConfigError
 from psyche.localchain.validator import Validator
-from psyche.testnet.commands import get_backend_argv, get_client_argv, get_owner_argv
 from psyche.testnet.prepare import prepare
 from psyche.testnet.settings import TestnetSettings
+from psyche.testnet.supervisor import get_backend_argv, get_client_argv, get_owner_argv
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 

@@ -24,9 +24,9 @@ from psyche.telemetry.console import Console
 from psyche.telemetry.events import read_lines
 from psyche.testnet import supervisor
 from psyche.testnet.backends import Prepared
-from psyche.testnet.commands import get_backend_argv, get_client_argv, get_owner_argv
 from psyche.testnet.prepare import prepare
 from psyche.testnet.settings import TestnetSettings
+from psyche.testnet.supervisor import get_backend_argv, get_client_argv, get_owner_argv
 
 DEADLINE_S = 300.0  # only a broken supervisor reaches it
 CONFIG = Path(__file__).resolve().parents[2] / "config"

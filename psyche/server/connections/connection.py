@@ -44,20 +44,12 @@ class Connection:
         return f"#{self.number}" if self.key is None else f"#{self.number} {self.key.hex()[:16]}"
 
     def admit(self) -> None:
-        """Count one request.
-
-        Raises:
-            Overloaded: requests come too fast.
-        """
+        """Count one request; refuse it if requests come too fast."""
         if not self._bucket.take(trio.current_time()):
             raise Overloaded(f"more than {REQUESTS_PER_S:g} requests a second")
 
     def add_answer(self, answer: Answer) -> None:
-        """Queue an answer; it is sent once its journal record is on disk.
-
-        Raises:
-            Overloaded: the client does not read its answers.
-        """
+        """Queue an answer; it is sent once its journal record is on disk."""
         if len(self._answers) >= MAX_REPLIES:
             raise Overloaded(f"{MAX_REPLIES} replies are unread")
         self._answers.append(answer)

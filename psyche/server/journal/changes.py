@@ -66,11 +66,6 @@ def encode_change(change: Change) -> bytes:
 
 
 def decode_change(number: int, raw: bytes) -> Change:
-    """Decode the body of a record.
-
-    Raises:
-        WireError: the number is unknown to this version, or the body does not fit its kind.
-    """
     try:
         body = decode_body(_Body, raw)
         return Change(decode_message(number, body.message), body.sender or ZERO32, body.op_id or b"")

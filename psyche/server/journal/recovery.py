@@ -56,11 +56,7 @@ class OpenRun:
 
 
 def create_journal(disk: JournalDisk, now: int, raw: bytes) -> Journal:
-    """Create the journal of a new run: its first snapshot is on disk when this returns.
-
-    Raises:
-        JournalError: the disk failed.
-    """
+    """Create the journal of a new run: its first snapshot is on disk when this returns."""
     journal = Journal(disk, 0, get_segment_name(1), 0)
     journal.snapshot(now, raw, ())
     journal.flush()

@@ -36,11 +36,6 @@ Authorizer = Annotated[
 JoinAuthority = Annotated[str, typer.Option(help="The wallet that authorizes: the join authority of a run.")]
 
 
-@group.callback()
-def _root() -> None:
-    pass
-
-
 @_command(
     "create",
     f"psyche auth create --authorizer {WALLET} \\",

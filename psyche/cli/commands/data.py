@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 group = make_group("Prepare training data.", "psyche data tokenize book.txt --output data/train.bin")
 
 
-@group.callback()
-def _root() -> None:
-    pass
-
-
 @group.command(
     "tokenize",
     epilog=format_examples(

@@ -49,11 +49,6 @@ group = make_group(
 _command = partial(command, group, shared=CHAIN_AND_WALLET)
 
 
-@group.callback()
-def _root() -> None:
-    pass
-
-
 @group.command(
     "validator",
     epilog=format_examples(

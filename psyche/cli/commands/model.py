@@ -21,11 +21,6 @@ group = make_group(
 )
 
 
-@group.callback()
-def _root() -> None:
-    pass
-
-
 @group.command(
     "init",
     epilog=format_examples(

@@ -30,11 +30,6 @@ TreasurerIndex = Annotated[
 ]
 
 
-@group.callback()
-def _root() -> None:
-    pass
-
-
 async def _find(session: "ChainSession", run_id: str, treasurer_index: int | None) -> "FoundRun":
     from psyche.backends.solana.owner.administration import find_administration
 

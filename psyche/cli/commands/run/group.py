@@ -33,11 +33,6 @@ group = make_group(
 _command = partial(command, group)
 
 
-@group.callback()
-def _root() -> None:
-    pass
-
-
 @_command(
     "info",
     f"psyche run info {ADDRESS}",

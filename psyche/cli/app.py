@@ -25,6 +25,7 @@ from psyche.cli.commands.run import changes, access, chain  # noqa: F401  # isor
 from psyche.cli.commands.run import group as run
 from psyche.cli.helpers.common import format_examples, make_group
 from psyche.cli.helpers.errors import Debug
+from psyche.cli.helpers.target import command
 
 app = make_group(
     "Train one language model together over the open internet.\n\n"
@@ -70,10 +71,10 @@ app.command(
     ),
 )(doctor.doctor)
 app.command("init", epilog=format_examples(*init.EXAMPLES))(init.init)
-app.command("train", epilog=format_examples(*train.EXAMPLES))(train.train)
+command(app, "train", *train.EXAMPLES, shared=train.SETTINGS | train.RATES)(train.train)
 app.command("simulate", epilog=format_examples(*simulate.EXAMPLES))(simulate.simulate)
-app.command("trace", epilog=format_examples(*trace.TRACE_EXAMPLES))(trace.trace)
-app.command("replay", epilog=format_examples(*trace.REPLAY_EXAMPLES))(trace.replay)
+command(app, "trace", *trace.TRACE_EXAMPLES, shared=trace.SHOWN)(trace.trace)
+command(app, "replay", *trace.REPLAY_EXAMPLES, shared=trace.SHOWN)(trace.replay)
 app.add_typer(data.group, name="data")
 app.add_typer(model.group, name="model")
 app.add_typer(server.group, name="server")

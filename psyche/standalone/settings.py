@@ -50,7 +50,8 @@ class ScheduleSettings:
 class TrainSettings:
     """All settings of a stand-alone training.
 
-    `model` is a Hugging Face folder or a config file. `micro_batch` None is a peer's whole share.
+    `model` is a Hugging Face folder or a config file. `micro_batch` None is a peer's whole share; `clip` 0: gradients
+    are not clipped; `threads` 0: all cores.
     Held-out rows come from `eval_data`, or else from the last `eval_tokens` of `data` (0: nothing is evaluated; None: a
     tenth, at most 200,000);
     `eval_sequences` of them are used every `eval_every` steps (0: at the end only). DisTrO's settings
@@ -69,7 +70,7 @@ class TrainSettings:
     steps: int = 240
     optimizer: OptimizerName = OptimizerName.DISTRO
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
-    clip: float | None = 1.0
+    clip: float = 1.0
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     chunk: int = 16
@@ -80,7 +81,7 @@ class TrainSettings:
     overlap: bool = False
     seed: int = 0
     device: str = "auto"
-    threads: int | None = None
+    threads: int = 0
     eval_tokens: int | None = None
     eval_sequences: int = 256
     eval_every: int = 100

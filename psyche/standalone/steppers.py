@@ -55,7 +55,7 @@ class Stepper:
     def _compute(self, tokens: torch.Tensor, number: int) -> Gradients:
         gradients = compute_gradients(
             self._model, self._parameters, tokens, micro_batch_size=self._settings.micro_batch or len(tokens),
-            device=self._device, clip=self._settings.clip,
+            device=self._device, clip=self._settings.clip or None,
         )  # fmt: skip
         if not gradients.finite:
             raise TrainerError(f"step {number}: non-finite gradient (loss {gradients.loss}); lower --lr")

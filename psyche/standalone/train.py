@@ -72,7 +72,7 @@ def train_model(settings: TrainSettings, on_progress: OnProgress = lambda _: Non
     `on_progress` is called after every step; an exception from it ends the training, nothing is exported.
     """
     settings.check()
-    if settings.threads is not None:
+    if settings.threads:
         torch.set_num_threads(settings.threads)
     device = select_device(settings.device)
     model, files = _get_model(settings)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from kits.commands import call, refuse
 
 from psyche.core.committee.schedule import compute_learning_rate
 from psyche.errors import ConfigError, TrainerError
@@ -237,23 +237,15 @@ def test_a_picture_is_drawn_and_a_bad_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_trains_and_says_what_came_out(model: Path, data: Path, tmp_path: Path) -> None:
-    import typer
-
-    from psyche.cli.commands.train import train as command
-
-    app = typer.Typer()
-    app.command()(command)
     options = {
         "--model": model, "--data": data, "--steps": 2, "--total-batch": 4, "--sequence-length": LENGTH, "--peers": 2,
         "--chunk": 8, "--topk": 4, "--eval-tokens": 64, "--threads": 1, "--plot": tmp_path / "loss.png",
     }  # fmt: skip
-    ran = CliRunner().invoke(app, [str(word) for pair in options.items() for word in pair])
-    assert ran.exit_code == 0, ran.output
+    ran = call("train", *(word for pair in options.items() for word in pair))
     for text in ("held-out loss", "a peer sends", "losses drawn"):
         assert text in ran.output
     assert (tmp_path / "loss.png").is_file()
-    failed = CliRunner().invoke(app, ["--model", str(model), "--data", str(data), "--steps", "0"])
-    assert isinstance(failed.exception, ConfigError)
+    assert "--steps: 0" in refuse("train", "--model", model, "--data", data, "--steps", 0).output
 
 
 def test_the_command_loads_no_torch_before_it_is_called() -> None:

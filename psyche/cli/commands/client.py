@@ -7,17 +7,18 @@ import os
 import socket
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from psyche.cli.helpers import options as opt
 from psyche.cli.helpers.common import format_examples, make_group, run_async, say
+from psyche.cli.helpers.options import LOGGING, Logging, LogMode, option, share_fields
 from psyche.cli.helpers.outputs import check_source_folder, check_target_folder
 from psyche.cli.helpers.target import JOINING, WALLET_PATH, Access, command
 from psyche.client.runtime.settings import ClientSettings
 from psyche.durable import expand_user
-from psyche.telemetry.events import DEFAULT_KEEP
+from psyche.errors import ConfigError, WireError
+from psyche.wire.peer_address import PeerAddress, parse_peer_address
 
 if TYPE_CHECKING:
     from psyche.backends.port import Backend, Target
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 SIOCGIFADDR: Final = 0x8915
 IFREQ_BYTES: Final = 256
 ALL: Final = "0.0.0.0"  # noqa: S104 - a participant wants to be reached
-DEFAULT: Final = ClientSettings(run_id="", data_dir=Path())
+MAX_BOOTSTRAP: Final = 32  # addresses that one person names
 group = make_group(
     "Take part in a run.",
     "psyche client show-identity --run-id my-run --create",
@@ -36,9 +37,105 @@ group = make_group(
 )
 
 
-@group.callback()
-def _root() -> None:
-    pass
+IDENTITY_HELP: Final = (
+    "File with the secret key, 64 hex digits. Default: made in the data folder on first use. RAW_IDENTITY_SECRET_KEY "
+    "may hold the digits instead."
+)
+IdentityPath = Annotated[
+    Path | None,
+    typer.Option("--identity-secret-key-path", "-i", envvar="IDENTITY_SECRET_KEY_PATH", help=IDENTITY_HELP),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="DATA_DIR",
+        help="What this client needs to continue after a restart: key, snapshots, updates of the epoch, event log. "
+        "One folder for each client. Default: psyche-data/RUN_ID.",
+    ),
+]
+
+
+def parse_bootstrap(texts: list[str] | None) -> tuple[PeerAddress, ...]:
+    if len(texts or ()) > MAX_BOOTSTRAP:
+        raise ConfigError(f"--bootstrap: {len(texts or ())} addresses, at most {MAX_BOOTSTRAP}")
+    found: list[PeerAddress] = []
+    for text in texts or ():
+        try:
+            found.append(parse_peer_address(text))
+        except WireError as error:
+            raise ConfigError(f"--bootstrap {text!r}: {error}") from error
+    return tuple(found)
+
+
+def get_bind_ip(interface: str | None) -> str:
+    """The IPv4 address of `interface`: an address, a name (`eth0`), a prefix (`eth*`), or None for all."""
+    if interface is None or interface in ("", "all"):
+        return ALL
+    try:
+        return str(ipaddress.IPv4Address(interface))
+    except ValueError:
+        pass
+    names = [name for _, name in socket.if_nameindex()]
+    wanted = [name for name in names if _is_meant(name, interface)]
+    if not wanted:
+        raise ConfigError(f"--bind-p2p-interface {interface!r}: no such interface; this machine has {', '.join(names)}")
+    for name in wanted:
+        address = get_address(name)
+        if address is not None:
+            return address
+    raise ConfigError(f"--bind-p2p-interface {interface!r}: {', '.join(wanted)} has no IPv4 address")
+
+
+def get_address(name: str) -> str | None:
+    request = struct.pack(f"{IFREQ_BYTES}s", name.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _is_meant(name: str, interface: str) -> bool:
+    return name.startswith(interface[:-1]) if interface.endswith("*") else name == interface
+
+
+TRAINING: Final = share_fields(
+    ClientSettings,
+    has_variables=True,
+    run_id="The run to take part in.",
+    identity_path=option(IDENTITY_HELP, "--identity-secret-key-path", "-i"),
+    bind_port=option("Port for other clients; 0: any free one.", "--bind-p2p-port", min=0, max=65535),
+    bind_ip=option(
+        "Interface (eth0, eth*) or IPv4 address. Default: all.", "--bind-p2p-interface",
+        kind=str | None, default=None, callback=get_bind_ip,
+    ),
+    bootstrap=option(
+        "Where a client of the run is found, as /ip4/HOST/tcp/PORT/p2p/KEY (also ip6, dns, dns4, dns6). KEY is its "
+        "libp2p peer id, or the 64 hex digits of `psyche client show-identity`. May be repeated; the variable takes "
+        "several, separated by spaces. Dialed first, as soon as that key has a place in the run; other clients are "
+        "learned from there where the server does not say where they are.",
+        kind=list[str] | None, callback=parse_bootstrap,
+    ),
+    local_root=option("The folder that the run's relative Local paths (model, data) start from.", default=Path()),
+    device=option("auto, cpu, cuda or cuda:N.", envvar=None),
+    threads=option("Threads of the trainer; 0: all cores.", min=0),
+    micro_batch_size=option("Samples at a time; fewer need less memory.", min=1),
+    checkpoint_dir="Where the trained model is written for you at each epoch's end, as from_pretrained reads it. "
+    "Default: only at the run's end, to models in --data-dir, where the client also keeps what it continues from.",
+    keep_steps=option("How many written models to keep.", min=1),
+    export="Whether to write the trained model as a Hugging Face folder; see --checkpoint-dir.",
+    export_dtype=option("The type of the numbers in written models.", kind=Literal["float32", "bfloat16", "float16"]),
+    share_checkpoints=option(
+        "Keep each epoch's weights in --checkpoint-dir too, and put that place on record as the run's checkpoint. All "
+        "clients must reach it under the same path below their --local-root.",
+        "--share-checkpoints",
+    ),
+    distro_dir=option(
+        "Keep a copy of each of this client's updates in this folder.", "--write-gradients-dir", "--write-distro-data"
+    ),
+    node_name="This client's name in logs. Default: client- and the first digits of its key.",
+)  # fmt: skip
 
 
 @command(
@@ -49,34 +146,9 @@ def _root() -> None:
     "    --local-root my-run --data-dir ada --checkpoint-dir ada/models",
     "psyche client train --run-id my-run --rpc devnet -w ada.json",
     "RUN_ID=my-run SERVER_ADDR=127.0.0.1:19400 psyche client train --logs json",
-    shared=JOINING,
+    shared=JOINING | TRAINING | LOGGING,
 )
-def train(
-    *,
-    run_id: opt.RunId,
-    access: Access,
-    identity_secret_key_path: opt.IdentityPath = None,
-    data_dir: opt.DataDir = None,
-    bind_p2p_port: opt.BindPort = DEFAULT.bind_port,
-    bind_p2p_interface: opt.BindInterface = None,
-    bootstrap: opt.Bootstrap = None,
-    local_root: opt.LocalRoot = Path(),
-    device: opt.Device = DEFAULT.device,
-    threads: opt.Threads = DEFAULT.threads,
-    micro_batch_size: opt.MicroBatchSize = DEFAULT.micro_batch_size,
-    checkpoint_dir: opt.CheckpointDir = None,
-    keep_steps: opt.KeepSteps = DEFAULT.keep_steps,
-    export: opt.Export = DEFAULT.export,
-    export_dtype: opt.ExportDtype = opt.Dtype.bfloat16,
-    share_checkpoints: opt.ShareCheckpoints = DEFAULT.share_checkpoints,
-    logs: opt.LogsOption = opt.Logs.console,
-    log: opt.LogLevel = opt.USUAL_LEVEL,
-    write_log: opt.WriteLog = None,
-    events_dir: opt.EventsDir = None,
-    keep_event_files: opt.KeepEventFiles = DEFAULT_KEEP,
-    write_gradients_dir: opt.DistroDir = None,
-    node_name: opt.NodeName = DEFAULT.node_name,
-) -> None:
+def train(*, access: Access, data_dir: DataDir = None, settings: ClientSettings, logging: Logging) -> None:
     """Train in a run until it is finished.
 
     Looks for the run, starts PyTorch, waits for members, gets the weights, trains its share of every round. Started
@@ -86,34 +158,21 @@ def train(
     0.00001 SOL a round; a busy chain costs up to 0.0001 SOL more a transaction (--max-priority-fee). Exit code 0: done,
     or SIGTERM. 10: the owner wants another version. 11: the run is closed. 12: it is another chain. 130: Ctrl-C.
     """
+    from psyche.client.runtime.app import get_client_name, load_identity
     from psyche.telemetry.console import Console
     from psyche.telemetry.logging import configure_logging
     from psyche.wire.crypto import parse_hex
 
     console = Console()
-    configure_logging(logs.value, log, console=console, write_log=write_log)
-    data_dir = get_data_dir(data_dir, run_id)
-    target, server_key = access.target, access.options.server_key
-    settings = ClientSettings(
-        run_id=run_id, server_key=parse_hex("--server-key", server_key) if server_key else None, data_dir=data_dir,
-        identity_path=identity_secret_key_path, bind_ip=get_bind_ip(bind_p2p_interface), bind_port=bind_p2p_port,
-        bootstrap=opt.parse_bootstrap(bootstrap or []), local_root=local_root.absolute(), device=device,
-        threads=threads, micro_batch_size=micro_batch_size, checkpoint_dir=checkpoint_dir, keep_steps=keep_steps,
-        export=export, export_dtype=export_dtype.value, share_checkpoints=share_checkpoints,
-        distro_dir=write_gradients_dir,
-    )  # fmt: skip
-    check_places(settings, events_dir)  # what this machine lacks is told before a server or a chain is asked
-    check_target(target)
-    settings.node_name = node_name or find_node_name(settings)
-    events = open_events(settings, events_dir, keep_event_files)
-    raise typer.Exit(run(settings, target, events, console, logs))
-
-
-def open_events(settings: "ClientSettings", events_dir: Path | None, keep_files: int) -> "EventLog":
-    from psyche.telemetry.events import EventLog
-
-    folder = settings.data_dir if events_dir is None else events_dir / settings.node_name
-    return EventLog(folder / "events.jsonl", node=settings.node_name, keep=keep_files)
+    configure_logging(logging.logs, logging.log, console=console, write_log=logging.write_log)
+    server_key = access.options.server_key
+    settings.server_key = parse_hex("--server-key", server_key) if server_key else None
+    settings.data_dir, settings.local_root = get_data_dir(data_dir, settings.run_id), settings.local_root.absolute()
+    check_places(settings, logging.events_dir)  # what this machine lacks is told before a server or a chain is asked
+    check_target(access.target)
+    settings.node_name = settings.node_name or get_client_name(load_identity(settings))
+    events = logging.open_events(settings.data_dir, settings.node_name)
+    raise typer.Exit(run(settings, access.target, events, console, logging.logs))
 
 
 def check_target(target: "Target") -> None:
@@ -135,14 +194,7 @@ def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
     check_target_folder("--events-dir", events_dir)
 
 
-def find_node_name(settings: "ClientSettings") -> str:
-    """Find the name of a client that was given none; makes its key if there is none yet."""
-    from psyche.client.runtime.app import get_client_name, load_identity
-
-    return get_client_name(load_identity(settings))
-
-
-def run(settings: "ClientSettings", target: "Target", events: "EventLog", console: "Console", logs: opt.Logs) -> int:
+def run(settings: "ClientSettings", target: "Target", events: "EventLog", console: "Console", logs: LogMode) -> int:
     from psyche.client.runtime.app import run_client
     from psyche.telemetry.live import open_live_view
     from psyche.wire.line.descriptors import raise_limit
@@ -153,7 +205,7 @@ def run(settings: "ClientSettings", target: "Target", events: "EventLog", consol
         return target.open_member(identity, client.data_dir, events)
 
     async def main() -> int:
-        async with open_live_view(events, console, logs.value):
+        async with open_live_view(events, console, logs):
             return await run_client(settings, events, open_backend)
 
     raise_limit()
@@ -170,13 +222,12 @@ def run(settings: "ClientSettings", target: "Target", events: "EventLog", consol
 )
 def show_identity(
     *,
-    identity_secret_key_path: opt.IdentityPath = None,
-    data_dir: opt.DataDir = None,
+    identity_secret_key_path: IdentityPath = None,
+    data_dir: DataDir = None,
     run_id: Annotated[str, typer.Option(envvar="RUN_ID", help="The run whose data folder to use.")] = "",
     create: Annotated[bool, typer.Option("--create", help="Make the key if there is none.")] = False,
 ) -> None:
     """Print the public key by which others know this client."""
-    from psyche.errors import ConfigError
     from psyche.wire.crypto import Identity, parse_hex
     from psyche.wire.key_file import make_identity, read_key_file, write_key_file
 
@@ -220,45 +271,8 @@ def show_wallet(
 
 def get_data_dir(data_dir: Path | None, run_id: str) -> Path:
     """Return the given folder, or psyche-data/RUN_ID in the current folder."""
-    from psyche.errors import ConfigError
-
     if data_dir is not None:
         return expand_user(data_dir)
     if not run_id or "/" in run_id or run_id in (".", ".."):
         raise ConfigError(f"--run-id {run_id!r}: cannot be the name of a folder; choose one with --data-dir")
     return Path("psyche-data") / run_id
-
-
-def get_bind_ip(interface: str | None) -> str:
-    """The IPv4 address of `interface`: an address, a name (`eth0`), a prefix (`eth*`), or None for all."""
-    from psyche.errors import ConfigError
-
-    if interface is None or interface in ("", "all"):
-        return ALL
-    try:
-        return str(ipaddress.IPv4Address(interface))
-    except ValueError:
-        pass
-    names = [name for _, name in socket.if_nameindex()]
-    wanted = [name for name in names if _is_meant(name, interface)]
-    if not wanted:
-        raise ConfigError(f"--bind-p2p-interface {interface!r}: no such interface; this machine has {', '.join(names)}")
-    for name in wanted:
-        address = get_address(name)
-        if address is not None:
-            return address
-    raise ConfigError(f"--bind-p2p-interface {interface!r}: {', '.join(wanted)} has no IPv4 address")
-
-
-def get_address(name: str) -> str | None:
-    request = struct.pack(f"{IFREQ_BYTES}s", name.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])
-
-
-def _is_meant(name: str, interface: str) -> bool:
-    return name.startswith(interface[:-1]) if interface.endswith("*") else name == interface

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from psyche.cli.helpers import options as opt
-from psyche.cli.helpers.common import format_examples, make_group
-from psyche.telemetry.events import DEFAULT_KEEP
+from psyche.cli.helpers.common import format_examples, make_group, run_async, say
+from psyche.cli.helpers.options import LOGGING, Logging, LogMode
+from psyche.cli.helpers.target import command
+from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,18 +42,13 @@ StateDir = Annotated[
 ]
 
 
-@group.callback()
-def _root() -> None:
-    pass
-
-
-@group.command(
+@command(
+    group,
     "run",
-    epilog=format_examples(
-        "psyche server run --state my-run --server-port 19400 --state-dir server",
-        "psyche server run --state my-run/run.toml --data-config my-run/data.toml \\",
-        "    --state-dir other-server --logs json",
-    ),
+    "psyche server run --state my-run --server-port 19400 --state-dir server",
+    "psyche server run --state my-run/run.toml --data-config my-run/data.toml \\",
+    "    --state-dir other-server --logs json",
+    shared=LOGGING,
 )
 def run(
     *,
@@ -84,11 +80,7 @@ def run(
             help="Give up the journal's records behind a damaged place; says how many, and keeps the damaged files.",
         ),
     ] = False,
-    logs: opt.LogsOption = opt.Logs.console,
-    log: opt.LogLevel = opt.USUAL_LEVEL,
-    write_log: opt.WriteLog = None,
-    events_dir: opt.EventsDir = None,
-    keep_event_files: opt.KeepEventFiles = DEFAULT_KEEP,
+    logging: Logging,
 ) -> None:
     """Keep the record of a run until Ctrl-C.
 
@@ -99,40 +91,37 @@ def run(
     from psyche.cli.helpers.serving import leaving_nothing_unless_started
     from psyche.server.server import ServerSettings
     from psyche.telemetry.console import Console
-    from psyche.telemetry.events import EventLog
     from psyche.telemetry.logging import configure_logging
 
     console = Console()
-    configure_logging(logs.value, log, console=console, write_log=write_log)
+    configure_logging(logging.logs, logging.log, console=console, write_log=logging.write_log)
     loaded, data = load_runnable(state, data_config)
     folder = state_dir or Path("psyche-data") / f"server-{loaded.run_id}"
-    events_folder = events_dir / "server" if events_dir else folder
-    with leaving_nothing_unless_started(folder, events_folder) as on_start:
-        events = EventLog(events_folder / "events.jsonl", node="server", keep=keep_event_files)
+    with leaving_nothing_unless_started(folder, logging.find_folder(folder, "server")) as on_start:
+        events = logging.open_events(folder, "server")
         identity, owners = load_keys(folder, identity_secret_key_path, owner or [])
         settings = ServerSettings(
             run=loaded, identity=identity, state_dir=folder, host=bind_ip, port=server_port, owners=owners,
             access=add_allowed(loaded.access, allow or []), withdraw_on_disconnect=withdraw_on_disconnect,
             accept_loss=accept_loss, model_folder=loaded.model_folder, data_files=data, sink=events,
         )  # fmt: skip
-        serve(settings, events, console, logs, on_start)
+        serve(settings, events, console, logging.logs, on_start)
 
 
 def serve(
-    settings: "ServerSettings", events: "EventLog", console: "Console", logs: opt.Logs, on_start: "Callable[[], None]"
+    settings: "ServerSettings", events: "EventLog", console: "Console", logs: LogMode, on_start: "Callable[[], None]"
 ) -> None:
-    from psyche.cli.helpers.common import run_async
     from psyche.cli.helpers.serving import ServerLine, serve_until_signal
     from psyche.telemetry.live import open_live_view
     from psyche.wire.line.descriptors import raise_limit
 
     async def main() -> None:
-        if logs is not opt.Logs.console:
-            async with open_live_view(events, console, logs.value):
+        if logs != "console":
+            async with open_live_view(events, console, logs):
                 await serve_until_signal(settings, None, on_start)
             return
         line = ServerLine(console)
-        async with open_live_view(events, console, logs.value, line):
+        async with open_live_view(events, console, logs, line):
             await serve_until_signal(line.attach(settings), console, on_start)
 
     raise_limit()
@@ -163,7 +152,6 @@ def validate_config(*, state: State, data_config: DataConfig = None) -> None:
 def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, LoadedData | None]":
     """Load a run that can start, and its data.toml; print warnings about unusual settings."""
     from psyche.config.problems import ConfigProblems
-    from psyche.errors import ConfigError
     from psyche.server.preflight import validate_run
 
     report = validate_run(state, data_config)
@@ -172,7 +160,7 @@ def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, Lo
     if found := (*report.unsupported, *report.missing):
         raise ConfigError("\n".join(f"{report.run.path}: {text}" for text in found))
     for warning in report.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}")
     return report.run, report.data
 
 
@@ -185,7 +173,6 @@ def load_keys(folder: Path, path: Path | None, owners: list[str]) -> "tuple[Iden
 
 def add_allowed(access: "Access", keys: list[str]) -> "Access":
     """Combine the access settings of run.toml with the keys of --allow."""
-    from psyche.errors import ConfigError
     from psyche.wire.access import MAX_KEYS, NOBODY
     from psyche.wire.crypto import parse_hex
 

@@ -2,19 +2,22 @@
 
 import itertools
 import json
+import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from psyche.cli.helpers.common import ending_on_sigterm
+from psyche.cli.helpers.options import option, share_fields
 from psyche.cli.helpers.outputs import Output, Speaker, check_target, write_outputs
+from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
     from psyche.analysis.accounts import Accounts
-    from psyche.analysis.viewer import Filter
     from psyche.telemetry.events import Line
 
 TRACE_EXAMPLES: Final = (
@@ -28,24 +31,55 @@ REPLAY_EXAMPLES: Final = (
     "psyche replay plan.toml --node client-0  # a scenario of your own",
 )
 
-Nodes = Annotated[
-    list[str] | None, typer.Option("--node", help="Only events of this node, for example client-*; may be repeated.")
-]
-Kinds = Annotated[
-    list[str] | None, typer.Option("--kind", help="Only this kind of event, for example state_*; may be repeated.")
-]
-From = Annotated[float, typer.Option("--from", min=0, help="Only from this second on; the first event is at 0.")]
-To = Annotated[float | None, typer.Option("--to", min=0, help="Only up to this second.")]
-Height = Annotated[int | None, typer.Option(min=0, help="Only events that name the round of this height.")]
-AllKinds = Annotated[
-    bool, typer.Option("--all-kinds", help="Also the kinds with very many events: waits, payloads, counters.")
-]
 Picture = Annotated[
     Path | None,
     typer.Option(help="Draw when each client trained, sent, waited or was away, as a PNG; needs matplotlib."),
 ]
 Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
-FILTERS: Final = ("node", "kind", "from_s", "to_s", "height", "all_kinds")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Which events are listed."""
+
+    node: tuple[str, ...] = ()
+    kind: tuple[str, ...] = ()
+    from_s: float = 0.0
+    to_s: float | None = None
+    height: int | None = None
+    all_kinds: bool = False
+
+    def list(self, lines: "list[Line]") -> None:
+        import click
+
+        from psyche.analysis.viewer import Filter, format_trace
+
+        wanted = Filter(
+            nodes=self.node, kinds=self.kind, from_s=self.from_s, to_s=math.inf if self.to_s is None else self.to_s,
+            height=self.height, all_kinds=self.all_kinds,
+        )  # fmt: skip
+        shown = format_trace(lines, wanted)
+        first = next(shown, None)
+        if first is None:
+            sys.stderr.write(f"none of {len(lines)} events matches\n")
+            return
+        texts = (f"{text}\n" for text in itertools.chain((first,), shown))
+        if sys.stdout.isatty():
+            click.echo_via_pager(texts)
+            return
+        for text in texts:
+            typer.echo(text, nl=False)
+
+
+SHOWN: Final = share_fields(
+    Shown,
+    node="Only events of this node, for example client-*; may be repeated.",
+    kind="Only this kind of event, for example state_*; may be repeated.",
+    from_s=option("Only from this second on; the first event is at 0.", "--from", min=0),
+    to_s=option("Only up to this second.", "--to", min=0),
+    height=option("Only events that name the round of this height.", min=0),
+    all_kinds=option("Also the kinds with very many events: waits, payloads, counters.", "--all-kinds"),
+)
 
 
 def trace(
@@ -58,12 +92,7 @@ def trace(
         ),
     ],
     *,
-    node: Nodes = None,
-    kind: Kinds = None,
-    from_s: From = 0.0,
-    to_s: To = None,
-    height: Height = None,
-    all_kinds: AllKinds = False,
+    shown: Shown,
     summary: Annotated[
         bool, typer.Option("--summary", help="Show where the time of the run's rounds went, instead of events.")
     ] = False,
@@ -94,7 +123,7 @@ def trace(
         )
         say.check()
         raise typer.Exit(0 if is_written else 1)
-    _show(lines, _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds))
+    shown.list(lines)
 
 
 def replay(
@@ -102,12 +131,7 @@ def replay(
         str, typer.Argument(metavar="SEED_OR_FILE", help="A seed, or a scenario: a TOML file.", show_default=False)
     ],
     *,
-    node: Nodes = None,
-    kind: Kinds = None,
-    from_s: From = 0.0,
-    to_s: To = None,
-    height: Height = None,
-    all_kinds: AllKinds = False,
+    shown: Shown,
 ) -> None:
     """Play a simulated run again, event by event.
 
@@ -118,12 +142,11 @@ def replay(
     from psyche.sim.world import simulate
     from psyche.telemetry.events import build_line
 
-    wanted = _build_filter(node, kind, from_s, to_s, height, all_kinds=all_kinds)
     with ending_on_sigterm():
         scenario = find_scenario(text)
         sys.stderr.write(f"playing {text}: {scenario.clients} clients, {len(scenario.faults)} faults\n")
         outcome = simulate(scenario)
-        _show([build_line(entry) for entry in outcome.entries], wanted)
+        shown.list([build_line(entry) for entry in outcome.entries])
         typer.echo(outcome.describe().splitlines()[0])
         for violation in outcome.violations:
             typer.echo(f"violated {violation}")
@@ -131,14 +154,12 @@ def replay(
 
 
 def _refuse_filters(ctx: typer.Context) -> None:
-    from psyche.errors import ConfigError
-
     # By its source: a value that is the default, such as --from 0, was given too.
     def is_given(name: str) -> bool:
         source = ctx.get_parameter_source(name)
         return source is not None and source.name == "COMMANDLINE"
 
-    if given := [one.opts[0] for one in ctx.command.params if one.name in FILTERS and is_given(one.name)]:
+    if given := [one.opts[0] for one in ctx.command.params if one.name in SHOWN and is_given(one.name)]:
         raise ConfigError(f"{', '.join(given)}: no effect on figures of a whole run: --summary, --picture, --json")
 
 
@@ -149,36 +170,6 @@ def check_outputs(picture: Path | None, json_file: Path | None, events: Path | N
         check_picture(picture)
     for name, path in (("--picture", picture), ("--json", json_file), ("--events", events)):
         check_target(name, path)
-
-
-def _build_filter(
-    node: list[str] | None, kind: list[str] | None, from_s: float, to_s: float | None, height: int | None, *,
-    all_kinds: bool,
-) -> "Filter":  # fmt: skip
-    from psyche.analysis.viewer import Filter
-
-    return Filter(
-        nodes=tuple(node or ()), kinds=tuple(kind or ()), from_s=from_s, to_s=float("inf") if to_s is None else to_s,
-        height=height, all_kinds=all_kinds,
-    )  # fmt: skip
-
-
-def _show(lines: "list[Line]", wanted: "Filter") -> None:
-    import click
-
-    from psyche.analysis.viewer import format_trace
-
-    shown = format_trace(lines, wanted)
-    first = next(shown, None)
-    if first is None:
-        sys.stderr.write(f"none of {len(lines)} events matches\n")
-        return
-    texts = (f"{text}\n" for text in itertools.chain((first,), shown))
-    if sys.stdout.isatty():
-        click.echo_via_pager(texts)
-        return
-    for text in texts:
-        typer.echo(text, nl=False)
 
 
 def write_figures(

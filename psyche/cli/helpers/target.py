@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -12,6 +12,7 @@ import typer
 
 from psyche.backends.solana.amounts import MAX_PRIORITY_LAMPORTS
 from psyche.cli.helpers.common import confirm, format_examples, run_async, say
+from psyche.cli.helpers.options import Shared, build, share
 
 if TYPE_CHECKING:
     from psyche.backends.port import AccessAdministration, Administration, Person, Target, TargetOptions
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 _Found = TypeVar("_Found")
 _Part = TypeVar("_Part", bound="Administration")
 _Session = TypeVar("_Session")
-# Options by name. typer knows no groups: it reads the signature of each command, so `command` puts them into it.
-Shared = dict[str, inspect.Parameter]
 
 # In examples.
 ADDRESS: Final = "--server-addr 127.0.0.1:19400"
@@ -43,69 +42,59 @@ def _check_address(text: str | None) -> str | None:
     return text or None
 
 
-def _share(
-    name: str, kind: object, help_: str, *flags: str, default: object = None, envvar: str | None = "", **more: Any
-) -> Shared:
-    """Declare an option; its variable is its name in capitals unless it has another, or None."""
-    variable = name.upper() if envvar == "" else envvar
-    info = typer.Option(*flags, envvar=variable, help=help_, **more)
-    annotation = Annotated[kind, info]  # pyright: ignore[reportInvalidTypeForm]
-    return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)}
-
-
 def _share_endpoint(number: int, which: str) -> Shared:
-    return _share(f"rpc_{number}", str | None, f"A {which} endpoint of the same chain.") | _share(
+    return share(f"rpc_{number}", str | None, f"A {which} endpoint of the same chain.") | share(
         f"ws_rpc_{number}", str | None, "Its address for subscriptions."
     )
 
 
-_SERVER: Final = _share(
+_SERVER: Final = share(
     "server_addr", str | None, "For a run on a server: the coordinator server, host:port.", callback=_check_address
 )
 CHAIN: Final = (
-    _share(
+    share(
         "rpc", str | None,
         "For a run on Solana: an RPC endpoint, http(s)://HOST, or localhost, devnet, testnet, mainnet-beta.",
     )
-    | _share(
+    | share(
         "ws_rpc", str | None, "Its address for subscriptions, ws(s)://HOST. Default: the next port of the same host."
     )
     | _share_endpoint(2, "second")
     | _share_endpoint(3, "third")
-    | _share(
+    | share(
         "program_ids", Path | None,
         "File of the ids of Psyche's programs on this chain, which the run's owner gives to members, and `psyche dev "
         "deploy` writes. Default: what this version knows of the chain.",
         envvar="PSYCHE_PROGRAM_IDS",
     )
 )  # fmt: skip
-WALLET_PATH: Final = _share(
+WALLET_PATH: Final = share(
     "wallet_private_key_path", Path | None,
     "File with the wallet that signs and pays, as `solana-keygen new` writes it. RAW_WALLET_PRIVATE_KEY may hold the "
     "key instead, and wins. Default: ANCHOR_WALLET, then the Solana CLI's wallet.",
     "--wallet-private-key-path", "-w",
 )  # fmt: skip
-_PAYING: Final = WALLET_PATH | _share(
+_PAYING: Final = WALLET_PATH | share(
     "max_priority_fee", int | None,
     "The most that a transaction on Solana pays beside its signatures, to be early while the chain is busy: what "
     f"others lately paid, up to this. 0: nothing. Default: {MAX_PRIORITY_LAMPORTS:,}.",
     min=0, metavar="LAMPORTS",
 )  # fmt: skip
-_YES: Final = _share(
+_YES: Final = share(
     "yes", bool, "Make the change without a question; needed where no terminal is.", "--yes", "-y", default=False,
     envvar=None,
 )  # fmt: skip
 CHAIN_AND_WALLET: Final = CHAIN | _PAYING | _YES
 JOINING: Final = (
     _SERVER
-    | _share(
+    | share(
         "server_key", str | None,
         "The server's public key, 64 hex digits: any other server is refused. Default: the first server that answers "
         "is trusted.",
     )
     | CHAIN
     | _PAYING
-    | _share(
+    | share(
         "authorizer", str | None,
         "For a run on Solana: the wallet whose authorization lets yours join, which is its delegate. Default: your "
         "wallet's own, or the one for everybody.",
@@ -115,22 +104,22 @@ JOINING: Final = (
 OWNING: Final = (
     _SERVER
     | {"rpc": CHAIN["rpc"]}
-    | _share("run_id", str, "The run. A server has only one, a chain has many.", "--run-id", "-r", default="")
-    | _share(
+    | share("run_id", str, "The run. A server has only one, a chain has many.", "--run-id", "-r", default="")
+    | share(
         "server_key", str | None,
         "The server's public key, 64 hex digits, unless --state-dir holds it; any other server is refused.",
     )
-    | _share(
+    | share(
         "identity_secret_key_path", Path | None, "File with an owner's secret key, if it is not the server's.",
         "--identity-secret-key-path", "-i",
     )
-    | _share(
+    | share(
         "state_dir", Path | None, "The server's state folder, which holds its key.", "--state-dir", "--save-state-dir"
     )
     | WALLET_PATH
-    | _share("timeout", float, "Seconds to try a server that does not answer.", default=10.0, envvar=None, min=0.1)
+    | share("timeout", float, "Seconds to try a server that does not answer.", default=10.0, envvar=None, min=0.1)
     | CHAIN_AND_WALLET
-    | _share(
+    | share(
         "treasurer_index", int | None,
         "The run's index at the treasurer, which is found without it; checked.", envvar=None, min=0, hidden=True,
     )
@@ -224,26 +213,35 @@ def command(
     aliases: tuple[tuple[typer.Typer, str], ...] = (),
     hidden: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn a function into a command, whose argument `access` comes from the `shared` options that stand in its place.
+    """Turn a function into a command that has the `shared` options beside its own.
 
-    An option that the function declares itself counts instead of the shared one of its name. `aliases` are further
-    names, by group, which help does not show.
+    They stand in the place of the function's arguments that are records, and it gets these made of them: `Access`, or
+    a record of settings, whose fields have the options' names. An option that the function declares itself counts
+    instead of the shared one of its name. `aliases` are further names, by group, which help does not show.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         own = dict(inspect.signature(function).parameters)
+        records = {name: one.annotation for name, one in own.items() if is_dataclass(one.annotation)}
+        settings: dict[str, type[Any]] = {name: kind for name, kind in records.items() if kind is not Access}
 
         def run(**given: Any) -> None:  # typer reads the signature that is set below
             from psyche.backends.port import TargetOptions
 
-            options = {one.name: given[one.name] for one in fields(TargetOptions) if one.name in given}
-            access = Access(TargetOptions(**options), given.get("yes", False), shared is CHAIN)
-            function(access=access, **{name: value for name, value in given.items() if name in own})
+            made = {name: build(kind, given) for name, kind in settings.items()}
+            if "access" in own:
+                made["access"] = Access(build(TargetOptions, given), given.get("yes", False), shared is CHAIN)
+            function(**made, **{name: value for name, value in given.items() if name in own})
 
+        left = {name: one for name, one in shared.items() if name not in own}
+        of_settings = {field.name for kind in settings.values() for field in fields(kind)}
         parameters: list[inspect.Parameter] = []
         for one in own.values():
-            others = [two for two in shared.values() if two.name not in own]
-            parameters += others if one.name == "access" else [one]
+            if one.name not in records:
+                parameters.append(one)
+                continue
+            names = {field.name for field in fields(one.annotation)} if one.name in settings else {*left} - of_settings
+            parameters += [left.pop(name) for name in [*left] if name in names]
         run.__doc__ = function.__doc__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in parameters}

@@ -223,7 +223,7 @@ def command(
     def register(function: Callable[..., None]) -> Callable[..., None]:
         own = dict(inspect.signature(function).parameters)
         records = {name: one.annotation for name, one in own.items() if is_dataclass(one.annotation)}
-        settings: dict[str, type[Any]] = {name: kind for name, kind in records.items() if kind is not Access}
+        settings: dict[str, Any] = {name: kind for name, kind in records.items() if kind is not Access}
 
         def run(**given: Any) -> None:  # typer reads the signature that is set below
             from psyche.backends.port import TargetOptions

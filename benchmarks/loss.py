@@ -11,8 +11,9 @@ from pathlib import Path
 
 from _table import build_parser, finish, print_table
 
+from psyche.cli.helpers.progress import ProgressBar
 from psyche.data.corpus import build_demo_corpus
-from psyche.standalone.report import Curve, ProgressLine, write_loss_plot
+from psyche.standalone.report import Curve, describe_step, write_loss_plot
 from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
 from psyche.standalone.train import TrainResult, train_model
 
@@ -62,9 +63,8 @@ def main() -> None:
     args = parse()
     results: dict[str, TrainResult] = {}
     for name, settings in make_runs(args).items():
-        line = ProgressLine()
-        results[name] = train_model(settings, line)
-        line.close()
+        with ProgressBar(f"{name}, step", show=str) as bar:
+            results[name] = train_model(settings, lambda at, bar=bar: bar.set(at.step, at.steps, describe_step(at)))
     steps = sorted(step for step in next(iter(results.values())).held_out if step)
     rows = [
         [name, *(result.held_out[step] for step in steps), 8 * result.sent_bytes / result.parameters]

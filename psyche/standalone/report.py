@@ -1,70 +1,28 @@
-"""What a stand-alone training shows: a line of progress, its result, and a plot of its losses."""
+"""What a stand-alone training shows: its progress, its result, and a plot of its losses."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from psyche.errors import ConfigError
 from psyche.standalone.settings import OptimizerName, TrainSettings
-from psyche.telemetry.console import Console
 from psyche.telemetry.text import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:  # loads torch
     from psyche.standalone.train import StepProgress, TrainResult
 
 SMOOTHING: Final = 20  # steps of the moving average
-BAR_CELLS: Final = 24
-LIVE_EVERY_S: Final = 0.1
-PLAIN_EVERY_S: Final = 5.0
 
 
-def format_line(progress: "StepProgress", held_out: float | None, columns: int = 120) -> str:
-    """The line of one step; `held_out` is the newest known held-out loss. The last figures go where room is short."""
-    done = progress.step / progress.steps
-    filled = round(done * BAR_CELLS)
-    left_s = progress.seconds * (1 - done) / done
+def describe_step(progress: "StepProgress") -> str:
     parts = [
-        f"step {progress.step}/{progress.steps}",
         f"loss {progress.report.loss:.3f}",
-        *([] if held_out is None else [f"held out {held_out:.3f}"]),
-        f"{format_seconds(left_s)} left" if done < 1 else format_seconds(progress.seconds),
+        *([] if progress.held_out is None else [f"held out {progress.held_out:.3f}"]),
         f"{format_count(progress.tokens / max(progress.seconds, 1e-9))} tokens/s",
         f"lr {progress.lr:.2e}",
     ]
-    line = f"[{'#' * filled}{'.' * (BAR_CELLS - filled)}] " + parts[0]
-    for part in parts[1:]:
-        if len(line) + len(part) + 2 > columns:
-            break
-        line += f", {part}"
-    return line
-
-
-class ProgressLine:
-    def __init__(self, console: Console | None = None, now: Callable[[], float] = monotonic) -> None:
-        self._console = console or Console()
-        self._now = now
-        self._shown_at = float("-inf")
-        self._held_out: float | None = None
-        self._line = ""
-
-    def __call__(self, progress: "StepProgress") -> None:
-        self._held_out = self._held_out if progress.held_out is None else progress.held_out
-        self._line = format_line(progress, self._held_out, self._console.columns - 1)
-        every_s = LIVE_EVERY_S if self._console.live else PLAIN_EVERY_S
-        if self._now() - self._shown_at < every_s and progress.step < progress.steps:
-            return
-        self._shown_at = self._now()
-        if self._console.live:
-            self._console.set_status(self._line)
-        else:
-            self._console.print(self._line)
-
-    def close(self) -> None:
-        if self._console.live and self._line:
-            self._console.clear_status()
-            self._console.print(self._line)
+    return ", ".join(parts)
 
 
 def format_result(settings: TrainSettings, result: "TrainResult") -> str:

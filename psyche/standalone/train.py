@@ -36,7 +36,7 @@ EVAL_MICRO_BATCH = 32
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """The progress after one step; the report's loss is that before the step, `held_out` None if not evaluated."""
+    """The progress after one step; the report's loss is that before the step, `held_out` the newest one."""
 
     step: int
     steps: int
@@ -149,9 +149,10 @@ class _Training:
             losses[step] = report.loss
             if step == steps:
                 self._stepper.finish(lr)
-            measured = self._measure(step, held_out)
+            self._measure(step, held_out)
             seconds = time.monotonic() - self._started
-            on_progress(StepProgress(step, steps, lr, report, measured, self._tokens, seconds))
+            newest = next(reversed(held_out.values()), None)
+            on_progress(StepProgress(step, steps, lr, report, newest, self._tokens, seconds))
         seconds = time.monotonic() - self._started
         return TrainResult(losses, held_out, self._tokens, seconds, self._parameters, report.sent_bytes)
 
@@ -164,14 +165,13 @@ class _Training:
         self._tokens += rows.size
         return self._stepper.step(torch.from_numpy(rows.astype(np.int64)), step, lr, self._get_lr(step - 1))
 
-    def _measure(self, step: int, held_out: dict[int, float]) -> float | None:
-        """The held-out loss, measured when it is due: at the first and last step, and every `eval_every` steps."""
+    def _measure(self, step: int, held_out: dict[int, float]) -> None:
+        """Measure the held-out loss when it is due: at the first and last step, and every `eval_every` steps."""
         every = self._settings.eval_every
         is_due = step in {0, self._settings.steps} or (every > 0 and step % every == 0)
         if self._held_out is None or not is_due:
-            return None
+            return
         with self._stepper.settled(self._get_lr(step)):
             held_out[step] = evaluate(
                 self._model, self._held_out, micro_batch_size=EVAL_MICRO_BATCH, device=self._device
             )
-        return held_out[step]

@@ -1,6 +1,5 @@
 """`psyche train`: small trainings of a tiny model on made-up data."""
 
-import io
 import json
 import subprocess
 import sys
@@ -16,11 +15,10 @@ from psyche.core.committee.schedule import compute_learning_rate
 from psyche.errors import ConfigError, TrainerError
 from psyche.modeling.model import get_parameters, load_model
 from psyche.standalone.corpus import Corpus
-from psyche.standalone.report import Curve, ProgressLine, compute_average, format_line, write_loss_plot
+from psyche.standalone.report import Curve, compute_average, describe_step, write_loss_plot
 from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
 from psyche.standalone.steppers import StepReport
 from psyche.standalone.train import StepProgress, train_model
-from psyche.telemetry.console import Console
 
 LENGTH = 16
 CONFIG = {
@@ -208,23 +206,9 @@ def test_the_schedules_are_those_of_a_run() -> None:
         assert compute_learning_rate(schedule, 50) == pytest.approx(middle)
 
 
-def make_progress(step: int, held_out: float | None = None) -> StepProgress:
-    return StepProgress(step, 4, 1e-3, StepReport(2.5, 1.0, 10), held_out, 1000 * step, float(step))
-
-
-def test_progress_is_one_line_on_a_terminal_and_few_lines_elsewhere() -> None:
-    clock = iter(range(100))
-    for live, breaks in ((True, 1), (False, 2)):
-        stream = io.StringIO()
-        line = ProgressLine(Console(stream, live=live), now=lambda: float(next(clock)))
-        for step in range(1, 5):
-            line(make_progress(step, 2.25 if step == 2 else None))
-        line.close()
-        assert stream.getvalue().count("\n") == breaks
-        assert "held out 2.250" in stream.getvalue().splitlines()[-1]
-    assert format_line(make_progress(2), None) == (
-        "[############............] step 2/4, loss 2.500, 2 s left, 1.0k tokens/s, lr 1.00e-03"
-    )
+def test_a_step_is_described_with_the_newest_losses() -> None:
+    progress = StepProgress(2, 4, 1e-3, StepReport(2.5, 1.0, 10), 2.25, 2_000, 2.0)
+    assert describe_step(progress) == "loss 2.500, held out 2.250, 1.0k tokens/s, lr 1.00e-03"
 
 
 def test_a_picture_is_drawn_and_a_bad_name_is_refused(tmp_path: Path) -> None:

@@ -79,17 +79,15 @@ def train(
 
 
 def _run(settings: TrainSettings, plot: Path | None) -> None:
-    from psyche.standalone.report import Curve, ProgressLine, format_result, write_loss_plot
+    from psyche.cli.helpers.progress import ProgressBar
+    from psyche.standalone.report import Curve, describe_step, format_result, write_loss_plot
     from psyche.telemetry.loading import loading
 
     with loading("torch and the model"):
         from psyche.standalone.train import train_model
 
-    line = ProgressLine()
-    try:
-        result = train_model(settings, line)
-    finally:
-        line.close()
+    with ProgressBar("training, step", show=str) as bar:
+        result = train_model(settings, lambda at: bar.set(at.step, at.steps, describe_step(at)))
     typer.echo(format_result(settings, result))
     if plot is not None:
         write_loss_plot(plot, [Curve(settings.optimizer.value, result.losses, result.held_out)])

@@ -9,6 +9,7 @@ import typer
 from psyche.cli.commands.run.group import group as run_group
 from psyche.cli.helpers.common import make_group
 from psyche.cli.helpers.target import CHAIN, CHAIN_AND_WALLET, LOCAL, WALLET, Access, carry_out, command
+from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
     from psyche.backends.solana.session import ChainSession
@@ -51,12 +52,8 @@ def create_authorization(*, access: Access, authorizer: Authorizer) -> None:
     from psyche.backends.solana.joining import parse_grantee, plan_grant
 
     grantee = parse_grantee(authorizer)
-
-    async def do(session: "ChainSession") -> None:
-        plan = await plan_grant(session, grantee)
-        await carry_out(session, plan, f"{authorizer} may join", f"{authorizer} may join already")
-
-    access.run_on_chain(do)
+    done = f"{authorizer} may join"
+    access.carry_out(lambda session: plan_grant(session, grantee), done, f"{done} already")
 
 
 @_command(
@@ -80,7 +77,6 @@ def read_authorization(
     """Show an authorization: whether it is on, and its delegates."""
     from psyche.backends.solana.interface.addresses import parse_key
     from psyche.backends.solana.joining import describe_authorization, find_authorization, parse_grantee
-    from psyche.errors import ConfigError
 
     grantor, grantee = parse_key(join_authority, "--join-authority"), parse_grantee(authorizer)
     found = access.run_on_chain(lambda session: find_authorization(session, grantor, grantee))
@@ -120,18 +116,15 @@ def delegate(
     """
     from psyche.backends.solana.interface.addresses import parse_key
     from psyche.backends.solana.joining import plan_delegates
-    from psyche.errors import ConfigError
 
     if not delegates_added and not delegates_clear:
         raise ConfigError("name what changes: --delegates-added WALLET, --delegates-clear, or both")
     grantor = parse_key(join_authority, "--join-authority")
     added = [parse_key(text, "--delegates-added") for text in delegates_added or ()]
-
-    async def do(session: "ChainSession") -> None:
-        plan = await plan_delegates(session, grantor, added, clear=delegates_clear)
-        await carry_out(session, plan, "the delegates are on record", "these are delegates already")
-
-    access.run_on_chain(do)
+    access.carry_out(
+        lambda session: plan_delegates(session, grantor, added, clear=delegates_clear),
+        "the delegates are on record", "these are delegates already",
+    )  # fmt: skip
 
 
 @_command(

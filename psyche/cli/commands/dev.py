@@ -10,6 +10,7 @@ import typer
 from psyche.cli.helpers.common import ending_on_sigterm, format_examples, make_group, run_async, say
 from psyche.cli.helpers.outputs import check_target
 from psyche.cli.helpers.target import CHAIN_AND_WALLET, LOCAL, WALLET, Access, command, tell_return
+from psyche.errors import ConfigError
 from psyche.localchain.validator import Validator
 
 if TYPE_CHECKING:
@@ -86,8 +87,6 @@ def run_validator(
 
     With --ledger the chain is saved every 5 seconds and at the end. Exits with 130 on Ctrl-C.
     """
-    from psyche.errors import ConfigError
-
     if validator is Validator.real:
         from psyche.localchain.real import find_tool
 
@@ -132,7 +131,6 @@ def run_validator(
 
 def prepare_ledger(ledger: Path, validator: Validator, *, reset: bool) -> None:
     """Remove our chain in a folder if told to."""
-    from psyche.errors import ConfigError
     from psyche.localchain.ledger import FILE, open_ledger
 
     is_ours, is_real = (ledger / FILE).exists(), (ledger / "genesis.bin").exists()
@@ -222,7 +220,6 @@ def idl(
     from psyche.backends.solana.interface.idl import NAMES, load_idl
     from psyche.backends.solana.programs.vouching import read_program_ids
     from psyche.durable import naming
-    from psyche.errors import ConfigError
     from psyche.localchain.legacy_idl import convert_to_legacy
 
     if program not in NAMES:
@@ -255,7 +252,6 @@ def airdrop(
     from psyche.backends.solana.amounts import SOL_DECIMALS, format_sol, parse_amount
     from psyche.backends.solana.interface.addresses import parse_key
     from psyche.backends.solana.owner.funds import request_lamports
-    from psyche.errors import ConfigError
 
     lamports = parse_amount(amount, SOL_DECIMALS, "--amount")
     if not lamports:
@@ -294,7 +290,6 @@ def mint(
     """
     from psyche.backends.solana.interface.addresses import parse_key
     from psyche.backends.solana.owner.funds import plan_mint, plan_token
-    from psyche.errors import ConfigError
 
     named, target = (parse_key(text, f"--{name}") if text else None for name, text in (("mint", mint), ("to", to)))
     if named is not None and (amount is None or decimals is not None):
@@ -364,7 +359,6 @@ def deploy(
         from psyche.backends.solana.programs.deployment import close_programs
         from psyche.backends.solana.programs.deployment import deploy as put
         from psyche.backends.solana.programs.vouching import write_program_ids
-        from psyche.errors import ConfigError
 
         if close:
             before = await session.rpc.get_balance(session.key)

@@ -10,6 +10,7 @@ import typer
 
 from psyche.cli.helpers.common import format_examples, make_group
 from psyche.cli.helpers.outputs import check_target
+from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
     from psyche.standalone.sample import Sample
@@ -45,8 +46,6 @@ def init(
 
     The weights are fp32 safetensors. They are made once, by one person, and everybody loads these files.
     """
-    from psyche.errors import ConfigError
-
     if not config.exists():  # before the seconds that torch takes
         raise ConfigError(f"--config {config}: there is no such file or folder")
     parameters = make_first_weights(config, output, seed, tokenizer)
@@ -89,7 +88,6 @@ def sample(
 
     Shows the prompt and what the model makes of it, each under a line of its own.
     """
-    from psyche.errors import ConfigError
     from psyche.telemetry.loading import loading
 
     if not (folder / "config.json").is_file():  # before the seconds that torch takes

@@ -9,10 +9,11 @@ import typer
 from psyche.cli.commands.run.group import group as run_group
 from psyche.cli.helpers.common import make_group
 from psyche.cli.helpers.target import CHAIN, CHAIN_AND_WALLET, LOCAL, Access, RunId, carry_out, command, tell_return
+from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
     from psyche.backends.solana.lookup import FoundRun
-    from psyche.backends.solana.session import ChainSession
+    from psyche.backends.solana.session import ChainPlan, ChainSession
 
 RUN = "--run-id my-run"  # in examples
 group = make_group(
@@ -55,15 +56,14 @@ def claim(
     from psyche.backends.solana.interface.addresses import parse_key
     from psyche.backends.solana.owner.rewards import find_earner, plan_claim
 
-    async def do(session: "ChainSession") -> None:
+    async def plan(session: "ChainSession") -> "ChainPlan":
         found = await _find(session, run_id, treasurer_index)
         key = parse_key(address, "--address") if address else session.key
         if key != session.key:
             found.check_owner(session.key)
-        plan = await plan_claim(session, found, await find_earner(session, found, key))
-        await carry_out(session, plan, "paid", "")
+        return await plan_claim(session, found, await find_earner(session, found, key))
 
-    access.run_on_chain(do)
+    access.carry_out(plan, "paid")
 
 
 @_command(
@@ -81,17 +81,16 @@ def top_up(
     """Pay tokens into a run, for its members. Anybody may."""
     from psyche.backends.solana.amounts import parse_amount
     from psyche.backends.solana.owner.rewards import find_treasury, plan_top_up
-    from psyche.errors import ConfigError
 
-    async def do(session: "ChainSession") -> None:
+    async def plan(session: "ChainSession") -> "ChainPlan":
         found = await _find(session, run_id, treasurer_index)
         treasury = await find_treasury(session, found)
         amount = parse_amount(collateral_amount, treasury.decimals, "--collateral-amount")
         if not amount:
             raise ConfigError("--collateral-amount: must be more than 0")
-        await carry_out(session, await plan_top_up(session, found, treasury, amount), "paid in", "")
+        return await plan_top_up(session, found, treasury, amount)
 
-    access.run_on_chain(do)
+    access.carry_out(plan, "paid in")
 
 
 @_command(
@@ -122,15 +121,14 @@ def withdraw(
 
     target = parse_key(to, "--to") if to else None
 
-    async def do(session: "ChainSession") -> None:
+    async def plan(session: "ChainSession") -> "ChainPlan":
         found = await _find(session, run_id, treasurer_index)
         treasury = await find_treasury(session, found)
         text = collateral_amount
         amount = None if text is None else parse_amount(text, treasury.decimals, "--collateral-amount")
-        plan = await plan_withdraw(session, found, treasury, amount, target or session.key)
-        await carry_out(session, plan, "withdrawn", "")
+        return await plan_withdraw(session, found, treasury, amount, target or session.key)
 
-    access.run_on_chain(do)
+    access.carry_out(plan, "withdrawn")
 
 
 @_command("show", f"psyche rewards show {RUN} {LOCAL}", f"psyche rewards show {RUN} {LOCAL} --json", shared=CHAIN)

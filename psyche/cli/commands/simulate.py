@@ -11,6 +11,7 @@ from psyche.backends.kinds import USUAL_KIND, BackendKind
 from psyche.cli.commands.trace import Json, Picture, check_outputs, write_figures
 from psyche.cli.helpers.common import ending_on_sigterm
 from psyche.cli.helpers.outputs import Output, Speaker
+from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
     from psyche.config.load import LoadedRun
@@ -136,8 +137,6 @@ def _read_question(
 
 
 def parse_parameters(text: str) -> int:
-    from psyche.errors import ConfigError
-
     try:
         value = float(text) if text else 0.0
     except ValueError:

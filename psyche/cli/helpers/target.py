@@ -13,6 +13,7 @@ import typer
 from psyche.backends.solana.amounts import MAX_PRIORITY_LAMPORTS
 from psyche.cli.helpers.common import confirm, format_examples, run_async, say
 from psyche.cli.helpers.options import Shared, build, share
+from psyche.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
     from psyche.backends.port import AccessAdministration, Administration, Person, Target, TargetOptions
@@ -167,15 +168,11 @@ class Access:
 
     def run_with_list(self, function: "Callable[[AccessAdministration], Awaitable[_Found]]", instead: str) -> _Found:
         """Call an async function with a run that keeps a list of who may join; `instead` is what to do elsewhere."""
-        from psyche.errors import ConfigError
-
         if self.target.open_access is None:
             raise ConfigError(f"this command is for a run on a server; on a chain use {instead}")
         return self._call(function, self.target.open_access(self._make_person()))
 
     def describe_wallet(self, address: str) -> dict[str, Any]:
-        from psyche.errors import ConfigError
-
         if self.target.open_wallets is None:
             raise ConfigError(
                 "--address: is for a run on Solana; `psyche run info` with an owner's key shows all clients"
@@ -193,6 +190,14 @@ class Access:
     def run_on_chain(self, function: "Callable[[ChainSession], Awaitable[_Found]]") -> _Found:
         """Call an async function with a session at the chain."""
         return _run_in(self.chain.open_session(self._make_person(), reads=self.reads), function)
+
+    def carry_out(self, plan: "Callable[[ChainSession], Awaitable[ChainPlan]]", done: str, nothing: str = "") -> None:
+        """Carry out a plan on the chain, and say that it is done, or `nothing` if there was nothing to do."""
+
+        async def do(session: "ChainSession") -> None:
+            await carry_out(session, await plan(session), done, nothing)
+
+        self.run_on_chain(do)
 
 
 def _run_in(
@@ -265,7 +270,6 @@ async def carry_out(session: "ChainSession", plan: "ChainPlan", done: str, nothi
     """Carry out a plan and say what happened and that it is done, or `nothing` if there was nothing to do."""
     from psyche.cli.helpers.refusals import put_in_words
     from psyche.core.state.errors import CoordinatorError
-    from psyche.errors import BackendError
 
     try:
         landed = await session.carry_out(plan)

@@ -9,6 +9,7 @@ import typer
 from psyche.cli.commands.run.group import group
 from psyche.cli.helpers.common import say
 from psyche.cli.helpers.target import OWNED, Access, command
+from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -57,7 +58,6 @@ def allow_key(
     The server remembers it, also after a restart. A client that waits for permission joins by itself. The run's join
     authority may do this too.
     """
-    from psyche.errors import ConfigError
     from psyche.wire.access import MAX_DELEGATES, Allow
     from psyche.wire.crypto import parse_hex
 
@@ -111,7 +111,6 @@ async def find_known(backend: "AccessAdministration") -> "tuple[AllowedKeys, set
 
 def complete_key(text: str, known: "Collection[bytes]") -> bytes:
     """Parse a public key, of which the first digits are enough if one known key begins so."""
-    from psyche.errors import ConfigError
     from psyche.telemetry.text import format_number
     from psyche.wire.access import KEY_BYTES
     from psyche.wire.crypto import parse_hex
@@ -187,7 +186,6 @@ def collect(
     Prints one line for each key: the key and the amount that it has earned. What is printed is no longer on record:
     it is up to you to pay it.
     """
-    from psyche.errors import ConfigError
     from psyche.wire.crypto import parse_hex
 
     if bool(key) == everybody:

@@ -22,6 +22,7 @@ from psyche.cli.helpers.target import (
     tell_return,
 )
 from psyche.core.state.state import ZERO32
+from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
     from psyche.backends.solana.owner.creation import Creation
@@ -78,7 +79,6 @@ def create(
     """
     from psyche.backends.solana.interface.addresses import get_instance_address, parse_key
     from psyche.backends.solana.owner.creation import Creation, plan_create
-    from psyche.errors import ConfigError
 
     if treasurer_index is not None and treasurer_collateral_mint is None:
         raise ConfigError("--treasurer-index: needs --treasurer-collateral-mint, the token that the run pays in")
@@ -202,17 +202,12 @@ def checkpoint(
     from psyche.backends.solana.member.ticking import plan_checkpoint
 
     source = parse_place(repo, revision, gcs_bucket, gcs_prefix)
-
-    async def do(session: "ChainSession") -> None:
-        plan = await plan_checkpoint(session, run_id, source)
-        await carry_out(session, plan, f"the checkpoint of run {run_id!r} is on record", "it is on record already")
-
-    access.run_on_chain(do)
+    done = f"the checkpoint of run {run_id!r} is on record"
+    access.carry_out(lambda session: plan_checkpoint(session, run_id, source), done, "it is on record already")
 
 
 def parse_place(repo: str | None, revision: str | None, bucket: str | None, prefix: str | None) -> "Checkpoint":
     from psyche.core.state.state import Checkpoint, CheckpointKind
-    from psyche.errors import ConfigError
 
     if bool(repo) == bool(bucket):
         raise ConfigError("name one place: --repo OWNER/NAME or --gcs-bucket NAME")

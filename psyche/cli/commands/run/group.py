@@ -9,6 +9,7 @@ import typer
 
 from psyche.cli.helpers.common import make_group
 from psyche.cli.helpers.target import ADDRESS, ON_CHAIN, OWNED, WALLET, Access, command
+from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
     from psyche.backends.port import Administration
@@ -165,8 +166,6 @@ def set_future_epoch_rates(
     The running epoch keeps its rates. A rate that you do not name stays as it is. Rates are whole numbers; a run on
     Solana that pays its members in a token takes them as amounts of that token, such as 12.5.
     """
-    from psyche.errors import ConfigError
-
     rates = {
         "--earning-rate-total-shared": earning_rate_total_shared,
         "--slashing-rate-per-client": slashing_rate_per_client,
@@ -180,7 +179,6 @@ async def set_rates(backend: "Administration", rates: dict[str, str | None]) -> 
     """Set the rates that are named, in units of the token in which the backend's run pays."""
     from psyche.backends.solana.amounts import format_amount, parse_amount
     from psyche.core.state.messages import SetRates
-    from psyche.errors import ConfigError
 
     decimals = (await backend.get_status()).decimals
     amounts = [None if text is None else parse_amount(text, decimals, option) for option, text in rates.items()]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psyche.backends.kinds import USUAL_KIND, BackendKind
-from psyche.cli.commands.trace import Json, Picture, check_outputs, write_figures
+from psyche.cli.commands.trace import Figures
 from psyche.cli.helpers.common import ending_on_sigterm
 from psyche.cli.helpers.outputs import Output, Speaker
 from psyche.errors import ConfigError
@@ -62,8 +62,7 @@ def simulate(
     no_suggestions: Annotated[
         bool, typer.Option("--no-suggestions", help="Do not try other settings. That takes a fifth of the time.")
     ] = False,
-    picture: Picture = None,
-    json_file: Json = None,
+    figures: Figures,
     events: Annotated[Path | None, typer.Option(help="Write the event log, for `psyche trace`.")] = None,
 ) -> None:
     """Forecast a run before it begins.
@@ -78,20 +77,34 @@ def simulate(
     Exit code 1: the run would stand still or learn nothing, or an error, which is a line on stderr. 2: no such option.
     130: Ctrl-C. 143: SIGTERM.
     """
+    from psyche.config.load import load_run
+    from psyche.config.profile import get_counts, load_profile
+    from psyche.forecast.backends import BACKENDS
+    from psyche.forecast.inputs import load_faults
+    from psyche.forecast.question import Question, check_question
     from psyche.forecast.workload import compute_workload
 
     compute = partial(compute_workload, parameters=parse_parameters(parameters), model_config=model)
-    question = _read_question(state, clients, profile, backend, faults, rounds, seed, compute)
-    check_outputs(picture, json_file, events)
+    run, machines = load_run(state), load_profile(profile)
+    played = BACKENDS[backend](machines)
+    question = Question(
+        run=run,
+        workload=compute(run),
+        classes=tuple(machines.classes),
+        counts=tuple(get_counts(machines.classes, clients, profile)),
+        rounds=rounds,
+        seed=seed,
+        faults=load_faults(faults, clients, played) if faults is not None else (),
+        backend=played,
+    )
+    check_question(question)
+    figures.check(events)
     with ending_on_sigterm():
-        is_well = _foretell(question, compute, picture, json_file, events, suggest=not no_suggestions)
+        is_well = _foretell(question, compute, figures, events, suggest=not no_suggestions)
     raise typer.Exit(0 if is_well else 1)
 
 
-def _foretell(
-    question: "Question", compute: Compute, picture: Path | None, json_file: Path | None, events: Path | None, *,
-    suggest: bool,
-) -> bool:  # fmt: skip
+def _foretell(question: "Question", compute: Compute, figures: Figures, events: Path | None, *, suggest: bool) -> bool:
     from psyche.forecast.report import format_defects, format_forecast, format_question
 
     say = Speaker()
@@ -105,35 +118,9 @@ def _foretell(
         if told:
             say(f"\n{told}")
     suggestions = _suggest(say, forecast, compute) if suggest and not forecast.stood_still else []
-    is_written = _write(say, forecast, with_server, suggestions, picture, json_file, events)
+    is_written = _write(say, forecast, with_server, suggestions, figures, events)
     say.check()
     return is_written and not forecast.stood_still and not forecast.came_to_nothing
-
-
-def _read_question(
-    state: Path, clients: int, profile: Path, backend: BackendKind, faults: Path | None, rounds: int, seed: int,
-    compute: Compute,
-) -> "Question":  # fmt: skip
-    from psyche.config.load import load_run
-    from psyche.config.profile import get_counts, load_profile
-    from psyche.forecast.backends import BACKENDS
-    from psyche.forecast.inputs import load_faults
-    from psyche.forecast.question import Question, check_question
-
-    run, machines = load_run(state), load_profile(profile)
-    classes, played = machines.classes, BACKENDS[backend](machines)
-    question = Question(
-        run=run,
-        workload=compute(run),
-        classes=tuple(classes),
-        counts=tuple(get_counts(classes, clients, profile)),
-        rounds=rounds,
-        seed=seed,
-        faults=load_faults(faults, clients, played) if faults is not None else (),
-        backend=played,
-    )
-    check_question(question)
-    return question
 
 
 def parse_parameters(text: str) -> int:
@@ -221,7 +208,7 @@ def _suggest(say: Speaker, forecast: "Forecast", compute: Compute) -> "list[Sugg
 
 def _write(
     say: Speaker, forecast: "Forecast", with_server: "Forecast | None", suggestions: "list[Suggestion]",
-    picture: Path | None, json_file: Path | None, events: Path | None,
+    figures: Figures, events: Path | None,
 ) -> bool:  # fmt: skip
     from psyche.forecast.play import build_log
     from psyche.forecast.report import build_json, get_class_name
@@ -247,4 +234,4 @@ def _write(
         "events", events, lambda path: path.write_bytes(build_log(forecast)),
         f"; look at them with: psyche trace {events}",
     )  # fmt: skip
-    return write_figures(say, forecast.accounts, title, picture, found, json_file, log, describe_node=describe_node)
+    return figures.write(say, forecast.accounts, title, found, log, describe_node=describe_node)

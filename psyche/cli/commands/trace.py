@@ -31,11 +31,48 @@ REPLAY_EXAMPLES: Final = (
     "psyche replay plan.toml --node client-0  # a scenario of your own",
 )
 
-Picture = Annotated[
-    Path | None,
-    typer.Option(help="Draw when each client trained, sent, waited or was away, as a PNG; needs matplotlib."),
-]
-Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Where a run's figures go: a picture, and JSON."""
+
+    picture: Path | None = None
+    json_file: Path | None = None
+
+    def check(self, events: Path | None = None) -> None:
+        from psyche.analysis.timeline import check_picture
+
+        if self.picture is not None:
+            check_picture(self.picture)
+        for name, path in (("--picture", self.picture), ("--json", self.json_file), ("--events", events)):
+            check_target(name, path)
+
+    def write(
+        self, say: Speaker, accounts: "Accounts", title: str, figures: dict[str, Any], *others: Output,
+        describe_node: Callable[[str], str] = str,
+    ) -> bool:  # fmt: skip
+        """Write what is wanted; return whether all went well."""
+
+        def write_json(path: Path) -> None:
+            path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+        def draw(path: Path) -> None:
+            from psyche.analysis.timeline import write_picture
+
+            try:
+                write_picture(accounts, title, path, describe_node)
+            finally:
+                path.with_suffix(".part.png").unlink(missing_ok=True)
+
+        outputs = (Output("figures", self.json_file, write_json), *others, Output("picture", self.picture, draw))
+        return write_outputs(outputs, say)
+
+
+FIGURES: Final = share_fields(
+    Figures,
+    picture="Draw when each client trained, sent, waited or was away, as a PNG; needs matplotlib.",
+    json_file=option("Write all figures to this file.", "--json"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +133,7 @@ def trace(
     summary: Annotated[
         bool, typer.Option("--summary", help="Show where the time of the run's rounds went, instead of events.")
     ] = False,
-    picture: Picture = None,
-    json_file: Json = None,
+    figures: Figures,
 ) -> None:
     """Look at what happened in a run, event by event.
 
@@ -109,18 +145,16 @@ def trace(
     from psyche.analysis.viewer import read_trace
     from psyche.telemetry.events import read_entry
 
-    is_summed = summary or picture is not None or json_file is not None
+    is_summed = summary or figures != Figures()
     if is_summed:
         _refuse_filters(ctx)
-    check_outputs(picture, json_file)
+    figures.check()
     lines = read_trace(paths)
     if is_summed:
         accounts = read_accounts(map(read_entry, lines))
         say = Speaker()
         say(format_accounts(accounts))
-        is_written = write_figures(
-            say, accounts, ", ".join(map(str, paths)), picture, build_accounts_json(accounts), json_file
-        )
+        is_written = figures.write(say, accounts, ", ".join(map(str, paths)), build_accounts_json(accounts))
         say.check()
         raise typer.Exit(0 if is_written else 1)
     shown.list(lines)
@@ -161,30 +195,3 @@ def _refuse_filters(ctx: typer.Context) -> None:
 
     if given := [one.opts[0] for one in ctx.command.params if one.name in SHOWN and is_given(one.name)]:
         raise ConfigError(f"{', '.join(given)}: no effect on figures of a whole run: --summary, --picture, --json")
-
-
-def check_outputs(picture: Path | None, json_file: Path | None, events: Path | None = None) -> None:
-    from psyche.analysis.timeline import check_picture
-
-    if picture is not None:
-        check_picture(picture)
-    for name, path in (("--picture", picture), ("--json", json_file), ("--events", events)):
-        check_target(name, path)
-
-
-def write_figures(
-    say: Speaker, accounts: "Accounts", title: str, picture: Path | None, figures: dict[str, Any],
-    json_file: Path | None, *others: Output, describe_node: Callable[[str], str] = str,
-) -> bool:  # fmt: skip
-    def write_json(path: Path) -> None:
-        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-
-    def draw(path: Path) -> None:
-        from psyche.analysis.timeline import write_picture
-
-        try:
-            write_picture(accounts, title, path, describe_node)
-        finally:
-            path.with_suffix(".part.png").unlink(missing_ok=True)
-
-    return write_outputs((Output("figures", json_file, write_json), *others, Output("picture", picture, draw)), say)

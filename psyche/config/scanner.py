@@ -7,6 +7,7 @@ misunderstands something, a line number is lost or wrong, never a value.
 import re
 import tomllib
 from collections.abc import Iterator
+from typing import Any
 
 KeyPath = tuple[str | int, ...]
 
@@ -114,8 +115,8 @@ class _Scanner:
 def _split(key: str) -> tuple[str, ...]:
     """The parts of a dotted key, as tomllib reads them."""
     parts: list[str] = []
-    node = tomllib.loads(f"{key} = 0")
-    while isinstance(node, dict):
+    node: Any = tomllib.loads(f"{key} = 0")
+    while node:
         ((part, node),) = node.items()
         parts.append(part)
     return tuple(parts)

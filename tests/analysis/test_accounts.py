@@ -228,6 +228,8 @@ def test_clients_are_listed_in_the_order_of_their_numbers() -> None:
 def test_the_summary_says_how_long_the_run_was_in_no_round_and_why() -> None:
     log = Log()
     log.state(-7, RunState.WAITING_FOR_MEMBERS, 0)
+    nothing = log.read()
+    assert (nothing.tokens_per_s, nothing.whole_training_share, nothing.data_rounds) == (0.0, 0.0, [])
     log.state(-5, RunState.WARMUP, 0)
     log.join("a")
     log.begin(0, 0, "a")
@@ -277,13 +279,6 @@ def test_overlap_shows_in_when_sets_are_decided(decided: int, overlap: bool) -> 
     log.state(0, RunState.ROUND_TRAIN, 2, "a")
     log.add(1, "a", make(types.Decided, height=decided, members=()))
     assert is_overlapped(log.told) is overlap
-
-
-def test_a_log_of_a_run_that_never_began_has_figures_of_nothing() -> None:
-    log = Log()
-    log.state(0, RunState.WAITING_FOR_MEMBERS, 0)
-    accounts = log.read()
-    assert (accounts.tokens_per_s, accounts.whole_training_share, accounts.data_rounds) == (0.0, 0.0, [])
 
 
 stretches = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5)), max_size=6)

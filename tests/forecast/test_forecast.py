@@ -55,21 +55,15 @@ def test_all_rounds_are_played_and_nothing_is_lost(even: Forecast) -> None:
 
 
 def test_the_time_of_the_rounds_is_told_apart_from_start_and_warmup(even: Forecast) -> None:
-    accounts = even.accounts
+    accounts, phases = even.accounts, even.accounts.phases
     assert accounts.rounds_s == pytest.approx(sum(one.seconds for one in accounts.data_rounds))
     assert accounts.before_s == pytest.approx(accounts.rounds[0].start - accounts.started)
-    first = format_forecast(even).splitlines()[0]
-    assert first == (
+    assert format_forecast(even).splitlines()[0] == (
         f"4 rounds in {format_seconds(accounts.rounds_s)}, 1 epoch; "
         f"after {format_seconds(accounts.before_s)} of start-up and Warmup"
     )
     assert build_json(even)["rounds_s"] == accounts.rounds_s
-
-
-def test_the_whole_share_in_training_is_of_warmup_and_cooldown_too(even: Forecast) -> None:
-    accounts = even.accounts
     trained = sum(span.end - span.start for node in accounts.nodes.values() for span in node.spans[What.TRAIN])
-    phases = accounts.phases
     seconds = sum(phases[name] for name in ("warmup", "round_train", "round_witness", "cooldown"))
     assert phases["warmup"] > 0.5
     assert accounts.whole_training_share == pytest.approx(trained / (4 * seconds), rel=1e-3)
@@ -142,6 +136,9 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another(even: Forecast
 
 def test_slow_lines_show_in_the_time_for_payloads_and_in_what_rounds_wait_for(even: Forecast) -> None:
     slow = play(build_question((build_machines(up_mbit_s=5.0), 4), rounds=ROUNDS))
+    plain = play(build_question((build_machines(), 4), rounds=ROUNDS, overlap=False))
+    assert plain.accounts.shares[What.TRANSFER] > even.accounts.shares[What.TRANSFER], "in its own round"
+    assert plain.accounts.tokens == even.accounts.tokens
     # a payload goes to three others over one line: 2.7 MB x 3 at 5 Mbit/s
     assert slow.accounts.shares[What.TRANSFER] > 0.5 > even.accounts.shares[What.TRANSFER]
     (kind, who), rounds = count_bounds(slow)[0]
@@ -162,12 +159,6 @@ def test_payloads_that_never_arrive_are_what_rounds_wait_for_and_the_answer_says
     found = build_json(stuck)
     assert found["came_to_nothing"]
     assert [one["void"] for one in found["rounds"]][:2] == [True, True]
-
-
-def test_without_overlap_a_payload_is_waited_for_in_its_own_round(even: Forecast) -> None:
-    plain = play(build_question((build_machines(), 4), rounds=ROUNDS, overlap=False))
-    assert plain.accounts.shares[What.TRANSFER] > even.accounts.shares[What.TRANSFER]
-    assert plain.accounts.tokens == even.accounts.tokens
 
 
 def test_who_is_too_slow_is_cut_off_and_dropped_and_the_reason_is_told(uneven: Forecast) -> None:
@@ -388,6 +379,8 @@ def test_a_seed_or_a_file_can_be_played_again(tmp_path: Path) -> None:
 
 
 def test_machines_measured_in_a_log_play_the_same_run(even: Forecast) -> None:
+    assert compute_spread([[1.0, 1.0], [2.0, 2.0], [1.0], []]) == 0, "what members have in common is no difference"
+    assert compute_spread([[0.9, 1.0, 1.1]]) == pytest.approx(0.2)
     measured = measure_machines(replace(even.question.run, config=even.question.config), even.accounts, 4)
     assert measured.tokens_per_s == pytest.approx(16, rel=0.05)
     assert measured.apply_s == pytest.approx(0.05, rel=0.2)
@@ -396,12 +389,6 @@ def test_machines_measured_in_a_log_play_the_same_run(even: Forecast) -> None:
     assert compare_sets(even.accounts, again.accounts) == []
     real_s, simulated_s = compare_times(even.accounts, again.accounts)
     assert simulated_s == pytest.approx(real_s, rel=0.2)
-
-
-def test_what_a_rounds_members_have_in_common_is_no_difference_between_them() -> None:
-    assert compute_spread([[1.0, 1.0], [2.0, 2.0]]) == 0
-    assert compute_spread([[0.9, 1.0, 1.1]]) == pytest.approx(0.2)
-    assert compute_spread([[1.0], []]) == 0
 
 
 def test_sets_of_one_size_with_other_members_are_told(even: Forecast) -> None:

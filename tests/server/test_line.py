@@ -1,7 +1,7 @@
 """Somebody on the line, in sessions whose server key is known: it can end them, and nothing else."""
 
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 import trio
 from kits.clocks import SteadyClock
 from kits.log import Log
-from kits.middle import Middle, open_middle
+from kits.middle import Middle, Session, open_middle
 from kits.runs import Run
 from kits.server import CLIENTS, build_record
 from live_kit import RATE, SERVER, Script, Server, build_file, follow_all, is_training, open_scripts, open_server
@@ -18,7 +18,6 @@ from live_kit import RATE, SERVER, Script, Server, build_file, follow_all, is_tr
 from psyche.backends.tcp.backend import open_backend
 from psyche.backends.tcp.push import read_full
 from psyche.core.encoding.account import encode_state
-from psyche.core.state.messages import LeaveRun, Pause, SetRates, Withdraw
 from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
 from psyche.telemetry import types
@@ -47,10 +46,6 @@ class Tapped:
     def state(self) -> Coordinator:
         assert self.observer.state is not None
         return self.observer.state
-
-    def inject(self, body: wire.RequestBody) -> bytes:
-        """What is added to the victim's bytes: a request of its own, as far as the server can tell."""
-        return frame(wire.encode_message(wire.Request(4_711, body)))
 
     async def ask(self) -> None:
         """Have the victim ask for something, and be answered."""
@@ -85,69 +80,42 @@ async def open_tapped(tmp_path: Path) -> AsyncIterator[Tapped]:
         yield Tapped(server, middle, victim, scripts[3], sink)
 
 
-def get_witness(tapped: Tapped) -> wire.RequestBody:
+def add_request(tapped: Tapped, session: Session) -> Awaitable[None]:
     """A record in the victim's name, which has sent none."""
     member = tapped.victim.get_member(tapped.state)
     assert member is not None
-    return wire.build_submit(Run(tapped.state).build_witness(member))
+    witness = wire.build_submit(Run(tapped.state).build_witness(member))
+    return session.server.send_all(frame(wire.encode_message(wire.Request(4_711, witness))))
 
 
-def get_withdrawal(tapped: Tapped) -> wire.RequestBody:
-    member = tapped.victim.get_member(tapped.state)
-    assert member is not None
-    return wire.build_submit(Withdraw(tapped.state.progress.epoch, member))
+def add_goodbye(_: Tapped, session: Session) -> Awaitable[None]:
+    return session.client.send_all(frame(wire.encode_message(wire.Goodbye("Replaced", "another process"))))
 
 
-@pytest.mark.parametrize(
-    "get_body",
-    [
-        lambda _: wire.build_submit(Pause(), op_id=bytes(16)),
-        lambda _: wire.build_submit(SetRates(7, 7), op_id=bytes(16)),
-        lambda _: wire.build_submit(LeaveRun()),
-        get_withdrawal,
-        get_witness,
-    ],
-    ids=["pause", "rates", "leave", "withdraw", "witness"],
-)
-async def test_a_request_that_somebody_on_the_line_adds_has_no_effect(
-    get_body: Callable[[Tapped], wire.RequestBody], tmp_path: Path, clock: SteadyClock
+def repeat_bytes(_: Tapped, session: Session) -> Awaitable[None]:
+    return session.server.send_all(bytes(session.to_server[-30:]))
+
+
+@pytest.mark.parametrize("add", [add_request, add_goodbye, repeat_bytes])
+async def test_what_somebody_on_the_line_adds_or_changes_only_ends_the_connection(
+    add: Callable[[Tapped, Session], Awaitable[None]], tmp_path: Path, clock: SteadyClock
 ) -> None:
     async with open_tapped(tmp_path) as tapped:
         before = encode_state(tapped.state)
         (session,) = tapped.middle.sessions
-        await session.server.send_all(tapped.inject(get_body(tapped)))
+        await add(tapped, session)
         await tapped.until_back()
         assert encode_state(tapped.state) == before
         await tapped.ask()  # and the victim goes on
         assert session.ended.is_set()
-        assert "TLS" in tapped.server.sink.get(types.ConnectionClosed)[-1].reason
-
-
-async def test_a_goodbye_that_somebody_on_the_line_adds_does_not_end_the_client(
-    tmp_path: Path, clock: SteadyClock
-) -> None:
-    async with open_tapped(tmp_path) as tapped:
-        (session,) = tapped.middle.sessions
-        await session.client.send_all(frame(wire.encode_message(wire.Goodbye("Replaced", "another process"))))
-        await tapped.until_back()
-        await tapped.ask()
-        assert tapped.sink.get(types.BackendGivenUp) == []
-
-
-async def test_bytes_that_are_repeated_or_changed_on_the_line_only_end_the_connection(
-    tmp_path: Path, clock: SteadyClock
-) -> None:
-    async with open_tapped(tmp_path) as tapped:
-        before = encode_state(tapped.state)
-        (first,) = tapped.middle.sessions
-        await first.server.send_all(bytes(first.to_server[-30:]))
-        await tapped.until_back()
+        if add is not add_goodbye:
+            assert "TLS" in tapped.server.sink.get(types.ConnectionClosed)[-1].reason
         second = tapped.middle.sessions[-1]
         second.change_to_client = lambda data: data[:-1] + bytes([data[-1] ^ 1])
         await tapped.ask()
-        assert len(tapped.sink.get(types.BackendConnected)) == 3
         assert "changed on their way" in tapped.sink.get(types.BackendLost)[-1].reason
         assert encode_state(tapped.state) == before
+        assert tapped.sink.get(types.BackendGivenUp) == []
 
 
 async def answer_with_another_key(stream: trio.SocketStream) -> None:

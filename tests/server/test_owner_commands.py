@@ -127,17 +127,6 @@ async def test_a_run_that_is_still_to_pause_says_so_to_who_resumes_it(tmp_path: 
         assert "`psyche run info --watch --server-addr " in refused.stderr
 
 
-async def test_without_the_server_s_key_a_command_warns_once_and_names_the_option(tmp_path: Path) -> None:
-    async with open_line(tmp_path) as line:
-        result = await line.command("pause", *line.own_key)
-        assert result.exit_code == 0
-        assert result.stderr.startswith("warning: ")
-        assert result.stderr.count("\n") == 1
-        assert "--server-key" in result.stderr
-        assert "`psyche server run` prints" in result.stderr
-        assert await line.get_run_state() is RunState.PAUSED
-
-
 async def test_two_keys_that_disagree_are_refused_before_anybody_is_asked(tmp_path: Path) -> None:
     async with open_line(tmp_path) as line:
         result = await line.command("pause", *line.state_dir, "--server-key", KEY)

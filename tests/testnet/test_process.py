@@ -35,13 +35,6 @@ async def wait_for_output(child: Child) -> list[str]:
     return child.get_last_lines(1)[0].split()
 
 
-async def test_a_program_that_ends_gives_its_exit_code(tmp_path: Path) -> None:
-    child = make_child(tmp_path, "import sys; print('bye'); sys.exit(3)")
-    assert await child.wait() == 3
-    assert await child.wait() == 3
-    assert child.get_last_lines(5) == ["bye"]
-
-
 async def test_several_tasks_may_wait_and_one_may_give_up(tmp_path: Path) -> None:
     child = make_child(tmp_path, SLEEPER)
     results: list[int] = []
@@ -56,13 +49,6 @@ async def test_several_tasks_may_wait_and_one_may_give_up(tmp_path: Path) -> Non
             await child.wait()
         child.kill()
     assert results == [-signal.SIGKILL, -signal.SIGKILL]
-
-
-async def test_stop_lets_a_program_leave_by_itself(tmp_path: Path) -> None:
-    child = make_child(tmp_path, SLEEPER)
-    await wait_for_output(child)
-    assert await child.stop(DEADLINE_S)
-    assert child.returncode == -signal.SIGINT
 
 
 async def test_stop_kills_who_does_not_listen(tmp_path: Path, mock_clock: MockClock) -> None:
@@ -87,19 +73,13 @@ async def test_stop_kills_who_does_not_listen(tmp_path: Path, mock_clock: MockCl
     assert children[0].returncode == -signal.SIGKILL
 
 
-async def test_a_kill_takes_the_childs_own_children_along(tmp_path: Path) -> None:
-    child = make_child(tmp_path, PARENT_OF_ONE)
+@pytest.mark.parametrize("is_killed", [True, False], ids=["kill", "clean exit"])
+async def test_the_end_of_a_child_takes_its_own_children_along(is_killed: bool, tmp_path: Path) -> None:
+    child = make_child(tmp_path, PARENT_OF_ONE if is_killed else PARENT_OF_ONE.rsplit("\n", 1)[0])
     _, grandchild = await wait_for_output(child)
-    child.kill()
-    await child.wait()
-    await until_dead(int(grandchild))
-
-
-async def test_a_clean_exit_leaves_no_grandchild_either(tmp_path: Path) -> None:
-    program = PARENT_OF_ONE.rsplit("\n", 1)[0]
-    child = make_child(tmp_path, program)
-    _, grandchild = await wait_for_output(child)
-    assert await child.wait() == 0
+    if is_killed:
+        child.kill()
+    assert await child.wait() == (-signal.SIGKILL if is_killed else 0)
     await until_dead(int(grandchild))
 
 
@@ -139,10 +119,19 @@ async def test_a_child_whose_parent_is_already_gone_never_starts(tmp_path: Path)
     assert not marker.exists()
 
 
-async def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    child = Child("x", ["/nonexistent/program"], output=tmp_path / "x.log")
-    assert await child.wait() == 127
-    assert "/nonexistent/program" in child.get_last_lines(1)[0]
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        ([sys.executable, "-c", "import sys; print('bye'); sys.exit(3)"], 3, "bye"),
+        (["/nonexistent/program"], 127, "/nonexistent/program: No such file or directory"),
+    ],
+)
+async def test_a_program_that_ends_gives_its_exit_code_and_last_lines(
+    argv: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    child = Child("x", argv, output=tmp_path / "x.log")
+    assert [await child.wait(), await child.wait()] == [code, code]
+    assert child.get_last_lines(5) == [said]
 
 
 @pytest.mark.parametrize(

@@ -340,33 +340,25 @@ async def test_the_demo_s_data_are_made_where_they_are_missing(
     assert prepared.held_out == tmp_path / "c" / "standard-library" / "held-out" / "corpus.bin"
 
 
-async def test_a_host_of_trainers_that_the_environment_names_is_used(
+async def test_clients_use_a_host_of_trainers_that_the_environment_names_and_no_program_ids_of_another_chain(
     settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "host").touch()
     monkeypatch.setenv(HOST_VARIABLE, str(tmp_path / "host"))
-    use_stand_ins(monkeypatch)
-    monkeypatch.setattr(supervisor, "get_trainer_host_argv", lambda _socket: pytest.fail("a second one is started"))
-    await run(settings, 0)
-    assert (tmp_path / "host").exists()
-
-
-async def test_clients_here_take_no_program_ids_of_another_chain(
-    settings: TestnetSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("PSYCHE_PROGRAM_IDS", "devnet.toml")
     use_stand_ins(monkeypatch)
-    taken: list[str | None] = []
+    monkeypatch.setattr(supervisor, "get_trainer_host_argv", lambda _socket: pytest.fail("a second one is started"))
+    given: list[dict[str, str]] = []
 
     class SeenChild(supervisor.Child):
-        def __init__(self, name: str, argv: Sequence[str], **given: Any) -> None:
-            if name.startswith("client"):
-                taken.append((given["env"] or {}).get("PSYCHE_PROGRAM_IDS"))
-            super().__init__(name, argv, **given)
+        def __init__(self, name: str, argv: Sequence[str], **options: Any) -> None:
+            given.append(options.get("env") or {})
+            super().__init__(name, argv, **options)
 
     monkeypatch.setattr(supervisor, "Child", SeenChild)
     await run(settings, 0)
-    assert set(taken) == {""}
+    assert given[1:] == [{HOST_VARIABLE: str(tmp_path / "host"), "PSYCHE_PROGRAM_IDS": ""}] * 3
+    assert (tmp_path / "host").exists()
 
 
 async def test_a_preparation_that_fails_leaves_no_folder(demo: TestnetSettings, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import struct
 import pytest
 import trio
 from hub_kit import CHANNEL, Client, Rig, open_rig
-from kits.runs import Run, build_run
 from kits.server import CLIENTS, OWNER, SERVER, build_record
 from trio.testing import MockClock
 
@@ -75,16 +74,6 @@ async def test_everybody_gets_the_address_book_and_its_changes(autojump_clock: M
                 await clients[0].receive()
         assert set(clients[0].book) == {CLIENTS[0].public, CLIENTS[2].public}
         assert any(isinstance(m, wire.BookChange) and moved in m.records for m in clients[0].pushes)
-
-
-async def test_a_subscription_repeated_after_a_mismatch_gets_the_whole_state_again(autojump_clock: MockClock) -> None:
-    async with open_rig() as rig:
-        client = (await open_members(rig))[0]
-        client.raw, client.nonce = b"", -1
-        await client.subscribe()
-        assert client.raw == encode_state(rig.handler.state)
-        assert len(rig.handler.state.registry.slots) == 3, "and it stays the same client"
-        assert rig.sink.get(types.ClientDisconnected) == []
 
 
 async def test_nothing_leaves_before_its_record_is_on_disk(autojump_clock: MockClock) -> None:
@@ -392,8 +381,3 @@ def test_tokens_come_back_with_time() -> None:
     assert bucket.take(100.5)
     assert not bucket.take(100.6)
     assert [bucket.take(1_000.0) for _ in range(5)] == [True] * 4 + [False]
-
-
-def test_requests_are_small_on_the_wire() -> None:
-    witness = Run(build_run(1).warm_up().state).build_witness(0, metadata=bytes(256))
-    assert len(wire.encode_message(wire.Request(1, wire.build_submit(witness)))) < 800

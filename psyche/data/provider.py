@@ -8,6 +8,7 @@ import trio
 from psyche.core.state.state import DataLocation, DataLocationKind
 from psyche.durable import expand_user
 from psyche.errors import DataError
+from psyche.storage.port import StorageOptions, read_environment
 from psyche.wire.crypto import Identity
 
 if TYPE_CHECKING:
@@ -110,11 +111,13 @@ def open_provider(
     identity: Identity,
     files: LocalFiles | None = None,
     expected_server: bytes | None = None,
+    storage: StorageOptions | None = None,
 ) -> DataProvider:
     """Open the provider for a run's `data_location`.
 
     `folder` is where relative local paths start; `files` is the data.toml of a Local location, if it names one.
     `expected_server` is the data server's public key, the same as the coordinator server's; None: any.
+    `storage` says how remote files are read; None: as the environment says.
     """
     match location.kind:
         case DataLocationKind.DUMMY:
@@ -133,5 +136,10 @@ def open_provider(
                 vocab_size=vocab_size,
                 expected_server=expected_server,
             )
+        case DataLocationKind.HTTP:
+            from psyche.data.stored import open_http_rows
+
+            options = storage or read_environment()
+            return open_http_rows(location, options, sequence_length=sequence_length, vocab_size=vocab_size)
         case _:
-            raise DataError(f"data location {location.kind.name}: cannot be used yet; use Local, Server or Dummy")
+            raise DataError(f"data location {location.kind.name}: cannot be used yet; use Http, Local, Server or Dummy")

@@ -1,0 +1,162 @@
+"""Training data in a storage: rows of token files on the Hub, in a bucket or behind URLs, read as they are needed."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+import trio
+
+from psyche.core.state.enums import HttpLocationKind, TokenSize
+from psyche.core.state.settings import DataLocation, HttpLocation
+from psyche.data.files import DTYPES, SUFFIXES, measure_tokens
+from psyche.data.order import RowOrder, count_rows
+from psyche.data.scan import ForeignToken
+from psyche.errors import DataError, StorageError, UnusableDataError
+from psyche.storage.port import MAX_FILES, Storage, StorageOptions, StoredFile, gather, read_ranges
+from psyche.storage.urls import open_urls
+
+MAX_NPY_HEADER_BYTES: Final = 1 << 10  # of one dimension it has 128
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTokens:
+    """A token file in a storage: `tokens` ids, from byte `offset` on."""
+
+    file: StoredFile
+    offset: int
+    tokens: int
+
+
+def open_http_rows(
+    location: DataLocation, options: StorageOptions, *, sequence_length: int, vocab_size: int | None
+) -> "StoredRows":
+    """Open what a run's location over HTTP names.
+
+    Raises:
+        DataError: an address is not one of https, or the template has no single place for the number.
+    """
+    try:
+        storage, names = _open_storage(location.http, options)
+    except StorageError as error:
+        raise DataError(f"data location: {error}") from error
+    return StoredRows(
+        storage,
+        names=names,
+        token_size_bytes=2 if location.token_size is TokenSize.TWO_BYTES else 4,
+        sequence_length=sequence_length,
+        shuffle_seed=location.shuffle_seed,
+        vocab_size=vocab_size,
+    )
+
+
+def _open_storage(http: HttpLocation, options: StorageOptions) -> tuple[Storage, Sequence[str] | None]:
+    if http.kind is HttpLocationKind.GCP:
+        from psyche.storage.bucket import open_bucket
+
+        return open_bucket(http.url, http.filter_directory, options), None
+    urls = open_urls([http.url] if http.kind is HttpLocationKind.SINGLE_URL else _list_numbered(http), options)
+    return urls, urls.names
+
+
+def _list_numbered(http: HttpLocation) -> list[str]:
+    before, between, after = http.url.partition("{}")
+    if not between or "{}" in after:
+        raise DataError(f"data location: url_template {http.url!r} must have exactly one {{}}, for the number")
+    if http.num_files > MAX_FILES:
+        raise DataError(f"data location: num_files is {http.num_files}, at most {MAX_FILES} files can be read")
+    numbers = range(http.start_index, http.start_index + http.num_files)
+    return [f"{before}{str(number).zfill(http.n_left_pad_zeros)}{after}" for number in numbers]
+
+
+class StoredRows:
+    """A `DataProvider` of the rows of files of a storage, in the order of `RowOrder`.
+
+    `names` are the files in their order; None: all token files, by name. They are listed when the first rows are read;
+    until that has worked, each `get` tries it again.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        names: Sequence[str] | None = None,
+        token_size_bytes: int,
+        sequence_length: int,
+        shuffle_seed: bytes | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        self.sequence_length = sequence_length
+        self._storage = storage
+        self._names = names
+        self._token_size_bytes = token_size_bytes
+        self._shuffle_seed = shuffle_seed
+        self._vocab_size = vocab_size
+        self._files: list[StoredTokens] = []
+        self._order: RowOrder | None = None
+        self._lock = trio.Lock()
+
+    async def open(self) -> RowOrder:
+        """List the files, once; return the order of their rows.
+
+        Raises:
+            DataError: they cannot be listed, or hold no row.
+        """
+        async with self._lock:
+            if self._order is None:
+                try:
+                    files = await self._open_files()
+                except StorageError as error:
+                    raise DataError(str(error)) from error
+                order = RowOrder([file.tokens // self.sequence_length for file in files], self._shuffle_seed)
+                if not order.num_sequences:
+                    least = f"{self.sequence_length} tokens, the length of one sequence"
+                    raise DataError(f"{self._storage.address}: no file holds {least}")
+                self._files, self._order = files, order
+            return self._order
+
+    async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:  # noqa: ARG002 (port)
+        count_rows(start, end, self.sequence_length)
+        order = await self.open()
+        numbers, rows = order.find(start, end)
+        size_bytes = self.sequence_length * self._token_size_bytes
+        ranges: list[tuple[StoredFile, int, int]] = []
+        for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
+            first = self._files[number].offset + row * size_bytes
+            ranges.append((self._files[number].file, first, first + size_bytes))
+        try:
+            bodies = await read_ranges(self._storage, ranges)
+        except StorageError as error:
+            raise DataError(str(error)) from error
+        return await trio.to_thread.run_sync(self._join, bodies, numbers.tolist(), rows.tolist())
+
+    async def _open_files(self) -> list[StoredTokens]:
+        listed = {file.name: file for file in await self._storage.list_files()}
+        names = [name for name in listed if name.endswith(SUFFIXES)] if self._names is None else self._names
+        if not names:
+            raise DataError(f"{self._storage.address}: contains no token file ({', '.join(SUFFIXES)})")
+        size_bytes = self._token_size_bytes
+        return await gather([partial(_open_file, self._storage, listed[name], size_bytes) for name in names])
+
+    async def aclose(self) -> None:
+        await self._storage.aclose()
+
+    def _join(self, bodies: Sequence[bytes], numbers: Sequence[int], rows: Sequence[int]) -> bytes:
+        ids = np.frombuffer(b"".join(bodies), DTYPES[self._token_size_bytes]).astype("<u4")
+        if self._vocab_size is not None and int(ids.max()) >= self._vocab_size:
+            place = int(np.argmax(ids >= self._vocab_size))
+            row, column = divmod(place, self.sequence_length)
+            name = f"{self._storage.address}: {self._files[numbers[row]].file.name}"
+            position = rows[row] * self.sequence_length + column
+            raise UnusableDataError(ForeignToken(name, position, int(ids[place])).describe(self._vocab_size))
+        return ids.tobytes()
+
+
+async def _open_file(storage: Storage, file: StoredFile, token_size_bytes: int) -> StoredTokens:
+    head = b""
+    if file.name.endswith(".npy"):
+        head = await storage.read(file, 0, min(file.size_bytes, MAX_NPY_HEADER_BYTES))
+    name = f"{storage.address}: {file.name}"
+    return StoredTokens(file, *measure_tokens(name, file.size_bytes, token_size_bytes, io.BytesIO(head)))

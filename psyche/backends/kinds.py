@@ -58,7 +58,7 @@ class BackendTraits:
         problems: list[str] = []
         if not self.serves_data and model.data_location.kind is DataLocationKind.SERVER:
             problems.append(
-                "model.LLM.data_location 'Server': a chain serves no data; what runs there: 'Local', 'Dummy'"
+                "model.LLM.data_location 'Server': a chain serves no data; what runs there: 'Http', 'Local', 'Dummy'"
             )
         kept = [one for one in warnings if not self.entropy_delay_slots or one != ENTROPY_ON_SERVER]
         least_s = LATE_CONFIRMATIONS * self.confirmation_s

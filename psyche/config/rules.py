@@ -22,7 +22,12 @@ SHORT_WARMUP_S: Final = 5  # even the trainer of a small model takes that long t
 ENTROPY_ON_SERVER: Final = "config.entropy_delay is for the chain; a TCP server uses 0"
 
 _RUNNABLE_CHECKPOINTS: Final = (CheckpointKind.DUMMY, CheckpointKind.LOCAL)
-_RUNNABLE_DATA: Final = (DataLocationKind.DUMMY, DataLocationKind.SERVER, DataLocationKind.LOCAL)
+_RUNNABLE_DATA: Final = (
+    DataLocationKind.DUMMY,
+    DataLocationKind.SERVER,
+    DataLocationKind.LOCAL,
+    DataLocationKind.HTTP,
+)
 
 
 def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
@@ -36,7 +41,7 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
         found.append(f"model.LLM.checkpoint {name!r} cannot run yet; what runs: 'Local' (a folder)")
     if model.data_location.kind not in _RUNNABLE_DATA:
         name = get_variant_name(model.data_location.kind)
-        found.append(f"model.LLM.data_location {name!r} cannot run yet; what runs: 'Local', 'Server', 'Dummy'")
+        found.append(f"model.LLM.data_location {name!r} cannot run yet; what runs: 'Http', 'Local', 'Server', 'Dummy'")
     if model.data_type != DataType.PRETRAINING:
         name = get_variant_name(model.data_type)
         found.append(f"model.LLM.data_type {name!r} cannot run yet: no source of data has labels; use 'Pretraining'")

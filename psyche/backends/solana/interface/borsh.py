@@ -16,8 +16,8 @@ Whatever cannot be written or read raises a WireError that names the place, such
 rule. A length is checked against the bytes that are there before anything is allocated for it.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -26,7 +26,6 @@ from solders.pubkey import Pubkey
 from psyche.core.encoding.reader import Reader
 from psyche.errors import WireError
 
-U32_MAX: Final = (1 << 32) - 1
 KEY_BYTES: Final = 32
 _LENGTH_BYTES: Final = 4
 
@@ -97,28 +96,22 @@ class NumberForm:
         return reader.take_number(self.least_bytes, where, signed=self.signed)
 
 
-def _read_flag(reader: Reader, where: str) -> bool:
-    flag = reader.take_number(1, where)
-    if flag > 1:
-        raise WireError(f"{where}: {flag} is neither 0 nor 1")
-    return bool(flag)
-
-
-@dataclass(frozen=True)
 class BoolForm:
-    least_bytes: int = 1
+    least_bytes = 1
 
     def write(self, value: Any, where: str) -> bytes:
         _check(value, bool, "true or false", where)
         return bytes([value])
 
     def read(self, reader: Reader, where: str) -> bool:
-        return _read_flag(reader, where)
+        flag = reader.take_number(1, where)
+        if flag > 1:
+            raise WireError(f"{where}: {flag} is neither 0 nor 1")
+        return bool(flag)
 
 
-@dataclass(frozen=True)
 class KeyForm:
-    least_bytes: int = KEY_BYTES
+    least_bytes = KEY_BYTES
 
     def write(self, value: Any, where: str) -> bytes:
         _check(value, Pubkey, "a public key", where)
@@ -128,56 +121,43 @@ class KeyForm:
         return Pubkey(reader.take(KEY_BYTES, where))
 
 
-@dataclass(frozen=True)
-class RawForm:
-    """Bytes of a fixed number."""
-
-    least_bytes: int
-
-    def write(self, value: Any, where: str) -> bytes:
-        _check(value, bytes, "bytes", where)
-        if len(value) != self.least_bytes:
-            raise WireError(f"{where}: {len(value)} bytes, must be {self.least_bytes}")
-        return value
-
-    def read(self, reader: Reader, where: str) -> bytes:
-        return reader.take(self.least_bytes, where)
-
-
-def _write_count(count: int, where: str) -> bytes:
-    if count > U32_MAX:
-        raise WireError(f"{where}: {count} entries, at most {U32_MAX}")
-    return count.to_bytes(_LENGTH_BYTES, "little")
+def _write_count(count: int, wanted: int | None, what: str, where: str) -> bytes:
+    if wanted is None:
+        return NumberForm(_LENGTH_BYTES).write(count, where)
+    if count != wanted:
+        raise WireError(f"{where}: {count} {what}, must be {wanted}")
+    return b""
 
 
 @dataclass(frozen=True)
 class BytesForm:
-    least_bytes: int = _LENGTH_BYTES
+    """Bytes; `count`: how many, where that is fixed and need not be written."""
+
+    count: int | None = None
+
+    @property
+    def least_bytes(self) -> int:
+        return _LENGTH_BYTES if self.count is None else self.count
 
     def write(self, value: Any, where: str) -> bytes:
         _check(value, bytes, "bytes", where)
-        return _write_count(len(value), where) + value
+        return _write_count(len(value), self.count, "bytes", where) + value
 
     def read(self, reader: Reader, where: str) -> bytes:
-        return reader.take(_take_count(reader, 1, where), where)
+        return reader.take(_take_count(reader, 1, where) if self.count is None else self.count, where)
 
 
-@dataclass(frozen=True)
-class TextForm:
-    least_bytes: int = _LENGTH_BYTES
-
+class TextForm(BytesForm):
     def write(self, value: Any, where: str) -> bytes:
         _check(value, str, "a text", where)
         try:
-            raw = value.encode()
+            return super().write(value.encode(), where)
         except UnicodeEncodeError as error:
             raise WireError(f"{where}: {value!a} has no UTF-8") from error
-        return _write_count(len(raw), where) + raw
 
-    def read(self, reader: Reader, where: str) -> str:
-        raw = reader.take(_take_count(reader, 1, where), where)
+    def read(self, reader: Reader, where: str) -> Any:
         try:
-            return raw.decode()
+            return super().read(reader, where).decode()
         except UnicodeDecodeError as error:
             raise WireError(f"{where}: is no UTF-8") from error
 
@@ -185,64 +165,43 @@ class TextForm:
 @dataclass(frozen=True)
 class OptionForm:
     inner: BorshForm
-    least_bytes: int = 1
+    least_bytes = 1
 
     def write(self, value: Any, where: str) -> bytes:
         return b"\0" if value is None else b"\1" + encode_value(self.inner, value, where)
 
     def read(self, reader: Reader, where: str) -> Any:
-        return self.inner.read(reader, where) if _read_flag(reader, where) else None
-
-
-def _write_entries(form: BorshForm, values: Sequence[Any], where: str) -> bytes:
-    return b"".join(encode_value(form, value, f"{where}[{place}]") for place, value in enumerate(values))
-
-
-def _read_entries(form: BorshForm, count: int, reader: Reader, where: str) -> tuple[Any, ...]:
-    return tuple(form.read(reader, f"{where}[{place}]") for place in range(count))
+        return self.inner.read(reader, where) if BoolForm().read(reader, where) else None
 
 
 @dataclass(frozen=True)
 class ListForm:
-    """Several values of one type, which has at least one byte."""
+    """Several values of one type; `count`: how many, where that is fixed. Else one has at least one byte."""
 
     inner: BorshForm
-    least_bytes: int = _LENGTH_BYTES
-
-    def write(self, value: Any, where: str) -> bytes:
-        _check(value, list | tuple, "a list", where)
-        return _write_count(len(value), where) + _write_entries(self.inner, value, where)
-
-    def read(self, reader: Reader, where: str) -> tuple[Any, ...]:
-        return _read_entries(self.inner, _take_count(reader, self.inner.least_bytes, where), reader, where)
-
-
-@dataclass(frozen=True)
-class ArrayForm:
-    inner: BorshForm
-    count: int
+    count: int | None = None
 
     @property
     def least_bytes(self) -> int:
-        return self.count * self.inner.least_bytes
+        return _LENGTH_BYTES if self.count is None else self.count * self.inner.least_bytes
 
     def write(self, value: Any, where: str) -> bytes:
         _check(value, list | tuple, "a list", where)
-        if len(value) != self.count:
-            raise WireError(f"{where}: {len(value)} entries, must be {self.count}")
-        return _write_entries(self.inner, value, where)
+        entries = (encode_value(self.inner, one, f"{where}[{place}]") for place, one in enumerate(value))
+        return _write_count(len(value), self.count, "entries", where) + b"".join(entries)
 
     def read(self, reader: Reader, where: str) -> tuple[Any, ...]:
-        return _read_entries(self.inner, self.count, reader, where)
+        count = _take_count(reader, self.inner.least_bytes, where) if self.count is None else self.count
+        return tuple(self.inner.read(reader, f"{where}[{place}]") for place in range(count))
 
 
 @dataclass(frozen=True)
 class StructForm:
     fields: Mapping[str, BorshForm]
-    least_bytes: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "least_bytes", sum(form.least_bytes for form in self.fields.values()))
+    @property
+    def least_bytes(self) -> int:
+        return sum(form.least_bytes for form in self.fields.values())
 
     def write(self, value: Any, where: str) -> bytes:
         _check(value, Mapping, "a mapping of fields", where)

@@ -43,7 +43,7 @@ def build_call(
     keys = {**{use.name: known[use.name] for use in kind.accounts if use.name in known}, **accounts}
     wrong = keys.keys() ^ {use.name for use in kind.accounts}
     assert not wrong, f"{name} has other accounts: {wrong}"
-    metas = [AccountMeta(keys[use.name], is_signer=use.signs, is_writable=use.is_written) for use in kind.accounts]
+    metas = [AccountMeta(keys[use.name], is_signer=use.signer, is_writable=use.writable) for use in kind.accounts]
     data = kind.discriminator + encode_value(kind.arguments, arguments or {}, name)
     return Instruction(get_program_id(program), data, [*metas, *others])
 

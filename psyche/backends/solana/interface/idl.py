@@ -4,12 +4,10 @@ program = load_program("coordinator")
 program.instructions["join_run"].arguments
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from solders.pubkey import Pubkey
@@ -17,7 +15,6 @@ from solders.pubkey import Pubkey
 import psyche
 from psyche.backends.solana.interface.addresses import SOURCE_IDS
 from psyche.backends.solana.interface.borsh import (
-    ArrayForm,
     BoolForm,
     BorshForm,
     BytesForm,
@@ -26,7 +23,6 @@ from psyche.backends.solana.interface.borsh import (
     ListForm,
     NumberForm,
     OptionForm,
-    RawForm,
     StructForm,
     TextForm,
 )
@@ -46,7 +42,6 @@ def find_file(name: str, folder: Path | None = None) -> Path:
     raise ConfigError(f"{where} has no {name}; `scripts/build-programs` in a checkout builds it")
 
 
-SPEC: Final = "0.1.0"
 DISCRIMINATOR_BYTES: Final = 8
 MAX_ARRAY: Final = 10 << 20  # no account has more bytes
 _BYTE: Final = NumberForm(1)
@@ -54,6 +49,12 @@ _SIMPLE: Final[Mapping[str, BorshForm]] = {
     "u8": _BYTE, "u16": NumberForm(2), "u32": NumberForm(4), "u64": NumberForm(8), "i64": NumberForm(8, signed=True),
     "bool": BoolForm(), "pubkey": KeyForm(), "string": TextForm(), "bytes": BytesForm(),
 }  # fmt: skip
+
+
+_Discriminator = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=0, lt=256)]],
+    msgspec.Meta(min_length=DISCRIMINATOR_BYTES, max_length=DISCRIMINATOR_BYTES),
+]
 
 
 class _Field(msgspec.Struct):
@@ -79,17 +80,17 @@ class _Type(msgspec.Struct):
 
 class _Named(msgspec.Struct):
     name: str
-    discriminator: list[int]
+    discriminator: _Discriminator
 
 
-class _Account(msgspec.Struct):
+class AccountUse(msgspec.Struct, frozen=True):
     name: str
     signer: bool = False
     writable: bool = False
 
 
 class _Instruction(_Named):
-    accounts: list[_Account]
+    accounts: list[AccountUse]
     args: list[_Field]
 
 
@@ -100,7 +101,7 @@ class _Error(msgspec.Struct):
 
 
 class _Metadata(msgspec.Struct):
-    spec: str
+    spec: Literal["0.1.0"]
 
 
 class _Idl(msgspec.Struct):
@@ -113,32 +114,20 @@ class _Idl(msgspec.Struct):
     types: list[_Type] = []
 
 
-@dataclass(frozen=True, slots=True)
-class AccountUse:
-    name: str
-    signs: bool
-    is_written: bool
-
-
-@dataclass(frozen=True, slots=True)
-class InstructionKind:
-    name: str
-    discriminator: bytes
-    accounts: tuple[AccountUse, ...]
-    arguments: StructForm
-
-
-@dataclass(frozen=True, slots=True)
-class DataKind:
+class DataKind(NamedTuple):
     name: str
     discriminator: bytes
     form: BorshForm
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramInterface:
-    name: str
-    address: Pubkey
+class InstructionKind(NamedTuple):
+    discriminator: bytes
+    accounts: list[AccountUse]
+    arguments: StructForm
+
+
+class ProgramInterface(NamedTuple):
+    address: str
     instructions: Mapping[str, InstructionKind]
     accounts: Mapping[str, DataKind]
     events: Mapping[bytes, DataKind]  # by discriminator
@@ -154,92 +143,51 @@ def load_idl(program: str, folder: Path | None = None) -> dict[str, Any]:
 def load_program(program: str) -> ProgramInterface:
     path = find_file(f"psyche_{program}.json")
     try:
-        found = read_idl(program, path.read_bytes())
+        found = read_idl(path.read_bytes())
     except (ConfigError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path}: {error}; install Psyche again") from error
-    if found.address != NAMES[program]:
+    if found.address != str(NAMES[program]):
         raise ConfigError(f"{path}: is of {found.address}, and the {program} is {NAMES[program]}")
     return found
 
 
-def read_idl(program: str, raw: bytes) -> ProgramInterface:
+def read_idl(raw: bytes) -> ProgramInterface:
     idl = msgspec.json.decode(raw, type=_Idl)
-    if idl.metadata.spec != SPEC:
-        raise ConfigError(f"metadata.spec: {idl.metadata.spec!r} must be {SPEC}")
     types = _Types(idl.types)
-    _check_alone("instruction", idl.instructions)
-    _check_alone("account", idl.accounts)
-    _check_alone("event", idl.events)
-    return ProgramInterface(
-        program,
-        _read_address(idl.address),
-        {one.name: _read_instruction(types, one) for one in idl.instructions},
-        {one.name: DataKind(one.name, bytes(one.discriminator), types.find(one.name)) for one in idl.accounts},
-        {
-            bytes(one.discriminator): DataKind(one.name, bytes(one.discriminator), types.find(one.name))
-            for one in idl.events
-        },
-        {one.code: (one.name, one.msg) for one in idl.errors},
+    calls = {
+        one.name: InstructionKind(bytes(one.discriminator), one.accounts, types.read_fields(one.name, one.args))
+        for one in idl.instructions
+    }
+    accounts, events = (
+        [DataKind(one.name, bytes(one.discriminator), types.find(one.name)) for one in several]
+        for several in (idl.accounts, idl.events)
     )
-
-
-def _read_address(text: str) -> Pubkey:
-    try:
-        return Pubkey.from_string(text)
-    except ValueError as error:
-        raise ConfigError(f"address: {text[:60]!r} is no key") from error
-
-
-def _read_instruction(types: "_Types", one: _Instruction) -> InstructionKind:
-    _check_names(f"{one.name}.accounts", (account.name for account in one.accounts))
-    accounts = tuple(AccountUse(account.name, account.signer, account.writable) for account in one.accounts)
-    return InstructionKind(one.name, bytes(one.discriminator), accounts, types.read_fields(one.name, one.args))
-
-
-def _check_alone(what: str, entries: Iterable[_Named]) -> None:
-    entries = list(entries)
-    for one in entries:
-        if len(one.discriminator) != DISCRIMINATOR_BYTES or not all(0 <= byte < 256 for byte in one.discriminator):
-            raise ConfigError(f"{what} {one.name}: its discriminator must be {DISCRIMINATOR_BYTES} bytes")
-    _check_names(f"{what}s", (one.name for one in entries))
-    _check_names(f"discriminators of {what}s", (bytes(one.discriminator).hex() for one in entries))
-
-
-def _check_names(where: str, names: Iterable[str]) -> None:
-    if doubled := [name for name, count in Counter(names).items() if count > 1]:
-        raise ConfigError(f"{where}: {', '.join(doubled)} stands twice")
+    return ProgramInterface(
+        idl.address, calls, {one.name: one for one in accounts}, {one.discriminator: one for one in events},
+        {one.code: (one.name, one.msg) for one in idl.errors},
+    )  # fmt: skip
 
 
 class _Types:
     """The types of an IDL by name, each read once."""
 
     def __init__(self, types: list[_Type]) -> None:
-        _check_names("types", (one.name for one in types))
         self._bodies = {one.name: one.type for one in types}
         self._forms: dict[str, BorshForm] = {}
-        self._under_way: list[str] = []
 
     def find(self, name: str) -> BorshForm:
         if name not in self._forms:
             if name not in self._bodies:
-                raise ConfigError(f"type {name}: is not defined")
-            if name in self._under_way:
-                raise ConfigError(f"type {name}: contains itself")
-            self._under_way.append(name)
-            self._forms[name] = self._read_body(name, self._bodies[name])
-            self._under_way.pop()
+                raise ConfigError(f"type {name}: is not defined, or contains itself")
+            self._forms[name] = self._read_body(name, self._bodies.pop(name))
         return self._forms[name]
 
     def _read_body(self, name: str, body: _Body) -> BorshForm:
         if body.kind == "struct":
             return self.read_fields(name, body.fields)
-        if not 1 <= len(body.variants) <= 256:
-            raise ConfigError(f"type {name}: {len(body.variants)} variants, must be 1 to 256")
-        _check_names(name, (one.name for one in body.variants))
         return EnumForm({one.name: self.read_fields(f"{name}.{one.name}", one.fields) for one in body.variants})
 
     def read_fields(self, where: str, fields: list[_Field]) -> StructForm:
-        _check_names(where, (one.name for one in fields))
         return StructForm({one.name: self._read_type(f"{where}.{one.name}", one.type) for one in fields})
 
     def _read_type(self, where: str, kind: Any) -> BorshForm:
@@ -252,7 +200,7 @@ class _Types:
                 return self._read_list(where, inner)
             case {"array": [inner, int(count)]} if 0 <= count <= MAX_ARRAY:
                 form = self._read_type(where, inner)
-                return RawForm(count) if form is _BYTE else ArrayForm(form, count)
+                return BytesForm(count) if form is _BYTE else ListForm(form, count)
             case {"defined": {"name": str(name)}}:
                 return self.find(name)
         raise ConfigError(f"{where}: the type {str(kind)[:60]!r} is unknown")

@@ -1,10 +1,42 @@
-"""What every backend tells of itself: what it waits for, once, and whether this machine's clock is right by it."""
+"""What every backend does alike: it runs while it is open, and tells what it waits for and whether clocks agree."""
 
-from typing import Final
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
 from psyche.telemetry.text import format_seconds
+from psyche.wire.nursery import open_plain_nursery
+
+_Given = ParamSpec("_Given")
+
+
+class _Running(Protocol):
+    async def run(self) -> None: ...
+
+
+_Made = TypeVar("_Made", bound=_Running)
+
+
+def opens(make: Callable[_Given, _Made]) -> Callable[_Given, AbstractAsyncContextManager[_Made]]:
+    """What makes something and runs it while a block runs, which is cancelled if that gives up for good."""
+
+    @asynccontextmanager
+    async def open_made(*args: _Given.args, **options: _Given.kwargs) -> AsyncGenerator[_Made]:
+        made = make(*args, **options)
+        async with open_plain_nursery() as nursery:
+            nursery.start_soon(made.run)
+            yield made
+            nursery.cancel_scope.cancel()
+
+    return open_made
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStatistics:
+    unanswered: int  # requests, or messages that are being sent
 
 
 class NamedWaits:

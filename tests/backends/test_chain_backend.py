@@ -12,14 +12,13 @@ from sim.chain_kit import START, ChainStage, MemberLink, get_key, get_state, run
 
 from psyche import __version__
 from psyche.backends.solana.member.backend import ChainPlatform, SolanaBackend, open_chain_backend
-from psyche.backends.solana.member.following import DOUBT_S, FileMinimumSlot, MinimumSlot, NoMinimumSlot
+from psyche.backends.solana.member.following import DOUBT_S, MinimumSlot, MinimumSlotFile
 from psyche.backends.solana.member.logic import JOIN_VALID_S
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Join, Tick, WarmupWitness, Withdraw
 from psyche.core.state.state import Coordinator, RunState
 from psyche.errors import BackendError, RunClosed, VersionMismatch
-from psyche.sim.chain.conditions import ChainConditions
-from psyche.sim.faults import EndpointFault
+from psyche.sim.chain.conditions import ChainConditions, EndpointFault
 from psyche.telemetry.types import Error, StateMismatch, WaitEnded
 from psyche.wire.crypto import Identity
 
@@ -44,7 +43,7 @@ class Stage(ChainStage):
     ) -> SolanaBackend:  # fmt: skip
         link = link or self.build_link(number, lags_s)
         self.nursery.start_soon(link.run)
-        platform = ChainPlatform(rng=random.Random(number), floor=floor or NoMinimumSlot())
+        platform = ChainPlatform(rng=random.Random(number), floor=floor or MinimumSlot())
         return await self.stack.enter_async_context(
             open_chain_backend(link, *get_key(number), sink=self.events, platform=platform)
         )
@@ -283,7 +282,7 @@ def test_lost_transactions_are_sent_again_until_they_land() -> None:
 
 def test_a_client_started_again_waits_for_what_it_knew_though_all_endpoints_are_behind(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
-        floor = FileMinimumSlot(tmp_path / "slot")
+        floor = MinimumSlotFile(tmp_path / "slot")
         async with open_chain_backend(*stage.start(1), platform=ChainPlatform(floor=floor)) as backend:
             await stage.join_somebody(2)
             await wait_for(backend, lambda state: bool(state.registry.slots))
@@ -291,7 +290,7 @@ def test_a_client_started_again_waits_for_what_it_knew_though_all_endpoints_are_
         assert known > 10
         link = stage.build_link(1)
         link.endpoints[0].suffer(EndpointFault(stale_slots=100))
-        backend = await stage.open(1, link=link, floor=FileMinimumSlot(tmp_path / "slot"))
+        backend = await stage.open(1, link=link, floor=MinimumSlotFile(tmp_path / "slot"))
         began = trio.current_time()
         await wait_for(backend, lambda _state: True, patience_s=120)
         assert trio.current_time() - began > 20
@@ -301,32 +300,32 @@ def test_a_client_started_again_waits_for_what_it_knew_though_all_endpoints_are_
 
 def test_two_that_follow_the_states_at_once_do_not_spoil_what_is_kept_for_a_restart(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
-        backend = await stage.open(1, floor=FileMinimumSlot(tmp_path / "slot"))
+        backend = await stage.open(1, floor=MinimumSlotFile(tmp_path / "slot"))
         async with trio.open_nursery() as nursery:
             for _ in range(8):
                 nursery.start_soon(wait_for, backend, lambda _state: True)
         assert not [event for event in stage.events.all if isinstance(event, Error)]
-        assert FileMinimumSlot(tmp_path / "slot").read() > 0
+        assert MinimumSlotFile(tmp_path / "slot").read() > 0
 
     run(play)
 
 
 def test_a_file_that_holds_no_slot_is_named(tmp_path: Path) -> None:
-    assert FileMinimumSlot(tmp_path / "slot").read() == 0
+    assert MinimumSlotFile(tmp_path / "slot").read() == 0
     (tmp_path / "slot").write_text("x")
     with pytest.raises(BackendError, match="cannot be read as a slot"):
-        FileMinimumSlot(tmp_path / "slot").read()
+        MinimumSlotFile(tmp_path / "slot").read()
     with pytest.raises(BackendError, match=r"cannot be written \(.+\); until it can"):
-        FileMinimumSlot(tmp_path / "slot" / "slot").write(1)
+        MinimumSlotFile(tmp_path / "slot" / "slot").write(1)
 
 
 def test_a_first_slot_makes_the_folder_that_it_is_kept_in(tmp_path: Path) -> None:
-    FileMinimumSlot(tmp_path / "new" / "slot").write(7)
-    assert FileMinimumSlot(tmp_path / "new" / "slot").read() == 7
+    MinimumSlotFile(tmp_path / "new" / "slot").write(7)
+    assert MinimumSlotFile(tmp_path / "new" / "slot").read() == 7
 
 
 def test_a_full_disk_ends_no_client_on_a_chain() -> None:
-    class FullDisk(NoMinimumSlot):
+    class FullDisk(MinimumSlot):
         def write(self, slot: int) -> None:
             raise BackendError(f"slot {slot} cannot be written")
 

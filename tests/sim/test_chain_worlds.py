@@ -7,7 +7,7 @@ from scenarios.base import get_events
 from sim_kit import build, play
 
 from psyche.backends.solana.member.backend import SolanaBackend
-from psyche.backends.solana.member.following import FileMinimumSlot, NoMinimumSlot
+from psyche.backends.solana.member.following import MinimumSlot, MinimumSlotFile
 from psyche.core.state.state import RunState
 from psyche.errors import ConfigError
 from psyche.sim.chain.conditions import ChainConditions
@@ -145,7 +145,7 @@ def test_a_member_that_finds_only_stale_endpoints_after_a_restart_signs_no_secon
 
 
 def test_a_backend_that_shows_a_state_older_than_its_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FileMinimumSlot, "read", lambda _floor: NoMinimumSlot().read())
+    monkeypatch.setattr(MinimumSlotFile, "read", lambda _floor: MinimumSlot().read())
     violations = simulate(build_stale_restart(), prepare=change_arithmetic).violations
     assert {one.name for one in violations} == {"R7"}
 

@@ -59,6 +59,16 @@ def allows(found: AuthorizationData | None, wallet: Pubkey) -> bool:
     return found is not None and found.active and (found.grantee in (EVERYBODY, wallet) or wallet in found.delegates)
 
 
+async def find_grantee(
+    session: ChainSession, grantor: Pubkey, wallet: Pubkey, authorizer: Pubkey | None
+) -> Pubkey | None:
+    """Find whose authorization lets a wallet join: its own, everybody's, or that of `authorizer`; None: nobody's."""
+    for grantee in dict.fromkeys((wallet, EVERYBODY)) if authorizer is None else (authorizer,):
+        if allows(await find_authorization(session, grantor, grantee), wallet):
+            return grantee
+    return None
+
+
 async def plan_grant(session: ChainSession, grantee: Pubkey) -> ChainPlan:
     """Plan to let a wallet join the runs whose join authority this wallet is; no steps: it may already."""
     address = get_authorization_address(session.key, grantee)
@@ -163,11 +173,10 @@ async def judge_join(session: ChainSession, run_id: str, wallet: Pubkey, authori
     slots = [slot for slot in state.registry.slots if slot.signer == bytes(wallet)]
     if any(slot.state is SlotState.BANNED for slot in slots):
         return JoinVerdict(True, f"no: {wallet} was ejected from run {run_id!r}, for good")
-    for grantee in dict.fromkeys((wallet, EVERYBODY) if authorizer is None else (authorizer,)):
-        if allows(await find_authorization(session, grantor, grantee), wallet):
-            if not slots and len(state.registry.slots) >= MAX_CLIENTS:
-                return JoinVerdict(True, f"no: all {MAX_CLIENTS} places of run {run_id!r} are taken")
-            return JoinVerdict(False, f"yes: {grantor} has authorized {name_grantee(grantee)}")
+    if (grantee := await find_grantee(session, grantor, wallet, authorizer)) is not None:
+        if not slots and len(state.registry.slots) >= MAX_CLIENTS:
+            return JoinVerdict(True, f"no: all {MAX_CLIENTS} places of run {run_id!r} are taken")
+        return JoinVerdict(False, f"yes: {grantor} has authorized {name_grantee(grantee)}")
     who = f"{wallet}, nor everybody" if authorizer is None else f"{authorizer} with {wallet} as its delegate"
     create = session.write_command(f"auth create --authorizer {authorizer or wallet}", signed=False)
     return JoinVerdict(True, f"no: {grantor} has not authorized {who}; with its wallet it must run {create}")

@@ -87,33 +87,33 @@ class ChainPlan:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """What a plan does and costs, for the person who pays."""
+    """What a plan costs, for the person who pays; all but `transactions` in lamports."""
 
-    says: str
-    transactions: tuple[str, ...]
-    fee_lamports: int  # for the signatures
-    deposit_lamports: int
-    returns: str
-    kept_lamports: int
-    wallet: str
-    balance_lamports: int
-    priority_lamports: int = 0  # at most, for being early in each transaction while the chain is busy
-    reserve_lamports: int = 0  # that every wallet must keep
+    plan: ChainPlan
+    transactions: int
+    fee: int  # for the signatures
+    wallet: Pubkey
+    balance: int
+    priority: int  # at most, for being early in each transaction while the chain is busy
+    reserve: int = 0  # that every wallet must keep
+
+    @property
+    def needed(self) -> int:
+        return self.fee + self.plan.deposit_lamports + self.plan.kept_lamports + self.reserve
 
     def describe(self) -> str:
-        count = len(self.transactions)
-        lines = [self.says, f"costs {format_sol(self.fee_lamports)} for {count} transaction{'s' * (count != 1)}"]
-        if self.kept_lamports:
-            lines[1] += f", {format_sol(self.kept_lamports)} for token accounts, which stay with their owners"
-        if self.deposit_lamports:
-            lines[1] += f", and a deposit of {format_sol(self.deposit_lamports)}; {self.returns}"
-        if self.priority_lamports:
-            most = f"up to {format_sol(self.priority_lamports * count)} more"
+        plan, count = self.plan, self.transactions
+        lines = [plan.says, f"costs {format_sol(self.fee)} for {count} transaction{'s' * (count != 1)}"]
+        if plan.kept_lamports:
+            lines[1] += f", {format_sol(plan.kept_lamports)} for token accounts, which stay with their owners"
+        if plan.deposit_lamports:
+            lines[1] += f", and a deposit of {format_sol(plan.deposit_lamports)}; {plan.returns}"
+        if self.priority:
             lines.append(
-                f"{most} while the chain is busy: {self.priority_lamports:,} lamports a transaction "
-                "(--max-priority-fee)"
+                f"up to {format_sol(self.priority * count)} more while the chain is busy: {self.priority:,} lamports a "
+                "transaction (--max-priority-fee)"
             )
-        return "\n".join([*lines, f"wallet {self.wallet} pays and has {format_sol(self.balance_lamports)}"])
+        return "\n".join([*lines, f"wallet {self.wallet} pays and has {format_sol(self.balance)}"])
 
 
 Approve = Callable[[Quote], None]  # raises if the person does not want it
@@ -175,28 +175,21 @@ class ChainSession:
         steps = pack_steps(plan.steps, self.key)
         if not steps:
             return None
-        quote = await self._make_quote(plan, steps)
-        self.ask(quote, is_asked=is_asked)
-        return await self._send(plan, steps)
-
-    async def _make_quote(self, plan: ChainPlan, steps: Sequence[Step]) -> Quote:
         fee = sum(count_signatures(step.instructions, self.key) for step in steps) * LAMPORTS_PER_SIGNATURE
         balance, reserve = await self.rpc.get_balance(self.key), await self.rpc.get_deposit(0)
-        return Quote(
-            plan.says, tuple(step.title for step in steps), fee, plan.deposit_lamports, plan.returns,
-            plan.kept_lamports, str(self.key), balance, self.fees.max_lamports, reserve,
-        )  # fmt: skip
+        quote = Quote(plan, len(steps), fee, self.key, balance, self.fees.max_lamports, reserve)
+        self.ask(quote, is_asked=is_asked)
+        return await self._send(plan, steps)
 
     def ask(self, quote: Quote, *, is_asked: bool = True) -> None:
         """Show what a change does and costs; raise if the person does not want it, or cannot pay for it."""
         if is_asked:
             self.approve(quote)
-        needed = quote.fee_lamports + quote.deposit_lamports + quote.kept_lamports + quote.reserve_lamports
-        if quote.balance_lamports < needed:
-            missing = needed - quote.balance_lamports
+        missing = quote.needed - quote.balance
+        if missing > 0:
             airdrop = self.write_command(f"dev airdrop --amount {spell_amount(missing, SOL_DECIMALS)}")
             raise WalletEmpty(
-                f"wallet {quote.wallet} has {format_sol(quote.balance_lamports)}, and this takes {format_sol(needed)}, "
+                f"wallet {quote.wallet} has {format_sol(quote.balance)}, and this takes {format_sol(quote.needed)}, "
                 f"with what a wallet must keep; nothing was sent. Send it at least {format_sol(missing)} (on a local "
                 f"chain, devnet or testnet {airdrop} does), or check --rpc and the wallet"
             )

@@ -1,10 +1,12 @@
 """A run on Solana, as a target."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from solders.keypair import Keypair
 
 from psyche.backends.kinds import CHAIN
 from psyche.backends.port import Backend, Checked, Fitted, Person, TargetOptions, write_options
@@ -21,7 +23,7 @@ from psyche.telemetry.sink import EventSink
 from psyche.wire.crypto import Identity
 
 if TYPE_CHECKING:
-    from psyche.backends.solana.member.entry import ChainMember, Entry
+    from psyche.backends.solana.member.entry import Entry
     from psyche.config.load import LoadedRun
 
 _WALLET: Final = "wallet_private_key_path"
@@ -36,7 +38,7 @@ class SolanaTarget:
 
     options: TargetOptions
     endpoints: tuple[Endpoint, ...] = field(init=False)
-    _member: "tuple[ChainMember, Entry] | None" = field(default=None, init=False)
+    _entry: "Entry | None" = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         own = self.options
@@ -81,24 +83,40 @@ class SolanaTarget:
         return FeePolicy(max_lamports=MAX_PRIORITY_LAMPORTS if most is None else most)
 
     async def check(self) -> Checked:
-        from psyche.backends.solana.member.entry import ChainMember
+        from psyche.backends.solana.member.entry import find_entry
 
-        wallet = find_wallet(self.options.wallet_private_key_path)
-        named = self.options.authorizer
-        member = ChainMember(
-            self.endpoints, wallet.key, self.run_id, parse_key(named, "--authorizer") if named else None,
-            self.writer, self.options.program_ids, fees=self.fees,
-        )  # fmt: skip
-        entry = await member.check()
-        self._member = member, entry
+        wallet, named = find_wallet(self.options.wallet_private_key_path), self.options.authorizer
+        authorizer = parse_key(named, "--authorizer") if named else None
+        async with self._open_chain(wallet.key) as session:
+            entry = self._entry = await find_entry(session, self.run_id, authorizer)
         return Checked(tuple(filter(None, (wallet.note, entry.programs))), entry.notes)
 
     def open_member(
         self, identity: Identity, data_dir: Path, sink: EventSink
     ) -> "AbstractAsyncContextManager[Backend]":
-        assert self._member is not None, "check first"
-        member, entry = self._member
-        return member.open(entry, identity, data_dir, sink)
+        from psyche.backends.solana.member.entry import open_entered
+
+        assert self._entry is not None, "check first"
+        return open_entered(self._entry, self.endpoints, self.fees, identity, data_dir, sink)
+
+    @asynccontextmanager
+    async def _open_chain(self, wallet: Keypair | None, person: Person | None = None) -> AsyncGenerator[ChainSession]:
+        """Open the chain with a wallet, or without one for who only reads; `person` pays what the wallet pays."""
+        async with open_rpc(self.endpoints) as rpc:
+            genesis = await rpc.get_genesis_hash()
+            vouching = choose_programs(genesis, self.options.program_ids)
+            use_program_ids(vouching.ids)
+            foreign = "" if wallet is None else name_foreign(genesis, self.endpoints)
+
+            def approve(quote: Quote) -> None:
+                if person is None:
+                    return
+                person.say((f"on {foreign}: " if foreign else "") + quote.describe())
+                if foreign:
+                    person.confirm("Do it?", f"spend on {foreign}")
+
+            say = (lambda _text: None) if person is None else person.say
+            yield ChainSession(rpc, wallet, approve, say, self.writer, vouching, self.fees)
 
     @asynccontextmanager
     async def open_session(self, person: Person, *, reads: bool) -> AsyncGenerator[ChainSession]:
@@ -106,15 +124,8 @@ class SolanaTarget:
         wallet = None if reads else find_wallet(self.options.wallet_private_key_path)
         if wallet is not None and wallet.note:
             person.say(f"note: {wallet.note}")
-        async with open_rpc(self.endpoints) as rpc:
-            genesis = await rpc.get_genesis_hash()
-            vouching = choose_programs(genesis, self.options.program_ids)
-            use_program_ids(vouching.ids)
-            foreign = "" if reads else name_foreign(genesis, self.endpoints)
-            yield ChainSession(
-                rpc, None if wallet is None else wallet.key, _make_approval(foreign, person), person.say, self.writer,
-                vouching, self.fees,
-            )  # fmt: skip
+        async with self._open_chain(wallet and wallet.key, person) as session:
+            yield session
 
     @asynccontextmanager
     async def open_administration(
@@ -122,15 +133,3 @@ class SolanaTarget:
     ) -> AsyncGenerator[SolanaAdministration]:
         async with self.open_session(person, reads=as_anybody) as session:
             yield await find_administration(session, self.run_id, self.options.treasurer_index)
-
-
-def _make_approval(foreign: str, person: Person) -> Callable[[Quote], None]:
-    """Make what asks a person before a change on a chain that others share, which `foreign` names."""
-
-    def approve(quote: Quote) -> None:
-        where = f"on {foreign}: " if foreign else ""
-        person.say(where + quote.describe())
-        if foreign:
-            person.confirm("Do it?", f"spend on {foreign}")
-
-    return approve

@@ -7,16 +7,15 @@ caller notices only the delay.
 
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
 from psyche.backends.tcp.dial import Connect, ServerAddress, dial
 from psyche.backends.tcp.push import apply_delta, read_full
-from psyche.backends.waits import NamedWaits, describe_wrong_clock
+from psyche.backends.waits import BackendStatistics, NamedWaits, describe_wrong_clock, opens
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, PsycheError, WireError
@@ -68,15 +67,6 @@ class Platform:
     unix_time: Callable[[], float] = time.time
     rng: random.Random = field(default_factory=random.SystemRandom)
     decode: Callable[[bytes], Coordinator] = decode_state
-
-
-class _Started(Protocol):
-    def started(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class BackendStatistics:
-    unanswered: int  # requests
 
 
 class TcpBackend:
@@ -135,9 +125,8 @@ class TcpBackend:
         """The run's clock in Unix seconds, set by the server's last message; the wall clock before the first."""
         return self._platform.unix_time() + self._clock_offset_s
 
-    async def run(self, *, task_status: _Started = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep connected until cancelled; `task_status.started` is called at once."""
-        task_status.started()
+    async def run(self) -> None:
+        """Keep connected until cancelled."""
         try:
             await self._keep_connected()
         except _FATAL as error:
@@ -425,14 +414,4 @@ def _as_backend_error(error: PsycheError) -> BackendError:
     return error if isinstance(error, BackendError) else BackendError(str(error))
 
 
-@asynccontextmanager
-async def open_backend(
-    address: ServerAddress, identity: Identity, *, sink: EventSink | None = None, platform: Platform | None = None,
-    follows_at_once: bool = True,
-) -> AsyncIterator[TcpBackend]:  # fmt: skip
-    """Open a backend that stays connected while the block runs; the block is cancelled if it gives up for good."""
-    backend = TcpBackend(address, identity, sink=sink, platform=platform, follows_at_once=follows_at_once)
-    async with open_plain_nursery() as nursery:
-        nursery.start_soon(backend.run)
-        yield backend
-        nursery.cancel_scope.cancel()
+open_backend: Final = opens(TcpBackend)

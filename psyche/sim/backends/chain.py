@@ -11,7 +11,7 @@ import trio
 
 from psyche.backends.kinds import CHAIN, BackendTraits
 from psyche.backends.solana.member.backend import ChainPlatform, SolanaBackend, open_chain_backend
-from psyche.backends.solana.member.following import FileMinimumSlot
+from psyche.backends.solana.member.following import MinimumSlotFile
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.genesis import create_run
@@ -121,7 +121,7 @@ class ChainBackend:
             return decode(raw)
 
         platform = ChainPlatform(
-            rng=build_rng(seed, caller.name, "backend", caller.life), floor=FileMinimumSlot(caller.folder / FLOOR_FILE),
+            rng=build_rng(seed, caller.name, "backend", caller.life), floor=MinimumSlotFile(caller.folder / FLOOR_FILE),
             decode=show,
         )  # fmt: skip
         self._lives[caller.name] = caller.life

@@ -14,13 +14,13 @@ from solders.pubkey import Pubkey
 from test_run_on_chain import create, put_file, read_state
 from typer.testing import CliRunner
 
-from psyche.backends.solana.cluster import parse_endpoint
+from psyche.backends.port import TargetOptions
 from psyche.backends.solana.interface.addresses import SOURCE_IDS, ProgramIds, use_program_ids
 from psyche.backends.solana.interface.idl import find_file
-from psyche.backends.solana.member.entry import ChainMember
 from psyche.backends.solana.programs import deployment
 from psyche.backends.solana.programs.loader import DATA_HEADER_BYTES, UPGRADEABLE, find_data_address
 from psyche.backends.solana.programs.vouching import read_program_ids, replace_ids
+from psyche.backends.solana.target import SolanaTarget
 from psyche.backends.solana.wallet import read_wallet
 from psyche.cli.app import app
 from psyche.core.state.state import RunState
@@ -56,10 +56,8 @@ def get_ids(box: ChainBox, keys: str = "programs") -> ProgramIds:
 
 def enter(box: ChainBox, run_id: str, wallet: str, file: Path | None) -> str:
     """What a client finds out of the programs before it starts a trainer."""
-    endpoint = parse_endpoint(box.chain.http)
-    return trio.run(
-        ChainMember((endpoint,), read_wallet(box.get_path(wallet)), run_id, program_ids=file).check
-    ).programs
+    options = TargetOptions(run_id, rpc=box.chain.http, wallet_private_key_path=box.get_path(wallet), program_ids=file)
+    return trio.run(SolanaTarget(options).check).notes[-1]
 
 
 @contextmanager

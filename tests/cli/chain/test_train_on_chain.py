@@ -14,7 +14,9 @@ from psyche.backends.solana.cluster import parse_endpoint
 from psyche.backends.solana.interface.accounts import InstanceData
 from psyche.backends.solana.interface.addresses import EVERYBODY, get_authorization_address, get_instance_address
 from psyche.backends.solana.interface.failures import WalletEmpty
-from psyche.backends.solana.member.entry import ChainMember, Entry, estimate_epoch_lamports
+from psyche.backends.solana.member.entry import Entry, estimate_epoch_lamports, find_entry
+from psyche.backends.solana.rpc.client import open_rpc
+from psyche.backends.solana.session import ChainSession
 from psyche.backends.solana.wallet import read_wallet
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Config, Coordinator, DataLocation, DataLocationKind, RunState
@@ -30,8 +32,12 @@ def create(box: ChainBox, run_id: str) -> Keypair:
 
 
 def enter(box: ChainBox, name: str, run_id: str, authorizer: Pubkey | None = None) -> Entry:
-    member = ChainMember((parse_endpoint(box.chain.http),), read_wallet(box.get_path(name)), run_id, authorizer)
-    return trio.run(member.check)
+    async def find() -> Entry:
+        async with open_rpc([parse_endpoint(box.chain.http)]) as rpc:
+            session = ChainSession(rpc, read_wallet(box.get_path(name)), lambda _quote: None)
+            return await find_entry(session, run_id, authorizer)
+
+    return trio.run(find)
 
 
 def change_state(box: ChainBox, run_id: str, **changes: object) -> None:
@@ -74,12 +80,15 @@ def test_everybody_joins_an_open_run_that_has_the_lamports_for_an_epoch(box: Cha
     assert "has 0.001 SOL; an epoch costs about" in found.notes[-1]
 
 
-def test_who_takes_part_with_a_wrong_clock_is_told_so_and_by_how_much(box: ChainBox) -> None:
+def test_who_takes_part_with_a_wrong_clock_is_told_so_and_by_how_much(
+    box: ChainBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create(box, "timely")
     key = box.fund("late").pubkey()
     box.call("auth", "create", "--authorizer", str(key), wallet="timely")
-    endpoint, wallet = parse_endpoint(box.chain.http), read_wallet(box.get_path("late"))
-    found = trio.run(ChainMember((endpoint,), wallet, "timely", unix_time=lambda: time.time() - 7_230).check)
+    right = time.time
+    monkeypatch.setattr("psyche.backends.solana.member.entry.time.time", lambda: right() - 7_230)
+    found = enter(box, "late", "timely")
     assert found.notes[0].startswith("this machine's clock is 2 h 00 min behind the chain's: set the one that is wrong")
 
 

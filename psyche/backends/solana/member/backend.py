@@ -4,13 +4,13 @@ Nobody hosts the record there, so each client does its share of what a server do
 transition is due, and keeps its join alive.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from typing import Final
 
 from psyche.backends.solana.member.following import ChainPlatform, RecordFollower
 from psyche.backends.solana.member.link import Link
 from psyche.backends.solana.member.sending import JoinKeeper, MessageSubmitter, TickKeeper
+from psyche.backends.waits import BackendStatistics, opens
 from psyche.core.state.messages import Join, Message, Withdraw
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError
@@ -18,11 +18,6 @@ from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof
-
-
-@dataclass(frozen=True, slots=True)
-class ChainStatistics:
-    unanswered: int  # messages that are being sent
 
 
 class SolanaBackend:
@@ -87,17 +82,8 @@ class SolanaBackend:
         finally:
             self._unanswered -= 1
 
-    def statistics(self) -> ChainStatistics:
-        return ChainStatistics(unanswered=self._unanswered)
+    def statistics(self) -> BackendStatistics:
+        return BackendStatistics(unanswered=self._unanswered)
 
 
-@asynccontextmanager
-async def open_chain_backend(
-    link: Link, wallet: bytes, p2p: bytes, *, sink: EventSink | None = None, platform: ChainPlatform | None = None
-) -> AsyncIterator[SolanaBackend]:
-    """Open a backend that follows the chain while the block runs; the block is cancelled if it gives up for good."""
-    backend = SolanaBackend(link, wallet, p2p, sink=sink, platform=platform)
-    async with open_plain_nursery() as nursery:
-        nursery.start_soon(backend.run)
-        yield backend
-        nursery.cancel_scope.cancel()
+open_chain_backend: Final = opens(SolanaBackend)

@@ -1,7 +1,7 @@
 """A client's way into a run on a chain: what is checked before its trainer starts, and the backend that it uses."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +13,17 @@ from solders.pubkey import Pubkey
 from psyche.backends.kinds import CHAIN
 from psyche.backends.solana.amounts import LAMPORTS_PER_SIGNATURE, format_sol
 from psyche.backends.solana.cluster import Endpoint
-from psyche.backends.solana.interface.addresses import EVERYBODY, get_authorization_address, use_program_ids
+from psyche.backends.solana.interface.addresses import get_authorization_address
 from psyche.backends.solana.interface.coordinator import ChainRun
 from psyche.backends.solana.interface.failures import WalletEmpty
-from psyche.backends.solana.joining import allows, find_authorization
+from psyche.backends.solana.joining import find_grantee
 from psyche.backends.solana.lookup import find_run
 from psyche.backends.solana.member.backend import ChainPlatform, SolanaBackend, open_chain_backend
-from psyche.backends.solana.member.following import FileMinimumSlot, check_version
-from psyche.backends.solana.programs.vouching import choose_programs
+from psyche.backends.solana.member.following import MinimumSlotFile, check_version
 from psyche.backends.solana.rpc.client import Rpc, open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
 from psyche.backends.solana.rpc.transaction import FeePolicy
-from psyche.backends.solana.session import ChainSession, CommandWriter
+from psyche.backends.solana.session import ChainSession
 from psyche.backends.waits import describe_wrong_clock
 from psyche.core.state.state import Coordinator, RunState
 from psyche.durable import make_folder
@@ -47,117 +46,82 @@ class Entry:
     """How a wallet gets into a run.
 
     Args:
+        wallet: signs and pays.
         accounts: of the run.
         authorization: lets the wallet in.
         notes: for the wallet's owner.
         programs: who may change the programs, a sentence.
     """
 
+    wallet: Keypair
     accounts: ChainRun
     authorization: Pubkey
     notes: tuple[str, ...] = ()
     programs: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ChainMember:
-    """Who takes part in which run, and over which endpoints.
+async def find_entry(session: ChainSession, run_id: str, authorizer: Pubkey | None) -> Entry:
+    """Check that the session's wallet can take part, before the seconds that a trainer takes to start.
 
-    Args:
-        endpoints: lead to the chain, in the order in which they are asked.
-        wallet: signs and pays.
-        run_id: the run.
-        authorizer: whose authorization lets the wallet join; None: the wallet's own, or everybody's.
-        writer: completes the commands that messages name.
-        unix_time: the wall clock.
-        program_ids: the file of the chain's programs; None: what this version knows.
-        fees: what the wallet pays to be early.
+    `authorizer`: whose authorization lets it join; None: its own, or everybody's.
     """
+    assert session.wallet is not None, "a member has one"
+    programs = await session.check_programs()
+    found = await find_run(session, run_id)
+    state, wallet, grantor = found.state, session.key, found.instance.join_authority
+    if state.run_state is RunState.FINISHED:
+        return Entry(session.wallet, found.accounts, get_authorization_address(grantor, wallet))
+    check_version(state)
+    if problems := CHAIN.fit(state.config, state.model, state.bootstrap).problems:
+        raise ConfigError(f"run {run_id!r}: {'; '.join(problems)}")
+    grantee = await find_grantee(session, grantor, wallet, authorizer)
+    if grantee is None:
+        raise ConfigError(_explain_refusal(session, run_id, grantor, authorizer))
+    funds = await _look_at_wallet(session.rpc, state, wallet)
+    if funds.lamports <= funds.reserve:
+        raise WalletEmpty(f"on the chain at {session.rpc.endpoints[0].name}, {funds.describe_shortage()}")
+    _, chain_unix = await session.rpc.get_clock()
+    clock = describe_wrong_clock(time.time(), chain_unix, "the chain")
+    notes = tuple(filter(None, (clock, "" if funds.is_enough else funds.describe_shortage())))
+    return Entry(session.wallet, found.accounts, get_authorization_address(grantor, grantee), notes, programs)
 
-    endpoints: Sequence[Endpoint]
-    wallet: Keypair
-    run_id: str
-    authorizer: Pubkey | None = None
-    writer: CommandWriter = CommandWriter()
-    program_ids: Path | None = None
-    unix_time: Callable[[], float] = time.time
-    fees: FeePolicy = FeePolicy()
 
-    async def check(self) -> Entry:
-        """Check that the wallet can take part, before the seconds that a trainer takes to start."""
-        async with open_rpc(self.endpoints) as rpc:
-            return await self._find_entry(rpc)
-
-    async def _find_entry(self, rpc: Rpc) -> Entry:
-        vouching = choose_programs(await rpc.get_genesis_hash(), self.program_ids)
-        use_program_ids(vouching.ids)
-        session = ChainSession(rpc, self.wallet, lambda _quote: None, writer=self.writer, vouching=vouching)
-        programs = await session.check_programs()
-        found = await find_run(session, self.run_id)
-        state, wallet = found.state, session.key
-        if state.run_state is RunState.FINISHED:
-            return Entry(found.accounts, get_authorization_address(found.instance.join_authority, wallet))
-        check_version(state)
-        if problems := CHAIN.fit(state.config, state.model, state.bootstrap).problems:
-            raise ConfigError(f"run {self.run_id!r}: {'; '.join(problems)}")
-        grantor = found.instance.join_authority
-        grantee = await find_grantee(session, grantor, wallet, self.authorizer)
-        if grantee is None:
-            raise ConfigError(self._explain_refusal(session, grantor))
-        funds = await _look_at_wallet(rpc, state, wallet)
-        if funds.lamports <= funds.reserve:
-            raise WalletEmpty(f"on the chain at {self.endpoints[0].name}, {funds.describe_shortage()}")
-        _, chain_unix = await rpc.get_clock()
-        clock = describe_wrong_clock(self.unix_time(), chain_unix, "the chain")
-        notes = tuple(filter(None, (clock, "" if funds.is_enough else funds.describe_shortage())))
-        return Entry(found.accounts, get_authorization_address(grantor, grantee), notes, programs)
-
-    def _explain_refusal(self, session: ChainSession, grantor: Pubkey) -> str:
-        wallet = session.key
-        grant = session.write_command(f"auth create --authorizer {self.authorizer or wallet}", signed=grantor == wallet)
-        if self.authorizer is None:
-            return (
-                f"wallet {wallet} may not join run {self.run_id!r}: {grantor} must run {grant} with its wallet; if "
-                "another wallet lets yours join as its delegate, name that one with --authorizer"
-            )
-        delegate = session.write_command(
-            f"auth delegate --join-authority {grantor} --delegates-added {wallet}", signed=False
-        )
+def _explain_refusal(session: ChainSession, run_id: str, grantor: Pubkey, authorizer: Pubkey | None) -> str:
+    wallet = session.key
+    grant = session.write_command(f"auth create --authorizer {authorizer or wallet}", signed=grantor == wallet)
+    if authorizer is None:
         return (
-            f"wallet {wallet} may not join run {self.run_id!r} by the authorization of {self.authorizer}: {grantor} "
-            f"must authorize that wallet ({grant}), and that wallet must name yours as its delegate ({delegate}), each "
-            "with its own wallet"
+            f"wallet {wallet} may not join run {run_id!r}: {grantor} must run {grant} with its wallet; if another "
+            "wallet lets yours join as its delegate, name that one with --authorizer"
         )
-
-    @asynccontextmanager
-    async def open(
-        self, entry: Entry, identity: Identity, data_dir: Path, sink: EventSink
-    ) -> AsyncGenerator[SolanaBackend]:
-        """Open the backend of this member; its wallet is looked at once per epoch."""
-        make_folder(data_dir)
-        floor = FileMinimumSlot(data_dir / f"{FLOOR_FILE}-{entry.accounts.account}")
-        wallet = bytes(self.wallet.pubkey())
-        async with (
-            open_rpc(self.endpoints, sink=sink) as rpc,
-            open_link(rpc, entry.accounts, self.wallet, identity, entry.authorization, fees=self.fees) as link,
-            open_chain_backend(
-                link, wallet, identity.public, sink=sink, platform=ChainPlatform(floor=floor)
-            ) as backend,
-            open_plain_nursery() as nursery,
-        ):
-            nursery.start_soon(_watch_wallet, rpc, backend, self.wallet.pubkey(), sink)
-            yield backend
-            nursery.cancel_scope.cancel()
+    delegate = session.write_command(
+        f"auth delegate --join-authority {grantor} --delegates-added {wallet}", signed=False
+    )
+    return (
+        f"wallet {wallet} may not join run {run_id!r} by the authorization of {authorizer}: {grantor} must authorize "
+        f"that wallet ({grant}), and that wallet must name yours as its delegate ({delegate}), each with its own wallet"
+    )
 
 
-async def find_grantee(
-    session: ChainSession, grantor: Pubkey, wallet: Pubkey, authorizer: Pubkey | None
-) -> Pubkey | None:
-    """Find whose authorization lets a wallet join: its own, everybody's, or that of `authorizer`; None: nobody's."""
-    for grantee in (wallet, EVERYBODY) if authorizer is None else (authorizer,):
-        if allows(await find_authorization(session, grantor, grantee), wallet):
-            return grantee
-    return None
+@asynccontextmanager
+async def open_entered(
+    entry: Entry, endpoints: Sequence[Endpoint], fees: FeePolicy, identity: Identity, data_dir: Path, sink: EventSink
+) -> AsyncGenerator[SolanaBackend]:
+    """Open the backend of a member; its wallet is looked at once per epoch."""
+    make_folder(data_dir)
+    floor = MinimumSlotFile(data_dir / f"{FLOOR_FILE}-{entry.accounts.account}")
+    wallet = entry.wallet.pubkey()
+    async with (
+        open_rpc(endpoints, sink=sink) as rpc,
+        open_link(rpc, entry.accounts, entry.wallet, identity, entry.authorization, fees=fees) as link,
+        open_chain_backend(
+            link, bytes(wallet), identity.public, sink=sink, platform=ChainPlatform(floor=floor)
+        ) as backend,
+        open_plain_nursery() as nursery,
+    ):
+        nursery.start_soon(_watch_wallet, rpc, backend, wallet, sink)
+        yield backend
+        nursery.cancel_scope.cancel()
 
 
 def estimate_epoch_lamports(state: Coordinator) -> int:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
@@ -26,14 +26,8 @@ from psyche.wire.nursery import open_plain_nursery
 MAX_SLOT_FILE_BYTES: Final = 64
 
 
-class MinimumSlot(Protocol):
-    def read(self) -> int: ...
-
-    def write(self, slot: int) -> None: ...
-
-
-class NoMinimumSlot:
-    """Keeps nothing: for clients that never start again."""
+class MinimumSlot:
+    """How far a client has followed the run (M9). This one keeps nothing: for clients that never start again."""
 
     def read(self) -> int:
         return 0
@@ -42,7 +36,7 @@ class NoMinimumSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class FileMinimumSlot:
+class MinimumSlotFile(MinimumSlot):
     """Keeps the slot in a file; one for each account, since another chain counts other slots."""
 
     path: Path
@@ -93,7 +87,7 @@ class ChainPlatform:
     """
 
     rng: random.Random = field(default_factory=random.SystemRandom)
-    floor: MinimumSlot = field(default_factory=NoMinimumSlot)
+    floor: MinimumSlot = field(default_factory=MinimumSlot)
     decode: Callable[[bytes], Coordinator] = decode_state
 
 

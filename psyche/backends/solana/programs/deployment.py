@@ -165,10 +165,8 @@ async def _make_quote(session: ChainSession, found: Sequence[_Found], *, is_fina
     returns = "it stays there" if is_final else "it comes back when they are closed (--close)"
     fee = LAMPORTS_PER_SIGNATURE * (count + 2 * len(waiting))  # keys of buffers and programs sign too
     balance = await session.rpc.get_balance(session.key)
-    return Quote(
-        "; ".join(says), ("",) * count, fee, max(0, deposit), returns, 0, str(session.key), balance,
-        session.fees.max_lamports,
-    )  # fmt: skip
+    plan = ChainPlan("; ".join(says), (), max(0, deposit), returns)
+    return Quote(plan, count, fee, session.key, balance, session.fees.max_lamports)
 
 
 async def _deploy_one(session: ChainSession, found: _Found) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,7 @@ from psyche.backends.solana.rpc.client import NoEndpoint, Rpc
 from psyche.backends.solana.rpc.sender import TransactionSender
 from psyche.backends.solana.rpc.transaction import FeePolicy
 from psyche.backends.solana.rpc.watch import AccountWatch
+from psyche.backends.waits import opens
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.limits import STATE_BYTES
@@ -34,7 +35,6 @@ from psyche.errors import BackendError
 from psyche.wire.backend import NotAllowed
 from psyche.wire.crypto import Identity
 from psyche.wire.gossip import decode_gossip, get_signed_bytes
-from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof
 
 TIME_S: Final = 12.0  # after which it is asked for again
@@ -190,13 +190,4 @@ def _read_result(raw: bytes) -> SignedResult:
     return SignedResult(get_signed_bytes(message), message.signature)
 
 
-@asynccontextmanager
-async def open_link(
-    rpc: Rpc, run: ChainRun, wallet: Keypair, identity: Identity, authorization: Pubkey, *,
-    fees: FeePolicy | None = None,
-) -> AsyncGenerator[RpcLink]:  # fmt: skip
-    link = RpcLink(rpc, run, wallet, identity, authorization, fees=fees)
-    async with open_plain_nursery() as nursery:
-        nursery.start_soon(link.run)
-        yield link
-        nursery.cancel_scope.cancel()
+open_link: Final = opens(RpcLink)

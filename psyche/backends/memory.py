@@ -45,7 +45,6 @@ class MemoryCoordinator:
         self._changed = trio.Event()
 
     async def run(self) -> None:
-        """Tick for ever."""
         while True:
             self.settle()
             await trio.sleep(TICK_S)
@@ -74,7 +73,6 @@ class MemoryBackend:
     reconnect_soon: None = None  # it cannot be lost
 
     async def states(self) -> AsyncGenerator[Coordinator, None]:
-        """Receive the newest states. Their nonce rises, unless an older record was put back."""
         last: Coordinator | None = None
         while True:
             state = self.coordinator.show()

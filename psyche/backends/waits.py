@@ -5,6 +5,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, ParamSpec, Protocol, TypeVar
 
+import trio
+
+from psyche.errors import PsycheError
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
 from psyche.telemetry.text import format_seconds
@@ -39,12 +42,38 @@ class BackendStatistics:
     unanswered: int  # requests, or messages that are being sent
 
 
-class NamedWaits:
-    """Emits the beginning and the end of each wait.
+class Progress:
+    """What several tasks wait for, until `fail` gives up for good: from then on each of them gets that error.
 
-    Args:
-        sink: receives the events.
+    `explain` makes the error to raise of the first reason.
     """
+
+    def __init__(self, explain: Callable[[PsycheError], PsycheError]) -> None:
+        self._explain = explain
+        self._changed = trio.Event()
+        self._failure: PsycheError | None = None
+
+    async def wait_until(self, is_met: Callable[[], object]) -> None:
+        self.check_alive()
+        while not is_met():
+            await self._changed.wait()
+            self.check_alive()
+
+    def note_change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def fail(self, error: PsycheError) -> None:
+        self._failure = self._failure or error
+        self.note_change()
+
+    def check_alive(self) -> None:
+        if self._failure is not None:
+            raise self._explain(self._failure) from self._failure
+
+
+class NamedWaits:
+    """Emits the beginning and the end of each wait."""
 
     def __init__(self, sink: EventSink) -> None:
         self._sink = sink

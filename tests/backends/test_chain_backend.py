@@ -12,7 +12,7 @@ from sim.chain_kit import START, ChainStage, MemberLink, get_key, get_state, run
 
 from psyche import __version__
 from psyche.backends.solana.member.backend import ChainPlatform, SolanaBackend, open_chain_backend
-from psyche.backends.solana.member.following import DOUBT_S, MinimumSlot, MinimumSlotFile
+from psyche.backends.solana.member.following import FORK_S, MinimumSlot, MinimumSlotFile
 from psyche.backends.solana.member.logic import JOIN_VALID_S
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Join, Tick, WarmupWitness, Withdraw
@@ -210,7 +210,7 @@ def test_endpoints_that_contradict_each_other_for_ever_do_not_stop_the_run() -> 
         link = stage.build_link(1, (0.5, 0.6, 0.7))
         link.endpoints[2].suffer(EndpointFault(is_wrong=True))
         backend = await stage.open(1, link=link)
-        await trio.sleep(DOUBT_S + 10)
+        await trio.sleep(FORK_S + 10)
         await stage.join_somebody(2)
         with trio.fail_after(10):
             await backend.submit(Join(get_key(1)[1]))
@@ -362,7 +362,7 @@ def test_members_of_a_chain_that_went_back_say_so_and_go_on(endpoints: tuple[flo
             await wait_for(backend, lambda state: state.run_state is RunState.WARMUP)
         stage.write_account(before)
         for number, backend in enumerate(backends, 1):
-            with trio.fail_after(DOUBT_S + 30):
+            with trio.fail_after(FORK_S + 30):
                 await wait_for(backend, lambda state: state.run_state is RunState.WAITING_FOR_MEMBERS)
                 await backend.submit(Join(get_key(number)[1]))
         for backend in backends:
@@ -380,7 +380,7 @@ def test_a_run_that_is_closed_under_its_members_ends_them_with_an_exit_code_of_i
         backend = await stage.open(1)
         await backend.submit(Join(get_key(1)[1]))
         stage.write_account(b"")
-        with trio.fail_after(DOUBT_S + 30):
+        with trio.fail_after(FORK_S + 30):
             while True:
                 await wait_for(backend, lambda _state: False)
 

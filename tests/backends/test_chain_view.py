@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sim.chain_kit import build_chain, get_state
 
 from psyche.backends.solana.member.link import Reading
-from psyche.backends.solana.member.view import SILENT_SLOTS, RecordView, Taken, get_kept_phase
+from psyche.backends.solana.member.view import SILENT_SLOTS, Choice, RecordView, get_kept_phase
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.state import Coordinator, RunState
 
@@ -56,9 +56,9 @@ class ReadingsInAnyOrder(RuleBasedStateMachine):
         reading = read(nonce, slot, endpoint, forked=forked)
         taken = self.view.take(reading)
         if slot < START_SLOT:
-            assert taken is Taken.OLD, "M9: nothing older than the start"
+            assert taken is Choice.OLD, "M9: nothing older than the start"
             return
-        assert (taken is Taken.NEW) == (nonce > before)
+        assert (taken is Choice.NEW) == (nonce > before)
         if nonce > before:
             self.shown.append(nonce)
             self.latest, self.seen_slot = {}, 0
@@ -72,7 +72,7 @@ class ReadingsInAnyOrder(RuleBasedStateMachine):
         """An endpoint shows bytes that are no record."""
         raw = bytearray(build_record(NONCES + 1))
         raw[0] ^= 1 + value % 255
-        assert self.view.take(Reading(endpoint, START_SLOT, bytes(raw[: at + 1]))) is Taken.UNREADABLE
+        assert self.view.take(Reading(endpoint, START_SLOT, bytes(raw[: at + 1]))) is Choice.UNREADABLE
         assert self.view.problem
 
     @invariant()
@@ -95,13 +95,13 @@ TestReadingsInAnyOrder.settings = settings(max_examples=60, stateful_step_count=
 
 def test_endpoints_that_contradict_each_other_agree_when_the_last_one_does() -> None:
     view = RecordView(0)
-    assert view.take(read(3)) is Taken.NEW
-    assert view.take(read(3, endpoint="two", forked=True)) is Taken.FORKED
-    assert view.take(read(3, endpoint="three", forked=True)) is Taken.FORKED
+    assert view.take(read(3)) is Choice.NEW
+    assert view.take(read(3, endpoint="two", forked=True)) is Choice.FORKED
+    assert view.take(read(3, endpoint="three", forked=True)) is Choice.FORKED
     assert "nonce 3" in view.problem
-    assert view.take(read(3, endpoint="two")) is Taken.KNOWN
+    assert view.take(read(3, endpoint="two")) is Choice.KNOWN
     assert not view.is_usable
-    assert view.take(read(3, endpoint="three")) is Taken.AGREED
+    assert view.take(read(3, endpoint="three")) is Choice.AGREED
     assert view.is_usable
 
 
@@ -110,10 +110,10 @@ def test_if_the_contradiction_lasts_the_record_of_most_endpoints_is_taken() -> N
     view.take(read(3))
     view.take(read(3, endpoint="two", forked=True))
     view.take(read(3, endpoint="three", forked=True))
-    assert "the record of three, two is taken; remove the endpoint that is wrong: one" in view.settle()
+    assert "the record of three, two is taken; remove the endpoint that is wrong: one" in view.choose_fork()
     assert view.is_usable
     assert view.raw == read(3, forked=True).raw
-    assert view.take(read(3, endpoint="one")) is Taken.FORKED
+    assert view.take(read(3, endpoint="one")) is Choice.FORKED
     assert view.is_usable, "said and done"
 
 
@@ -121,7 +121,7 @@ def test_of_two_endpoints_that_contradict_each_other_for_long_the_first_one_coun
     view = RecordView(0)
     view.take(read(3))
     view.take(read(3, endpoint="two", forked=True))
-    view.settle()
+    view.choose_fork()
     assert view.raw == read(3).raw
     view.take(read(4))
     view.take(read(4, endpoint="two", forked=True))
@@ -137,25 +137,25 @@ def build_settled() -> RecordView:
     view = RecordView(0)
     for endpoint in ("one", "two", "three"):
         view.take(read(3, 30, endpoint, forked=endpoint == "three"))
-    view.settle()
+    view.choose_fork()
     return view
 
 
 def test_an_endpoint_that_was_wrong_is_not_the_first_to_be_believed() -> None:
     view = build_settled()
-    assert view.take(read(4, 31, "three", forked=True)) is Taken.DOUBTED
+    assert view.take(read(4, 31, "three", forked=True)) is Choice.UNSUPPORTED
     assert view.nonce == 3
-    assert view.take(read(4, 31, "one")) is Taken.NEW
-    assert view.take(read(4, 31, "three", forked=True)) is Taken.FORKED
+    assert view.take(read(4, 31, "one")) is Choice.NEW
+    assert view.take(read(4, 31, "three", forked=True)) is Choice.FORKED
     assert view.is_usable
-    assert view.take(read(4, 32, "three")) is Taken.KNOWN
-    assert view.take(read(5, 33, "three")) is Taken.NEW, "it had agreed"
+    assert view.take(read(4, 32, "three")) is Choice.KNOWN
+    assert view.take(read(5, 33, "three")) is Choice.NEW, "it had agreed"
 
 
 def test_an_endpoint_that_was_wrong_is_believed_when_the_others_are_silent_for_long() -> None:
     view = build_settled()
-    assert view.take(read(4, 30 + SILENT_SLOTS, "three")) is Taken.DOUBTED
-    assert view.take(read(4, 31 + SILENT_SLOTS, "three")) is Taken.NEW
+    assert view.take(read(4, 30 + SILENT_SLOTS, "three")) is Choice.UNSUPPORTED
+    assert view.take(read(4, 31 + SILENT_SLOTS, "three")) is Choice.NEW
     assert view.is_usable
 
 
@@ -163,14 +163,14 @@ def test_a_newer_record_ends_every_doubt() -> None:
     view = RecordView(0)
     view.take(read(3))
     view.take(read(3, endpoint="two", forked=True))
-    assert view.take(read(4)) is Taken.NEW
+    assert view.take(read(4)) is Choice.NEW
     assert view.is_usable
 
 
 def test_another_run_under_the_same_address_is_told_with_what_to_do() -> None:
     view = RecordView(0)
     view.take(read(3))
-    assert view.take(read(9, endpoint="two", run=2)) is Taken.OTHER_RUN
+    assert view.take(read(9, endpoint="two", run=2)) is Choice.OTHER_RUN
     assert "two shows another run" in view.problem
     assert "--rpc" in view.problem
     assert view.nonce == 3
@@ -195,23 +195,23 @@ def test_a_restart_tells_a_warmup_from_the_rounds_that_follow_it() -> None:
 def test_one_endpoint_that_steadily_shows_an_older_record_is_a_chain_that_went_back() -> None:
     view = RecordView(0)
     view.take(read(5, 30))
-    assert view.take(read(4, 30)) is Taken.OLD, "it was asked before"
-    assert view.take(read(4, 31)) is Taken.FORKED
+    assert view.take(read(4, 30)) is Choice.OLD, "it was asked before"
+    assert view.take(read(4, 31)) is Choice.FORKED
     assert view.problem == "it shows a record with nonce 4, and has shown one with nonce 5"
     assert not view.is_usable
-    told = view.settle()
+    told = view.choose_fork()
     assert told.startswith("the chain at one went back: it shows the run with nonce 4 again, after 5")
     assert "remove" not in told
     assert (view.nonce, view.slot, view.is_usable, view.version) == (4, 31, True, 2)
-    assert view.take(read(5, 32, forked=True)) is Taken.NEW
+    assert view.take(read(5, 32, forked=True)) is Choice.NEW
 
 
 def test_an_endpoint_that_is_only_behind_contradicts_nobody() -> None:
     view = RecordView(0)
     view.take(read(5, 30))
     view.take(read(5, 40))
-    assert view.take(read(4, 39, "two")) is Taken.OLD
-    assert view.take(Reading("three", 40, b"")) is Taken.OLD
+    assert view.take(read(4, 39, "two")) is Choice.OLD
+    assert view.take(Reading("three", 40, b"")) is Choice.OLD
     assert view.is_usable
 
 
@@ -219,22 +219,22 @@ def test_of_several_endpoints_the_one_that_went_back_alone_is_named() -> None:
     view = RecordView(0)
     for endpoint in ("one", "two"):
         view.take(read(5, 30, endpoint))
-    assert view.take(read(4, 31, "two")) is Taken.FORKED
+    assert view.take(read(4, 31, "two")) is Choice.FORKED
     assert "different records: one shows one with nonce 5, this one a record with nonce 4" in view.problem
-    assert "the record of one is taken; remove the endpoint that is wrong: two" in view.settle()
+    assert "the record of one is taken; remove the endpoint that is wrong: two" in view.choose_fork()
     assert view.nonce == 5
 
 
 def test_a_run_whose_account_is_gone_for_long_was_closed_unless_it_was_finished() -> None:
     view = RecordView(0)
     view.take(read(5, 30))
-    assert view.take(Reading("one", 31, b"")) is Taken.FORKED
+    assert view.take(Reading("one", 31, b"")) is Choice.FORKED
     assert not view.is_usable
-    view.settle()
+    view.choose_fork()
     assert not view.raw
     state = decode_state(build_record(6))
     state.run_state = RunState.FINISHED
     view = RecordView(0)
     view.take(Reading("one", 30, encode_state(state)))
-    assert view.take(Reading("one", 31, b"")) is Taken.KNOWN
+    assert view.take(Reading("one", 31, b"")) is Choice.KNOWN
     assert view.is_usable

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from psyche.backends.solana.member.following import DOUBT_S
+from psyche.backends.solana.member.following import FORK_S
 from psyche.core.state.state import SlotState
 from psyche.sim.chain.facts import ChainFacts
 from psyche.sim.world import Outcome
@@ -33,7 +33,7 @@ def judge_doubt(outcome: Outcome, size: Size) -> Judgement:
     """F12: each client doubts until it goes on with what most of its endpoints show, once, and names the other one."""
     doubts = {name: _find_doubts(outcome, name) for name in outcome.scenario.names}
     longest_s = max((one for found in doubts.values() for one in found), default=0.0)
-    holds = all(len(found) == 1 for found in doubts.values()) and longest_s <= DOUBT_S + 1
+    holds = all(len(found) == 1 for found in doubts.values()) and longest_s <= FORK_S + 1
     return Judgement(f"{sum(map(len, doubts.values()))} settled, after {longest_s:.1f} s at most", holds)
 
 

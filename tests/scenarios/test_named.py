@@ -164,7 +164,7 @@ def test_repeats_that_the_server_does_not_know_again_show(monkeypatch: pytest.Mo
 
 
 def test_a_doubt_between_endpoints_that_never_ends_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "DOUBT_S", 1e6)
+    monkeypatch.setattr(following, "FORK_S", 1e6)
     assert not play_named("F12w", SMALL)[1].holds
 
 

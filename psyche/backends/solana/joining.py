@@ -85,7 +85,6 @@ async def plan_grant(session: ChainSession, grantee: Pubkey) -> ChainPlan:
 
 
 async def plan_delegates(session: ChainSession, grantor: Pubkey, added: Sequence[Pubkey], *, clear: bool) -> ChainPlan:
-    """Plan a change of the wallets that may join in this wallet's name."""
     found = await find_authorization(session, grantor, session.key)
     if found is None:
         raise ConfigError(

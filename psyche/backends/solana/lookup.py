@@ -45,7 +45,6 @@ class FoundRun:
         return self.instance.main_authority if self.treasurer is None else self.treasurer.main_authority
 
     def check_owner(self, wallet: Pubkey) -> None:
-        """Refuse a wallet that does not own the run."""
         if wallet != self.owner:
             raise ConfigError(
                 f"run {self.state.run_id!r}: belongs to {self.owner}, and the wallet here is {wallet}: name the "
@@ -72,7 +71,6 @@ async def find_run(session: ChainSession, run_id: str, min_slot: int | None = No
 
 
 async def read_run(rpc: Rpc, instance: InstanceData, min_slot: int | None = None) -> FoundRun:
-    """Read a run's record and its treasurer."""
     address = get_instance_address(instance.run_id)
     account = await rpc.get_account(instance.coordinator_account, min_slot)
     held, main = await rpc.get_accounts([address, instance.main_authority])

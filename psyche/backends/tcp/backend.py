@@ -15,7 +15,7 @@ import trio
 
 from psyche.backends.tcp.dial import Connect, ServerAddress, dial
 from psyche.backends.tcp.push import apply_delta, read_full
-from psyche.backends.waits import BackendStatistics, NamedWaits, describe_wrong_clock, opens
+from psyche.backends.waits import BackendStatistics, NamedWaits, Progress, describe_wrong_clock, opens
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, PsycheError, WireError
@@ -98,9 +98,8 @@ class TcpBackend:
         self._outbox: list[bytes] = []
         self._room = trio.Semaphore(MAX_PENDING)
         self._wake = trio.Event()
-        self._changed = trio.Event()
+        self._progress = Progress(self._explain_failure)
         self._is_connected = False
-        self._failure: PsycheError | None = None
         self._raw = b""
         self._nonce = -1
         self._run_uid: bytes | None = None
@@ -126,7 +125,6 @@ class TcpBackend:
         return self._platform.unix_time() + self._clock_offset_s
 
     async def run(self) -> None:
-        """Keep connected until cancelled."""
         try:
             await self._keep_connected()
         except _FATAL as error:
@@ -160,9 +158,7 @@ class TcpBackend:
             await trio.sleep(HASTE_S * spread(0.5, 1.0))
 
     async def reach(self) -> None:
-        while not self.connects:
-            self._check_alive()
-            await self._changed.wait()
+        await self._progress.wait_until(lambda: self.connects)
 
     def _follow(self) -> None:
         """Subscribe, now and on every new connection: for the server a client is there only then (H6)."""
@@ -178,9 +174,7 @@ class TcpBackend:
         seen = -1
         self._follow()
         while True:
-            while self._nonce <= seen:
-                self._check_alive()
-                await self._changed.wait()
+            await self._progress.wait_until(lambda: self._nonce > seen)  # noqa: B023
             raw, seen = self._raw, self._nonce
             yield await trio.to_thread.run_sync(self._platform.decode, raw)
 
@@ -198,12 +192,10 @@ class TcpBackend:
         return BackendStatistics(unanswered=len(self._pending))
 
     def reconnect_soon(self) -> None:
-        """Try again within half a second if the connection is lost: peers are in a later round, so the server is up."""
         if not self._is_connected:
             self._hastened.set()
 
     def report(self, report: SelfReport) -> None:
-        """Tell the server what this client does (K8); the last report is repeated on every new connection."""
         self._report = report
         self._follow()
         if types.Wait.PERMISSION not in self._waits:
@@ -214,7 +206,7 @@ class TcpBackend:
 
     async def _request(self, body: wire.RequestBody) -> wire.Reply:
         async with AtOnce(self._room):
-            self._check_alive()
+            self._progress.check_alive()
             self._follow()
             self._next_id += 1
             pending = _Pending(self._next_id, wire.encode_message(wire.Request(self._next_id, body)))
@@ -226,7 +218,7 @@ class TcpBackend:
                 self._pending.pop(pending.id, None)
         reply = pending.reply
         if reply is None:
-            self._check_alive()
+            self._progress.check_alive()
         assert reply is not None, "answered, or given up"
         if reply.code and not reply.on_record:
             raise wire.error_from_code(reply.code, reply.message, reply.rule)
@@ -237,20 +229,14 @@ class TcpBackend:
             self._outbox.append(frame)
             self._wake.set()
 
-    def _check_alive(self) -> None:
-        if self._failure is not None:
-            raise BackendError(f"server {self.address.host}:{self.address.port}: {self._failure}") from self._failure
+    def _explain_failure(self, reason: PsycheError) -> BackendError:
+        return BackendError(f"server {self.address.host}:{self.address.port}: {reason}")
 
     def _fail(self, error: PsycheError) -> None:
         """Make every call raise from now on; the first reason counts."""
-        self._failure = self._failure or error
+        self._progress.fail(error)
         for pending in self._pending.values():
             pending.answered.set()
-        self._note_change()
-
-    def _note_change(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
     async def _connect_once(self) -> None:
         frames, server, greeting = await dial(self.address, self._identity, self._platform.connect)
@@ -261,7 +247,7 @@ class TcpBackend:
             self._waits.end(types.Wait.BACKEND, types.WaitOutcome.CONNECTED)
             self._renew()
             self._sink.emit(types.BackendConnected(run_id=greeting.run_id, program=greeting.program))
-            self._note_change()
+            self._progress.note_change()
             await self._talk(frames)
         finally:
             self._is_connected = False
@@ -387,7 +373,7 @@ class TcpBackend:
             )
         if nonce > self._nonce:
             self._raw, self._nonce = raw, nonce
-            self._note_change()
+            self._progress.note_change()
 
     def _take_delta(self, push: wire.StateDelta) -> None:
         try:
@@ -407,7 +393,7 @@ class TcpBackend:
             check_address_record(record)
             self._book[record.p2p] = record
         self._listed = tuple(self._book.values())
-        self._note_change()
+        self._progress.note_change()
 
 
 def _as_backend_error(error: PsycheError) -> BackendError:

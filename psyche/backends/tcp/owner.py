@@ -1,7 +1,7 @@
 """An owner's connections to a TCP server: commands, status, record, allow list, earnings (`psyche run`)."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -28,10 +28,6 @@ Say = Callable[[str], None]
 _Found = TypeVar("_Found", wire.RunStatus, wire.AllowedKeys, wire.Earnings, wire.Members, wire.FullState)
 
 
-def _say_nothing(_text: str) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class TcpAdministration:
     """A run on a TCP server, as its owner reaches it.
@@ -46,7 +42,7 @@ class TcpAdministration:
     address: ServerAddress
     identity: Identity
     timeout_s: float = TIMEOUT_S
-    say: Say = _say_nothing
+    say: Say = lambda _text: None
 
     async def get_status(self) -> wire.RunStatus:
         return await self._ask(None, wire.StatusRequest(), wire.RunStatus)
@@ -59,7 +55,6 @@ class TcpAdministration:
         return await self._ask(None, wire.MembersRequest(), wire.Members)
 
     async def command(self, message: AnyMessage | Build) -> wire.RunStatus:
-        """Carry out a command; it carries an op id, so that it takes effect once even if it is resent (K3)."""
         if callable(message):
             message = await build_in_thread(message, await self.get_record())
         return await self._ask(_build_command(message), wire.StatusRequest(), wire.RunStatus)
@@ -88,57 +83,43 @@ class TcpAdministration:
 
     async def _ask(self, command: wire.RequestBody | None, question: wire.RequestBody, kind: type[_Found]) -> _Found:
         """Send a command until it is answered, then the question; return the answer."""
-        where = f"server {self.address.host}:{self.address.port}"
-        attempts = _Attempts(self.address, self.identity, command, question, problem=f"{where}: no answer")
+        number = secrets.randbits(62)  # the same on every resend (K4)
+        requests = [wire.Request(number + place, body) for place, body in enumerate((command, question)) if body]
+        problem = f"server {self.address.host}:{self.address.port}: no answer"
+
+        async def say_if_silent() -> None:
+            await trio.sleep(SILENT_S)
+            self.say(f"{problem}; trying for {self.timeout_s:g} s (Ctrl-C stops)")
+
         with trio.move_on_after(self.timeout_s):
             async with open_plain_nursery() as nursery:
-                nursery.start_soon(self._say_if_silent, attempts)
-                answer = await attempts.run()
+                nursery.start_soon(say_if_silent)
+                while True:
+                    try:
+                        answer = await self._ask_once(requests)
+                    except (HandshakeError, wire.RequestRefused):
+                        raise
+                    except (BackendError, WireError) as error:
+                        problem = str(error)
+                        await trio.sleep(RETRY_S)
+                    else:
+                        break
                 nursery.cancel_scope.cancel()
             if not isinstance(answer, kind):
                 raise WireError(f"the reply is not a {kind.__name__}")
             return answer
-        raise BackendError(f"{attempts.problem}; gave up after {self.timeout_s:g} s")
+        raise BackendError(f"{problem}; gave up after {self.timeout_s:g} s")
 
-    async def _say_if_silent(self, attempts: "_Attempts") -> None:
-        await trio.sleep(SILENT_S)
-        self.say(f"{attempts.problem}; trying for {self.timeout_s:g} s (Ctrl-C stops)")
+    async def _ask_once(self, requests: Sequence[wire.Request]) -> object:
+        frames = (await dial(self.address, self.identity)).frames
+        try:
+            replies = [await ask(frames, request) for request in requests]
+        finally:
+            await frames.aclose()
+        if replies[-1].body is None:
+            raise WireError("the reply is empty")
+        return replies[-1].body
 
 
 def _build_command(message: AnyMessage) -> wire.SubmitRequest:
     return wire.build_submit(message, op_id=secrets.token_bytes(wire.OP_ID_BYTES))
-
-
-class _Attempts:
-    """One command and the request after it, resent until the server has answered both or refuses."""
-
-    def __init__(
-        self, address: ServerAddress, identity: Identity, command: wire.RequestBody | None,
-        question: wire.RequestBody, problem: str,
-    ) -> None:  # fmt: skip
-        self.problem = problem
-        self._address, self._identity, self._command = address, identity, command
-        self._question = question
-        self._command_id = secrets.randbits(62)  # the same on every resend (K4)
-
-    async def run(self) -> object:
-        while True:
-            try:
-                return await self._try_once()
-            except (HandshakeError, wire.RequestRefused):
-                raise
-            except (BackendError, WireError) as error:
-                self.problem = str(error)
-                await trio.sleep(RETRY_S)
-
-    async def _try_once(self) -> object:
-        frames = (await dial(self._address, self._identity)).frames
-        try:
-            if self._command is not None:
-                await ask(frames, wire.Request(self._command_id, self._command))
-            answer = (await ask(frames, wire.Request(self._command_id + 1, self._question))).body
-        finally:
-            await frames.aclose()
-        if answer is None:
-            raise WireError("the reply is empty")
-        return answer

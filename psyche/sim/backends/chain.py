@@ -72,20 +72,16 @@ class ChainBackend:
 
     @property
     def machines(self) -> tuple[Host, ...]:
-        """The machines beside the clients: none."""
         return ()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the chain makes blocks."""
         return not self._is_halted
 
     def start(self) -> None:
-        """Begin to make blocks."""
         self._world.spawn(self._make_blocks)
 
     def add_machine(self, name: str, key: bytes) -> None:
-        """Give a client its endpoints and its wallet."""
         del key
         self._endpoints[name] = self._build_endpoints(name)
         wallet = self._make_wallet(name).public
@@ -100,11 +96,6 @@ class ChainBackend:
         """Do nothing: a chain keeps no connections."""
 
     async def connect(self, key: bytes, host: str, port: int) -> TlsConnection:
-        """Nobody listens.
-
-        Raises:
-            OSError: always.
-        """
         del key
         await trio.lowlevel.checkpoint()
         raise OSError(errno.ECONNREFUSED, f"{host}:{port}: connection refused")
@@ -113,7 +104,6 @@ class ChainBackend:
     async def open_backend(
         self, caller: Caller, decode: Callable[[bytes], Coordinator]
     ) -> AsyncIterator[SolanaBackend]:
-        """A client's way to the chain: the real backend over simulated endpoints."""
         wallet, seed = self._make_wallet(caller.name), self._world.scenario.seed
 
         def show(raw: bytes) -> Coordinator:
@@ -184,7 +174,6 @@ class ChainBackend:
         self._clock_lag_s = min(max(lag_s, 0.0), self._conditions.clock_lag_s)
 
     def halt_chain(self, *, is_halted: bool) -> None:
-        """Stop making blocks, or go on."""
         self._is_halted = is_halted
 
     async def command(self, message: Message) -> None:
@@ -198,7 +187,6 @@ class ChainBackend:
         await self.chain.command(rpc, self._world.owner.seed, message)
 
     def get_facts(self) -> dict[str, Any]:
-        """The figures of the chain."""
         return {"chain": self.facts}
 
     def measure(self, note: NoteSize) -> None:

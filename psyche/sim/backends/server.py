@@ -32,8 +32,6 @@ MAX_JOURNAL_FILES: Final = 8
 
 
 class ServerHost(Host):
-    """The coordinator's machine."""
-
     def __init__(self, world: Surroundings, identity: SimIdentity, tcp: Tcp) -> None:
         super().__init__(world, SERVER_HOST, identity)
         self.files = ServerFiles(self.disk)
@@ -89,24 +87,19 @@ class ServerBackend:
 
     @property
     def machines(self) -> tuple[Host, ...]:
-        """The machines beside the clients."""
         return (self.host,)
 
     @property
     def is_alive(self) -> bool:
-        """Whether the server runs."""
         return self.host.is_alive
 
     def start(self) -> None:
-        """Start the server."""
         self.host.start()
 
     def add_machine(self, name: str, key: bytes) -> None:
-        """Let a machine connect."""
         self.tcp.add_machine(name, key)
 
     def drop(self, key: bytes) -> None:
-        """Reset a machine's connections."""
         self.tcp.drop(key)
 
     async def connect(self, key: bytes, host: str, port: int) -> TlsConnection:
@@ -116,7 +109,6 @@ class ServerBackend:
     def open_backend(
         self, caller: Caller, decode: Callable[[bytes], Coordinator]
     ) -> AbstractAsyncContextManager[TcpBackend]:
-        """A client's way to the server."""
         platform = Platform(
             connect=lambda host, port: self.connect(caller.identity.public, host, port),
             unix_time=caller.unix,
@@ -127,7 +119,6 @@ class ServerBackend:
         return open_backend(address, caller.identity, sink=caller.log, platform=platform)
 
     def get_facts(self) -> dict[str, Any]:
-        """The figures of the backend: none."""
         return {}
 
     def measure(self, note: NoteSize) -> None:

@@ -56,7 +56,9 @@ def get_ids(box: ChainBox, keys: str = "programs") -> ProgramIds:
 
 def enter(box: ChainBox, run_id: str, wallet: str, file: Path | None) -> str:
     """What a client finds out of the programs before it starts a trainer."""
-    options = TargetOptions(run_id, rpc=box.chain.http, wallet_private_key_path=box.get_path(wallet), program_ids=file)
+    options = TargetOptions(
+        run_id=run_id, rpc=box.chain.http, wallet_private_key_path=box.get_path(wallet), program_ids=file
+    )
     return trio.run(SolanaTarget(options).check).notes[-1]
 
 

@@ -47,8 +47,6 @@ _SPARE_BYTES: Final = 3 * CHECKPOINT.size  # the further sources of weights, whi
 
 
 class ChainRun(NamedTuple):
-    """The two accounts of a run."""
-
     instance: Pubkey
     account: Pubkey
 

@@ -8,7 +8,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
 from solders.pubkey import Pubkey
 
@@ -92,18 +92,14 @@ class WithdrewEvent(NamedTuple):
 
 
 ChainEvent: TypeAlias = CollectedEvent | EjectedEvent | JoinedEvent | LeftRunEvent | StateChangedEvent | WithdrewEvent
-EVENTS: Final[Mapping[str, Callable[..., ChainEvent]]] = {  # by the IDL's name
-    "Collected": CollectedEvent,
-    "Ejected": EjectedEvent,
-    "Joined": JoinedEvent,
-    "LeftRun": LeftRunEvent,
-    "StateChanged": StateChangedEvent,
-    "Withdrew": WithdrewEvent,
-}
 
 
-def get_event_name(event: ChainEvent) -> str:
-    return type(event).__name__.removesuffix("Event")
+def get_event_name(event: ChainEvent | type[ChainEvent]) -> str:
+    """The IDL's name of an event."""
+    return (event if isinstance(event, type) else type(event)).__name__.removesuffix("Event")
+
+
+EVENTS: Final[Mapping[str, Callable[..., ChainEvent]]] = {get_event_name(one): one for one in get_args(ChainEvent)}
 
 
 def read_events(logs: Sequence[str]) -> tuple[ChainEvent, ...]:

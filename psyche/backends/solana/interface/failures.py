@@ -17,15 +17,6 @@ from psyche.backends.solana.interface.idl import load_program
 from psyche.core.state.errors import REFUSALS, CoordinatorError
 from psyche.errors import BackendError
 
-
-class NumberRange(NamedTuple):
-    """A range of error numbers that Anchor gives to one kind of fault."""
-
-    first: int
-    last: int
-    text: str
-
-
 _UPDATE: Final = "the program was called with other accounts than it expects; use the same version as the program"
 # Of programs that are part of the chain.
 PROGRAMS: Final[dict[str, dict[int, str]]] = {
@@ -74,13 +65,14 @@ ANCHOR: Final[dict[int, tuple[str, str]]] = {
         "the program lies at another address than it was built for; check the cluster",
     ),
 }
-ANCHOR_KINDS: Final = (
-    NumberRange(100, 999, "the program cannot read the instruction; use the version that the program was built for"),
-    NumberRange(1_000, 1_999, "the program refuses a call of its own; use the version that the program was built for"),
-    NumberRange(2_000, 2_999, "an account breaks a rule of the instruction; check run id, wallet and addresses"),
-    NumberRange(3_000, 3_999, "an account is missing or of another kind; check run id, cluster and addresses"),
-    NumberRange(4_000, 5_999, "the program cannot run as it is deployed; check the cluster"),
-)
+# Other numbers by the kind of fault to which Anchor gives a range.
+ANCHOR_KINDS: Final = {
+    range(100, 1_000): "the program cannot read the instruction; use the version that the program was built for",
+    range(1_000, 2_000): "the program refuses a call of its own; use the version that the program was built for",
+    range(2_000, 3_000): "an account breaks a rule of the instruction; check run id, wallet and addresses",
+    range(3_000, 4_000): "an account is missing or of another kind; check run id, cluster and addresses",
+    range(4_000, 6_000): "the program cannot run as it is deployed; check the cluster",
+}
 # Of an instruction, by the chain's name.
 INSTRUCTION: Final = {
     "ComputationalBudgetExceeded": "the instruction needs more compute units than it got; try again",
@@ -214,11 +206,11 @@ def _read_custom(failure: _Failure) -> CoordinatorError | TransactionFailed:
         return kind(PROGRAMS[name][number], f"{name} {number}")
     if number < REFUSAL_BASE:
         about = f" (account {account})" if account else ""
-        title, text = ANCHOR.get(number) or next(
-            (("", kind.text) for kind in ANCHOR_KINDS if kind.first <= number <= kind.last), ("", "")
+        told = ANCHOR.get(number) or next(
+            (("Anchor", text) for kind, text in ANCHOR_KINDS.items() if number in kind), None
         )
-        if text:
-            return ProgramRefused(name, number, title or "Anchor", f"{text}{about}")
+        if told:
+            return ProgramRefused(name, number, told[0], f"{told[1]}{about}")
     return ProgramRefused(
         name, number, "unknown", "refused for a reason that this version does not know; update Psyche"
     )

@@ -29,7 +29,6 @@ class TokenHolding(NamedTuple):
 
 
 def read_mint(owner: Pubkey, data: bytes, mint: Pubkey) -> Mint:
-    """Read the account of a mint."""
     if owner != TOKEN or len(data) != MINT_BYTES:
         raise ConfigError(f"token {mint}: is no mint of the SPL Token program (Token-2022 cannot pay members)")
     return Mint.from_bytes(data)

@@ -1,1 +1,1 @@
-"""A member's part of a run on a chain: it follows the account, ticks, sends and joins, over a `Link`."""
+"""A member's part of a run on a chain: it follows the account, ticks, sends and joins, over an `RpcLink`."""

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from psyche.backends.solana.member.following import ChainPlatform, RecordFollower
-from psyche.backends.solana.member.link import Link
 from psyche.backends.solana.member.sending import JoinKeeper, MessageSubmitter, TickKeeper
+from psyche.backends.solana.rpc.run_link import RpcLink
 from psyche.backends.waits import BackendStatistics, opens
 from psyche.core.state.messages import Join, Message, Withdraw
 from psyche.core.state.state import Coordinator
@@ -38,7 +38,7 @@ class SolanaBackend:
     reconnect_soon: None = None
 
     def __init__(
-        self, link: Link, wallet: bytes, p2p: bytes, *, sink: EventSink | None = None,
+        self, link: RpcLink, wallet: bytes, p2p: bytes, *, sink: EventSink | None = None,
         platform: ChainPlatform | None = None,
     ) -> None:  # fmt: skip
         platform = platform or ChainPlatform()
@@ -50,7 +50,6 @@ class SolanaBackend:
         self._unanswered = 0
 
     async def run(self) -> None:
-        """Follow the chain until cancelled."""
         try:
             await self._follower.begin()
             async with open_plain_nursery() as nursery:

@@ -11,10 +11,11 @@ from typing import Final
 import trio
 
 from psyche import __version__
-from psyche.backends.solana.member.link import Link, Reading
+from psyche.backends.solana.member.link import Reading
 from psyche.backends.solana.member.logic import find_own_slot
-from psyche.backends.solana.member.view import RecordView, Taken, get_kept_phase
-from psyche.backends.waits import NamedWaits
+from psyche.backends.solana.member.view import Choice, RecordView, get_kept_phase
+from psyche.backends.solana.rpc.run_link import RpcLink
+from psyche.backends.waits import NamedWaits, Progress
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator, RunState
 from psyche.durable import make_folder, read_file, replace_file
@@ -72,7 +73,7 @@ def check_version(state: Coordinator) -> None:
         )
 
 
-DOUBT_S: Final = 15.0  # in this time each endpoint is asked again at least once
+FORK_S: Final = 15.0  # in this time each endpoint is asked again at least once
 SILENCE_S: Final = 20.0  # endpoints are asked every few seconds, even if the account does not change
 
 
@@ -91,7 +92,7 @@ class ChainPlatform:
     decode: Callable[[bytes], Coordinator] = decode_state
 
 
-class RecordFollower:
+class RecordFollower(Progress):
     """Follows the record of a run while `run` runs.
 
     Args:
@@ -102,7 +103,8 @@ class RecordFollower:
         platform: keeps how far the record was followed, and decodes it.
     """
 
-    def __init__(self, link: Link, wallet: bytes, p2p: bytes, sink: EventSink, platform: ChainPlatform) -> None:
+    def __init__(self, link: RpcLink, wallet: bytes, p2p: bytes, sink: EventSink, platform: ChainPlatform) -> None:
+        super().__init__(_explain_failure)
         self.view = RecordView(min_slot=0)
         self.waits = NamedWaits(sink)
         self.sink = sink
@@ -116,8 +118,6 @@ class RecordFollower:
         self._keeping = trio.Lock()
         self._read_at_s = -math.inf  # when an endpoint showed anything last
         self._is_known = False  # the run, since a record was shown
-        self._changed = trio.Event()
-        self._failure: PsycheError | None = None
         self._told: dict[str, int] = {}  # by endpoint: which record it was said to contradict
 
     async def begin(self) -> None:
@@ -128,9 +128,8 @@ class RecordFollower:
         self.waits.start(types.Wait.BACKEND, f"an RPC endpoint at slot {self.view.min_slot} or later", "connect")
 
     async def run(self) -> None:
-        """Follow the record until cancelled."""
         async with open_plain_nursery() as nursery:
-            for task in (self._watch, self._watch_silence, self._settle_doubts):
+            for task in (self._watch, self._watch_silence, self._end_forks):
                 nursery.start_soon(task)
 
     async def _watch(self) -> None:
@@ -142,27 +141,27 @@ class RecordFollower:
 
     def _take(self, reading: Reading) -> None:
         match self.view.take(reading):
-            case Taken.NEW:
+            case Choice.NEW:
                 self._check_own_slot()
                 self._note_usable()
-            case Taken.AGREED:
+            case Choice.AGREED:
                 self._note_usable()
-            case Taken.UNREADABLE:
+            case Choice.UNREADABLE:
                 self.sink.emit(types.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
-            case Taken.FORKED:
+            case Choice.FORKED:
                 if self._told.get(reading.endpoint) != self.view.version:
                     self._told[reading.endpoint] = self.view.version
                     self.sink.emit(types.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
                 if not self.view.is_usable:
                     what = "the RPC endpoints to agree on the run's record, or to show the same one for long"
                     self.waits.start(types.Wait.BACKEND, what, "go on")
-                    self._note_change()
-            case Taken.OTHER_RUN:
+                    self.note_change()
+            case Choice.OTHER_RUN:
                 raise BackendError(self.view.problem)
-            case Taken.OLD if self.view.nonce < 0:
+            case Choice.OLD if self.view.nonce < 0:
                 what = f"an RPC endpoint at slot {self.view.min_slot}, which this client has seen already"
                 self.waits.start(types.Wait.BACKEND, what, "connect")
-            case Taken.KNOWN | Taken.OLD | Taken.DOUBTED:
+            case Choice.KNOWN | Choice.OLD | Choice.UNSUPPORTED:
                 if self.view.is_usable:
                     self.waits.end(types.Wait.BACKEND, types.WaitOutcome.CONNECTED)
 
@@ -172,20 +171,20 @@ class RecordFollower:
             run_id = self.view.state.run_id
             self.sink.emit(types.BackendConnected(run_id=run_id, program="solana"))
         self.waits.end(types.Wait.BACKEND, types.WaitOutcome.CONNECTED)
-        self._note_change()
+        self.note_change()
 
-    async def _settle_doubts(self) -> None:
+    async def _end_forks(self) -> None:
         """Go on with what most endpoints show where they contradict each other for long: reading again did not help."""
         while True:
             await self.wait_until(lambda: self.view.is_contradicted)
             version, state = self.view.version, self.view.state
-            with trio.move_on_after(DOUBT_S):
+            with trio.move_on_after(FORK_S):
                 await self.wait_until(lambda: self.view.is_usable)
             if self.view.version == version and self.view.is_contradicted:
-                self._settle(state)
+                self._end_fork(state)
 
-    def _settle(self, before: Coordinator) -> None:
-        told = self.view.settle()
+    def _end_fork(self, before: Coordinator) -> None:
+        told = self.view.choose_fork()
         if not self.view.raw:
             raise RunClosed(
                 f"run {before.run_id!r} was closed by its owner in step {before.progress.step}: its account is gone "
@@ -242,22 +241,7 @@ class RecordFollower:
             else:
                 self._kept, self._kept_slot = phase, slot
 
-    async def wait_until(self, is_met: Callable[[], bool]) -> None:
-        self.check_alive()
-        while not is_met():
-            await self._changed.wait()
-            self.check_alive()
 
-    def check_alive(self) -> None:
-        if self._failure is not None:
-            is_own = isinstance(self._failure, RunClosed | ChainReplaced)
-            raise (type(self._failure) if is_own else BackendError)(str(self._failure)) from self._failure
-
-    def fail(self, error: PsycheError) -> None:
-        """Give up for good: whoever waits for the record gets this error."""
-        self._failure = self._failure or error
-        self._note_change()
-
-    def _note_change(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+def _explain_failure(reason: PsycheError) -> PsycheError:
+    is_own = isinstance(reason, RunClosed | ChainReplaced)
+    return (type(reason) if is_own else BackendError)(str(reason))

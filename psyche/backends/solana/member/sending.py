@@ -10,7 +10,7 @@ from typing import Final
 import trio
 
 from psyche.backends.solana.member.following import RecordFollower
-from psyche.backends.solana.member.link import ChainTime, Link, TransactionExpired
+from psyche.backends.solana.member.link import ChainTime, TransactionExpired
 from psyche.backends.solana.member.logic import (
     JOIN_VALID_S,
     RENEW_BEFORE_S,
@@ -19,6 +19,7 @@ from psyche.backends.solana.member.logic import (
     Ticker,
     is_renewal_due,
 )
+from psyche.backends.solana.rpc.run_link import RpcLink
 from psyche.core.rules.apply import BY_TYPE
 from psyche.core.state.errors import ClientsFull, CoordinatorError, Halted
 from psyche.core.state.messages import Join, Message, ReclaimSlot, Tick
@@ -38,7 +39,7 @@ CATCH_UP_S: Final = 4.0
 class MessageSubmitter:
     """Sends messages over a link, by the record that a follower shows and the chain's time."""
 
-    def __init__(self, link: Link, wallet: bytes, follower: RecordFollower) -> None:
+    def __init__(self, link: RpcLink, wallet: bytes, follower: RecordFollower) -> None:
         self.admission = AdmissionCheck(wallet, follower.view)
         self._link = link
         self._follower = follower

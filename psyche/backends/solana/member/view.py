@@ -39,12 +39,14 @@ def copy_record(raw: bytes) -> Coordinator:
     return pickle.loads(_pack_record(raw))  # noqa: S301 - packed above
 
 
-class Taken(Enum):
+class Choice(Enum):
+    """What became of a reading: the choice among what endpoints show, which may be forks of a chain."""
+
     NEW = auto()
     KNOWN = auto()
     OLD = auto()  # of a lower nonce, or older than the client's start (M9)
     FORKED = auto()  # other bytes under the nonce that is known, or at a newer slot an older record, or none
-    DOUBTED = auto()  # newer, but of an endpoint that was wrong, and no other one shows it yet
+    UNSUPPORTED = auto()  # newer, but of an endpoint that was wrong, and no other one shows it yet
     AGREED = auto()  # the endpoints that contradicted the record show it now
     UNREADABLE = auto()
     OTHER_RUN = auto()  # the account was closed, and made again for another run
@@ -81,7 +83,7 @@ class RecordView:
         """Whether there is a record, and no endpoint contradicts it: else nothing is shown and nothing sent."""
         return self.nonce >= 0 and not self.is_contradicted
 
-    def settle(self) -> str:
+    def choose_fork(self) -> str:
         """Take the record that most endpoints show, of several the one shown first; return how it went, in words.
 
         If no endpoint gave way for long, waiting on would end the run for everybody who asks the same endpoints. The
@@ -106,53 +108,53 @@ class RecordView:
             "client goes on from there; what came later is lost"
         )
 
-    def take(self, reading: Reading) -> Taken:
+    def take(self, reading: Reading) -> Choice:
         if reading.slot < self.min_slot:
-            return Taken.OLD
+            return Choice.OLD
         if reading.raw == self.raw:
             return self._take_again(reading)
         if not reading.raw:
-            return Taken.OLD if reading.slot <= self._seen_slot else self._doubt(reading, "no record")
+            return Choice.OLD if reading.slot <= self._seen_slot else self._note_fork(reading, "no record")
         try:
             state = read_record(reading.raw)
         except WireError as error:
             self.problem = str(error)
-            return Taken.UNREADABLE
+            return Choice.UNREADABLE
         if self.run_uid not in (b"", state.run_uid):
             self.problem = (
                 f"{reading.endpoint} shows another run under this run's address: it was created again while this "
                 "client took part in the old one, or the endpoint belongs to another cluster; check --rpc, and start "
                 "this client again"
             )
-            return Taken.OTHER_RUN
+            return Choice.OTHER_RUN
         return self._merge(state, reading)
 
-    def _take_again(self, reading: Reading) -> Taken:
+    def _take_again(self, reading: Reading) -> Choice:
         was_usable, self._shown[reading.endpoint] = self.is_usable, reading
         self._distrusted.discard(reading.endpoint)
         self._trusted_slot = max(self._trusted_slot, reading.slot)
         self._seen_slot = max(self._seen_slot, reading.slot)
-        return Taken.AGREED if self.is_usable and not was_usable else Taken.KNOWN
+        return Choice.AGREED if self.is_usable and not was_usable else Choice.KNOWN
 
-    def _merge(self, state: Coordinator, reading: Reading) -> Taken:
-        is_doubted = reading.endpoint in self._distrusted and reading.slot <= self._trusted_slot + SILENT_SLOTS
+    def _merge(self, state: Coordinator, reading: Reading) -> Choice:
+        is_unsupported = reading.endpoint in self._distrusted and reading.slot <= self._trusted_slot + SILENT_SLOTS
         if reading.endpoint not in self._distrusted:
             self._trusted_slot = max(self._trusted_slot, reading.slot)
         if state.nonce < self.nonce and reading.slot <= self._seen_slot:
-            return Taken.OLD
+            return Choice.OLD
         if state.nonce <= self.nonce:
-            return self._doubt(reading, f"a record with nonce {state.nonce}")
-        if is_doubted:
-            return Taken.DOUBTED
+            return self._note_fork(reading, f"a record with nonce {state.nonce}")
+        if is_unsupported:
+            return Choice.UNSUPPORTED
         self._distrusted.discard(reading.endpoint)
         self.raw, self.nonce, self.slot, self.run_uid = reading.raw, state.nonce, reading.slot, state.run_uid
         self._shown, self._seen_slot, self.version = {reading.endpoint: reading}, reading.slot, self.version + 1
-        return Taken.NEW
+        return Choice.NEW
 
-    def _doubt(self, reading: Reading, what: str) -> Taken:
+    def _note_fork(self, reading: Reading, what: str) -> Choice:
         """Note what an endpoint shows that cannot be, if the record is the newest."""
         if self.state.run_state is RunState.FINISHED and not reading.raw:
-            return Taken.KNOWN  # its owner closes it in the end
+            return Choice.KNOWN  # its owner closes it in the end
         self._shown[reading.endpoint] = reading
         others = [name for name, one in self._shown.items() if one.raw == self.raw]
         known = f"one with nonce {self.nonce}"
@@ -160,7 +162,7 @@ class RecordView:
             self.problem = f"two endpoints show different records: {others[0]} shows {known}, this one {what}"
         else:
             self.problem = f"it shows {what}, and has shown {known}"
-        return Taken.FORKED
+        return Choice.FORKED
 
     @property
     def state(self) -> Coordinator:

@@ -27,7 +27,13 @@ from psyche.wire.backend import MemberInfo, Members, RunStatus
 from psyche.wire.messages import AnyMessage
 
 PROGRAM: Final = f"psyche {__version__} on Solana"
-OWNERS_MESSAGES: Final = (msg.Pause, msg.Resume, msg.SetRates, msg.Update, msg.UpdateClientVersion)
+OWNERS_MESSAGES: Final[dict[type[msg.Message], str]] = {  # what they do, for who pays
+    msg.Pause: "pauses run {}",
+    msg.Resume: "resumes run {}",
+    msg.SetRates: "sets what later epochs of run {} pay and take",
+    msg.Update: "changes the settings of run {}",
+    msg.UpdateClientVersion: "sets the client version of run {} to {message.version!r}",
+}
 
 
 @dataclass(frozen=True)
@@ -38,14 +44,12 @@ class SolanaAdministration:
     run_id: str
 
     async def find(self, min_slot: int | None = None) -> FoundRun:
-        """Find the run with its record, as of `min_slot` or later."""
         return await find_run(self.session, self.run_id, min_slot)
 
     async def get_record(self) -> Coordinator:
         return (await self.find()).state
 
     async def get_status(self) -> RunStatus:
-        """Return the run's status; who is connected, and what clients say of themselves, is not on a chain."""
         return await self._summarize(await self.find())
 
     async def _summarize(self, found: FoundRun) -> RunStatus:
@@ -72,7 +76,6 @@ class SolanaAdministration:
         return str(Pubkey(key))
 
     async def describe_wallet(self, address: str) -> dict[str, Any]:
-        """Describe what the run knows of a wallet; amounts are base units."""
         wallet, found = parse_key(address, "--address"), await self.find()
         slots = [slot for slot in found.state.registry.slots if slot.signer == bytes(wallet)]
         members = [(index, one) for index, one in enumerate(found.state.clients) if one.signer == bytes(wallet)]
@@ -103,11 +106,12 @@ class SolanaAdministration:
             message, is_checked = await build_in_thread(message, found.state), True
         else:
             is_checked = False
-        if not isinstance(message, OWNERS_MESSAGES):
+        if not isinstance(message, OwnerMessage):
             raise ConfigError("this is a command for a server; on a chain, `psyche auth` says who may join")
         if not is_checked and not await self._would_change(found, message):
             return await self._summarize(found)
-        plan = ChainPlan(_describe(self.run_id, message), build_steps(found.target, message))
+        says = OWNERS_MESSAGES[type(message)].format(repr(self.run_id), message=message)
+        plan = ChainPlan(says, build_steps(found.target, message))
         try:
             sent = await self.session.carry_out(plan)
         except CoordinatorError:
@@ -183,17 +187,3 @@ def _split(message: OwnerMessage) -> list[tuple[str, OwnerMessage]]:
         ("bootstrap addresses", msg.Update(bootstrap=message.bootstrap)),
     ]
     return [part for part in parts if part[1] != msg.Update()]
-
-
-def _describe(run_id: str, message: OwnerMessage) -> str:
-    match message:
-        case msg.Pause():
-            return f"pauses run {run_id!r}"
-        case msg.Resume():
-            return f"resumes run {run_id!r}"
-        case msg.SetRates():
-            return f"sets what later epochs of run {run_id!r} pay and take"
-        case msg.UpdateClientVersion():
-            return f"sets the client version of run {run_id!r} to {message.version!r}"
-        case _:
-            return f"changes the settings of run {run_id!r}"

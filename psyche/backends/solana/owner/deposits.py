@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
@@ -21,6 +22,7 @@ from psyche.backends.solana.interface.treasurer import ParticipantData, Treasure
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.session import ChainPlan, ChainSession, Step
 from psyche.core.encoding.account import decode_state
+from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
 from psyche.telemetry.text import format_number
 
@@ -28,14 +30,7 @@ MEMBER_AT: Final = 73  # in accounts of both kinds, as `payer` is
 PAYER_AT: Final = 105
 
 
-class _Left(Protocol):
-    @property
-    def run_uid(self) -> bytes: ...
-    @property
-    def payer(self) -> Pubkey: ...
-
-
-_Kind = TypeVar("_Kind", bound=_Left)
+_Kind = TypeVar("_Kind", EarnedPointsData, ParticipantData)
 
 
 class Deposit(NamedTuple):
@@ -67,19 +62,19 @@ class Deposits:
                 f"{format_sol(lamports)} more comes back from records of earnings and payments with "
                 f"{session.write_command('rewards close')}"
             )
-        if self.others:
-            yield self._describe_others(session)
+        yield from self._describe_others(session)
 
     def describe_rest(self, session: ChainSession) -> Iterator[str]:
         if self.kept:
             stay = format_number(self.kept, "account stays", "accounts stay")
             yield f"{stay} until the run is closed: run this command again then"
-        if self.others:
-            yield self._describe_others(session)
+        yield from self._describe_others(session)
 
-    def _describe_others(self, session: ChainSession) -> str:
+    def _describe_others(self, session: ChainSession) -> Iterator[str]:
+        if not self.others:
+            return
         close = session.write_command("rewards close", signed=False)
-        return (
+        yield (
             f"{format_sol(self.others)} that {session.key} deposited for earned points of other members stays: it "
             f"comes back as each of them runs {close} with its own wallet after the run"
         )
@@ -90,8 +85,10 @@ async def find_deposits(session: ChainSession) -> Deposits:
     wallet, rpc = session.key, session.rpc
     earned = await _find(rpc, EARNED_POINTS, EarnedPointsData.read, wallet)
     records = await _find(rpc, PARTICIPANT, ParticipantData.read, wallet)
-    runs = await _find_live(rpc, RUN_STATE, _read_run_uid, {one.coordinator_account for _, one in earned})
-    paying = await _find_live(rpc, TREASURER_RUN, _read_treasurer_uid, {one.run for _, one in records})
+    runs = await _find_live(rpc, RUN_STATE, decode_state, {one.coordinator_account for _, one in earned})
+    paying = await _find_live(
+        rpc, TREASURER_RUN, partial(TreasurerRun.read, Pubkey.default()), {one.run for _, one in records}
+    )
     closable: list[Deposit] = []
     kept = others = 0
     for lamports, points in earned:
@@ -122,7 +119,7 @@ async def _find(rpc: Rpc, kind: AccountKind, read: Callable[[bytes], _Kind], wal
 
 
 async def _find_live(
-    rpc: Rpc, kind: AccountKind, read: Callable[[Pubkey, bytes], bytes], keys: set[Pubkey]
+    rpc: Rpc, kind: AccountKind, read: Callable[[bytes], Coordinator | TreasurerRun], keys: set[Pubkey]
 ) -> dict[Pubkey, bytes]:
     """The ids of the runs that these accounts hold now; one of another program holds none."""
     ordered = sorted(keys, key=bytes)
@@ -132,18 +129,10 @@ async def _find_live(
             continue  # the run was closed, and the address may have another use since
         kind.check(key, account.owner, account.data)
         try:
-            live[key] = read(key, account.data)
+            live[key] = read(account.data).run_uid
         except WireError as error:
             raise WireError(f"account {key}: {error}") from error
     return live
-
-
-def _read_run_uid(_key: Pubkey, data: bytes) -> bytes:
-    return decode_state(data).run_uid
-
-
-def _read_treasurer_uid(key: Pubkey, data: bytes) -> bytes:
-    return TreasurerRun.read(key, data).run_uid
 
 
 def plan_return(found: Deposits) -> ChainPlan:

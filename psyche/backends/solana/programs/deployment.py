@@ -3,9 +3,10 @@
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 from solders.instruction import Instruction
@@ -18,7 +19,8 @@ from psyche.backends.solana.interface.idl import find_file
 from psyche.backends.solana.programs import loader
 from psyche.backends.solana.programs.check import read_programs
 from psyche.backends.solana.programs.vouching import NOBODY, ClusterPrograms, VouchedProgram, read_digests, replace_ids
-from psyche.backends.solana.rpc.replies import read_integer
+from psyche.backends.solana.rpc.replies import read_statuses
+from psyche.backends.solana.rpc.sender import READ_HEIGHT
 from psyche.backends.solana.rpc.transaction import Budget, TransactionDraft
 from psyche.backends.solana.session import ChainPlan, ChainSession, Quote, Step
 from psyche.backends.solana.wallet import read_wallet, write_wallet
@@ -227,21 +229,15 @@ async def _write_parts(session: ChainSession, program: NewProgram, starts: Seque
         await rpc.call("sendTransaction", base64.b64encode(bytes(signed)).decode(), config)
         signatures.append(str(signed.signatures[0]))
         await trio.sleep(0 if is_here else PAUSE_S)
+    read_landed = partial(read_statuses, count=len(signatures))
     with trio.move_on_after(PATIENCE_S):
-        while not await rpc.read(_have_landed, "getSignatureStatuses", signatures):
-            if await rpc.read(_read_height, "getBlockHeight", {"commitment": "confirmed"}) > block.last_height:
+        while not all(
+            one and one.level in ("confirmed", "finalized")
+            for one in await rpc.read(read_landed, "getSignatureStatuses", signatures)
+        ):
+            if await rpc.read(READ_HEIGHT, "getBlockHeight", {"commitment": "confirmed"}) > block.last_height:
                 return
             await trio.sleep(POLL_S)
-
-
-def _read_height(reply: Any) -> int:
-    return read_integer(reply, "getBlockHeight")
-
-
-def _have_landed(reply: Any) -> bool:
-    values = reply.get("value") if isinstance(reply, dict) else None
-    levels = [one.get("confirmationStatus") if isinstance(one, dict) else None for one in values or [None]]
-    return all(level in ("confirmed", "finalized") for level in levels)
 
 
 def _read_back(found: _Found) -> VouchedProgram:

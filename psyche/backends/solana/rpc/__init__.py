@@ -2,5 +2,5 @@
 
 `transport` asks one endpoint once, `client` asks them in their order until one has answered. `replies` reads what they
 answer. `sender` brings a transaction onto the chain, `transaction` builds it. `watch` follows an account over all
-endpoints at once. `run_link` is the `Link` over all that.
+endpoints at once. `run_link` is what a member uses of all that.
 """

@@ -4,10 +4,12 @@ import random
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import base58
 import httpx2
+import msgspec
 import trio
 from solders.pubkey import Pubkey
 
@@ -15,7 +17,7 @@ from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.interface.accounts import AccountKind
 from psyche.backends.solana.rpc import replies
 from psyche.backends.solana.rpc.http import HttpTransport
-from psyche.backends.solana.rpc.replies import Blockhash, ChainAccount
+from psyche.backends.solana.rpc.replies import U64, Answer, Blockhash, ChainAccount, reads
 from psyche.backends.solana.rpc.transport import RequestFailed, Transport, ask_endpoint
 from psyche.errors import BackendError, WireError
 from psyche.telemetry import types
@@ -173,7 +175,7 @@ class Rpc:
         for start in range(0, len(keys), MAX_KEYS):
             part = [str(key) for key in keys[start : start + MAX_KEYS]]
             config = {"encoding": "base64+zstd", "commitment": CONFIRMED}
-            found += await self.read(_read_many(len(part)), "getMultipleAccounts", part, config)
+            found += await self.read(partial(_read_many, len(part)), "getMultipleAccounts", part, config)
         return found
 
     async def find_accounts(
@@ -182,16 +184,17 @@ class Rpc:
         wanted = {0: kind.discriminator, **(contents or {})}
         filters = [{"memcmp": {"offset": at, "bytes": base58.b58encode(raw).decode()}} for at, raw in wanted.items()]
         config = {"encoding": "base64+zstd", "commitment": CONFIRMED, "filters": filters, "withContext": True}
-        return await self.read(_read_owned(kind), "getProgramAccounts", str(kind.owner), config)
+        return await self.read(partial(_read_owned, kind), "getProgramAccounts", str(kind.owner), config)
 
     async def get_balance(self, key: Pubkey) -> int:
-        return await self.read(_read_balance, "getBalance", str(key), {"commitment": CONFIRMED})
+        read = reads(Answer[U64], "getBalance")
+        return (await self.read(read, "getBalance", str(key), {"commitment": CONFIRMED})).value
 
     async def get_slot(self) -> int:
-        return await self.read(_read_slot, "getSlot", {"commitment": CONFIRMED})
+        return await self.read(reads(U64, "getSlot"), "getSlot", {"commitment": CONFIRMED})
 
     async def get_newest_slot(self) -> int:
-        return max(await self.read_all(_read_slot, "getSlot", {"commitment": CONFIRMED}))
+        return max(await self.read_all(reads(U64, "getSlot"), "getSlot", {"commitment": CONFIRMED}))
 
     async def get_clock(self) -> tuple[int, int]:
         """Slot and unix time of the chain, of the most advanced endpoint."""
@@ -199,10 +202,11 @@ class Rpc:
         return max(await self.read_all(_read_clock_account, "getAccountInfo", str(CLOCK_ADDRESS), config))
 
     async def get_deposit(self, size_bytes: int) -> int:
-        return await self.read(_read_deposit, "getMinimumBalanceForRentExemption", size_bytes)
+        method = "getMinimumBalanceForRentExemption"
+        return await self.read(reads(U64, method), method, size_bytes)
 
     async def get_genesis_hash(self) -> str:
-        return await self.read(read_genesis, "getGenesisHash")
+        return await self.read(reads(str, "getGenesisHash"), "getGenesisHash")
 
     async def get_blockhash(self, min_slot: int | None = None) -> Blockhash:
         config = {"commitment": CONFIRMED, **_from_slot(min_slot)}
@@ -231,35 +235,32 @@ def _from_slot(slot: int | None) -> dict[str, int]:
 
 
 def _read_one_account(reply: Any) -> ChainAccount | None:
-    slot, value = replies.read_context(reply, "getAccountInfo")
-    return replies.read_account(value, slot)
+    return replies.read_account_answer(reply)[1]
 
 
-def _read_many(count: int) -> Callable[[Any], list[ChainAccount | None]]:
-    def read(reply: Any) -> list[ChainAccount | None]:
-        slot, values = replies.read_context(reply, "getMultipleAccounts")
-        if not isinstance(values, list) or len(values) != count:
-            raise WireError(f"getMultipleAccounts: no {count} accounts")
-        return [replies.read_account(value, slot) for value in values]
-
-    return read
+def _read_many(count: int, reply: Any) -> list[ChainAccount | None]:
+    answer: Answer[list[Any]] = replies.read_as(Answer[list[Any]], reply, "getMultipleAccounts")
+    if len(answer.value) != count:
+        raise WireError(f"getMultipleAccounts: no {count} accounts")
+    return [replies.read_account(value, answer.context.slot) for value in answer.value]
 
 
-def _read_owned(kind: AccountKind) -> Callable[[Any], list[tuple[Pubkey, ChainAccount]]]:
-    def read(entry: Any, slot: int) -> tuple[Pubkey, ChainAccount]:
-        if not isinstance(entry, dict) or (account := replies.read_account(entry.get("account"), slot)) is None:
+class _Entry(msgspec.Struct):
+    pubkey: str
+    account: Any
+
+
+def _read_owned(kind: AccountKind, reply: Any) -> list[tuple[Pubkey, ChainAccount]]:
+    answer: Answer[list[_Entry]] = replies.read_as(Answer[list[_Entry]], reply, "getProgramAccounts")
+    found: list[tuple[Pubkey, ChainAccount]] = []
+    for entry in answer.value:
+        account = replies.read_account(entry.account, answer.context.slot)
+        if account is None:
             raise WireError("getProgramAccounts: an entry without account")
-        key = replies.read_key(entry.get("pubkey"), "pubkey")
+        key = replies.read_key(entry.pubkey, "pubkey")
         kind.check(key, account.owner, account.data)
-        return key, account
-
-    def read_all(reply: Any) -> list[tuple[Pubkey, ChainAccount]]:
-        slot, values = replies.read_context(reply, "getProgramAccounts")
-        if not isinstance(values, list):
-            raise WireError("getProgramAccounts: no list")
-        return [read(entry, slot) for entry in values]
-
-    return read_all
+        found.append((key, account))
+    return found
 
 
 def _read_clock_account(reply: Any) -> tuple[int, int]:
@@ -267,21 +268,3 @@ def _read_clock_account(reply: Any) -> tuple[int, int]:
     if account is None:
         raise WireError("Clock: there is no such account")
     return replies.read_clock(account.data)
-
-
-def _read_balance(reply: Any) -> int:
-    return replies.read_integer(replies.read_context(reply, "getBalance")[1], "getBalance")
-
-
-def _read_slot(reply: Any) -> int:
-    return replies.read_integer(reply, "getSlot")
-
-
-def _read_deposit(reply: Any) -> int:
-    return replies.read_integer(reply, "getMinimumBalanceForRentExemption")
-
-
-def read_genesis(reply: Any) -> str:
-    if not isinstance(reply, str):
-        raise WireError("getGenesisHash: no text")
-    return reply

@@ -3,10 +3,12 @@
 import base64
 import binascii
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
+import msgspec
 import zstandard
 from solders.hash import Hash
 from solders.pubkey import Pubkey
@@ -17,9 +19,34 @@ from psyche.errors import WireError
 
 MAX_ACCOUNT_BYTES: Final = 10 << 20  # the chain's own limit
 SMALL_BYTES: Final = 1 << 18  # such as a run's account
+MAX_FEES: Final = 1_000
 MAX_WINDOW_BYTES: Final = 16 << 20  # of zstd; its usual levels use at most 8 MiB
 CLOCK: Final = struct.Struct("<QqQQq")  # slot, start of the epoch, epoch, next epoch with leaders, unix time
-U64_MAX: Final = (1 << 64) - 1
+U64: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+_Value = TypeVar("_Value")
+
+
+class _Context(msgspec.Struct):
+    slot: U64
+
+
+class Answer(msgspec.Struct, Generic[_Value]):
+    """What many calls answer: a value, as it is at a slot."""
+
+    context: _Context
+    value: _Value
+
+
+def read_as(kind: Any, reply: Any, what: str) -> Any:
+    """Read what an endpoint answers, which may be anything, as a type; fields that it has beside are passed over."""
+    try:
+        return msgspec.convert(reply, kind)
+    except msgspec.ValidationError as error:
+        raise WireError(f"{what}: {error}") from None
+
+
+def reads(kind: Any, method: str) -> Callable[[Any], Any]:
+    return lambda reply: read_as(kind, reply, method)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,46 +75,56 @@ class Blockhash(NamedTuple):
     last_height: int
 
 
-class SignatureStatus(NamedTuple):
-    """What became of a transaction; `level` is processed, confirmed or finalized."""
+class SignatureStatus(msgspec.Struct, rename="camel"):
+    """What became of a transaction."""
 
-    slot: int
-    level: str
-    error: Any  # as JSON; None if it succeeded
+    slot: U64
+    err: Any  # None if it succeeded
+    confirmation_status: str | None = None
 
-
-class SimulationReply(NamedTuple):
-    error: Any  # as JSON; None if it would succeed
-    logs: tuple[str, ...]
-    units: int
-    loaded_bytes: int  # of all its accounts; 0 if the endpoint does not say
-    lamports: int | None  # of the payer afterwards; None if the endpoint does not say
+    @property
+    def level(self) -> str:
+        """How far it is: processed, confirmed or finalized."""
+        return self.confirmation_status or "processed"
 
 
-def read_integer(value: Any, what: str) -> int:
-    if type(value) is not int or not 0 <= value <= U64_MAX:
-        raise WireError(f"{what}: {str(value)[:40]!r} is no number of 64 bits")
-    return value
+class SimulationReply(msgspec.Struct):
+    """What a transaction would do; None where an endpoint does not say."""
+
+    err: Any  # None if it would succeed
+    logs: list[str] | None = None
+    units: U64 | None = msgspec.field(name="unitsConsumed", default=None)
+    loaded_bytes: U64 | None = msgspec.field(name="loadedAccountsDataSize", default=None)  # of all its accounts
+    accounts: Any = None
+
+    @property
+    def lamports(self) -> int | None:
+        """What the payer, whose account was asked for, would have afterwards."""
+        match self.accounts:
+            case [{"lamports": int(lamports)}]:
+                return lamports
+        return None
 
 
-def read_context(reply: Any, what: str) -> tuple[int, Any]:
-    match reply:
-        case {"context": {"slot": slot}, "value": value}:
-            return read_integer(slot, f"{what}.context.slot"), value
-    raise WireError(f"{what}: no context and value")
+class _Account(msgspec.Struct):
+    data: tuple[str, str]  # and its encoding
+    owner: str
+    lamports: U64
 
 
 def read_account(value: Any, slot: int, *, limit_bytes: int = MAX_ACCOUNT_BYTES) -> ChainAccount | None:
     """An account in base64 or base64+zstd of at most `limit_bytes`; None if there is none."""
-    match value:
-        case None:
-            return None
-        case {"data": [str(text), str(encoding)], "owner": str(owner), "lamports": lamports}:
-            data = _read_data(text, encoding, limit_bytes)
-            return ChainAccount(
-                slot, read_key(owner, "account.owner"), read_integer(lamports, "account.lamports"), data
-            )
-    raise WireError("account: no data, owner and lamports")
+    found: _Account | None = read_as(_Account | None, value, "account")
+    if found is None:
+        return None
+    data = _read_data(*found.data, limit_bytes)
+    return ChainAccount(slot, read_key(found.owner, "account.owner"), found.lamports, data)
+
+
+def read_account_answer(reply: Any, *, limit_bytes: int = MAX_ACCOUNT_BYTES) -> tuple[int, ChainAccount | None]:
+    """The slot of an answer, and the account that it shows."""
+    answer: Answer[Any] = read_as(Answer, reply, "account")
+    return answer.context.slot, read_account(answer.value, answer.context.slot, limit_bytes=limit_bytes)
 
 
 def read_key(text: Any, what: str) -> Pubkey:
@@ -139,48 +176,25 @@ def _is_whole(raw: bytes, size_bytes: int) -> bool:
     return unpacker.eof
 
 
+class _Latest(msgspec.Struct, rename="camel"):
+    blockhash: str
+    last_valid_block_height: U64
+
+
 def read_blockhash(reply: Any) -> Blockhash:
-    match read_context(reply, "getLatestBlockhash")[1]:
-        case {"blockhash": str(text), "lastValidBlockHeight": height}:
-            try:
-                return Blockhash(Hash.from_string(text), read_integer(height, "lastValidBlockHeight"))
-            except ValueError as error:
-                raise WireError(f"blockhash: {text[:60]!r} is no hash") from error
-    raise WireError("getLatestBlockhash: no blockhash and lastValidBlockHeight")
+    found: _Latest = read_as(Answer[_Latest], reply, "getLatestBlockhash").value
+    try:
+        return Blockhash(Hash.from_string(found.blockhash), found.last_valid_block_height)
+    except ValueError as error:
+        raise WireError(f"blockhash: {found.blockhash[:60]!r} is no hash") from error
 
 
 def read_statuses(reply: Any, count: int) -> list[SignatureStatus | None]:
     """The answer to getSignatureStatuses for so many signatures; None for each that the endpoint does not know."""
-    found = read_context(reply, "getSignatureStatuses")[1]
-    if not isinstance(found, list) or len(found) != count:
+    found: list[SignatureStatus | None] = read_as(Answer[list[SignatureStatus | None]], reply, "statuses").value
+    if len(found) != count:
         raise WireError(f"getSignatureStatuses: no statuses for {count} signatures")
-    return [_read_status(one) for one in found]
-
-
-def _read_status(value: Any) -> SignatureStatus | None:
-    match value:
-        case None:
-            return None
-        case {"slot": slot, "err": error, **rest}:
-            return SignatureStatus(
-                read_integer(slot, "status.slot"), str(rest.get("confirmationStatus") or "processed"), error
-            )
-    raise WireError("getSignatureStatuses: no status")
-
-
-def read_simulation(reply: Any) -> SimulationReply:
-    match read_context(reply, "simulateTransaction")[1]:
-        case {"err": error, **rest}:
-            logs = rest.get("logs")
-            kept = tuple(map(str, logs)) if isinstance(logs, list) else ()
-            units, loaded = (
-                read_integer(rest.get(key) or 0, key) for key in ("unitsConsumed", "loadedAccountsDataSize")
-            )
-            match rest.get("accounts"):
-                case [{"lamports": int(lamports)}]:
-                    return SimulationReply(error, kept, units, loaded, lamports)
-            return SimulationReply(error, kept, units, loaded, None)
-    raise WireError("simulateTransaction: no err")
+    return found
 
 
 def read_clock(data: bytes) -> tuple[int, int]:
@@ -190,9 +204,11 @@ def read_clock(data: bytes) -> tuple[int, int]:
     return slot, unix
 
 
+class _Fee(msgspec.Struct, rename="camel"):
+    prioritization_fee: U64
+
+
 def read_fees(reply: Any) -> list[int]:
     """The fees of the last slots in micro-lamports per compute unit."""
-    if not isinstance(reply, list):
-        raise WireError("getRecentPrioritizationFees: no list")
-    fees = [entry.get("prioritizationFee") for entry in reply[:1_000] if isinstance(entry, dict)]
-    return [read_integer(fee, "prioritizationFee") for fee in fees]
+    found: list[_Fee] = read_as(list[_Fee], reply, "getRecentPrioritizationFees")
+    return [one.prioritization_fee for one in found[:MAX_FEES]]

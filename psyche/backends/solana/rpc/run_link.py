@@ -1,4 +1,4 @@
-"""The `Link` over RPC endpoints: readings of a run's account, the chain's time, and this client's messages."""
+"""A run on a chain as one wallet reaches it: its account as endpoints show it, the chain's time, and messages."""
 
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -79,15 +79,10 @@ _NO_PERMISSION: Final = frozenset({("coordinator", 6_108), ("coordinator", 2_004
 
 
 class RpcLink:
-    """A `Link` for one run, wallet and p2p key. `run` must be running while it is used (or use `open_link`).
+    """A run, as one wallet and p2p key reach it. `run` must be running while it is used (or use `open_link`).
 
-    Args:
-        rpc: the chain.
-        run: the run's accounts.
-        wallet: joins, signs and pays.
-        identity: the p2p key; it signs joins too (M1).
-        authorization: the account that allows the wallet to join.
-        fees: what the wallet pays to be early.
+    Everything retries by itself; BackendError means that it gave up for good. `identity` signs joins too (M1);
+    `authorization` is the account that allows the wallet to join.
     """
 
     def __init__(
@@ -108,6 +103,7 @@ class RpcLink:
         await self._watch.run()
 
     async def readings(self) -> AsyncGenerator[Reading, None]:
+        """Receive readings of all endpoints as they arrive: not merged, repeated and out of order."""
         async with aclosing(self._watch.readings()) as readings:
             async for reading in readings:
                 if self._newest is None or reading.slot >= self._newest.slot:
@@ -116,6 +112,10 @@ class RpcLink:
                 yield reading
 
     async def get_newest_slot(self) -> int:
+        """Return the highest slot of all endpoints, once one has answered and the others had time to.
+
+        A reading of this slot or a later one is no older than this call (M9).
+        """
         while True:
             try:
                 return await self._rpc.get_newest_slot()
@@ -137,6 +137,16 @@ class RpcLink:
     async def send(
         self, messages: Sequence[Message], proof: Proof = None, *, is_wanted: Callable[[], bool] = lambda: True
     ) -> int:
+        """Carry out messages in one transaction, in their order; return its slot once it is confirmed.
+
+        The same transaction is sent again until it is confirmed or its block height has passed. Then `is_wanted` is
+        asked, and if it says yes a new one is signed.
+
+        Raises:
+            CoordinatorError: the program refuses one of the messages; nothing has changed.
+            TransactionExpired: `is_wanted` said no.
+            BackendError: it cannot be sent at all, for example because the wallet is empty.
+        """
         instructions = [one for message in messages for one in self._build(message, proof)]
         signers = [self._session] if any(isinstance(message, Join) for message in messages) else []
         while True:

@@ -149,7 +149,7 @@ class TransactionSender:
             status = await self._deliver(pending, "finalized" if finalized else CONFIRMED)
             seconds = trio.current_time() - pending.started
             if status is not None:
-                if status.error is not None:
+                if status.err is not None:
                     self._tried.pop(kind, None)
                 return await self._finish(pending, status, seconds)
             self.rpc.sink.emit(types.TransactionLapsed(signature=pending.signature, attempt=expired, seconds=seconds))
@@ -181,16 +181,16 @@ class TransactionSender:
         block: Blockhash = found["block"]
         if kind is not None:
             self._tried[kind] = trial
-        units = choose_units(trial.units, is_tried=not is_known) + self._uses
+        units = choose_units(trial.units or 0, is_tried=not is_known) + self._uses
         price = self._fees.choose_price(found["fees"], units, expired)
-        budget = Budget(units, price, choose_loaded(trial.loaded_bytes))
+        budget = Budget(units, price, choose_loaded(trial.loaded_bytes or 0))
         if trial.lamports is not None and trial.lamports < budget.priority_lamports:
             raise await self._explain_empty(draft, f"{budget.priority_lamports} lamports of priority fee are lacking")
         transaction = draft.sign(budget, block.hash)
         raw = bytes(transaction)
         return _Pending(
             str(transaction.signatures[0]), base64.b64encode(raw).decode(), len(raw), block.last_height, budget, draft,
-            trial.units, not self._is_watched and bool(read_events(trial.logs)), trio.current_time(),
+            trial.units or 0, not self._is_watched and bool(read_events(trial.logs or ())), trio.current_time(),
             next_height=trio.current_time() + HEIGHT_S, answered=trio.current_time(),
             looked=trio.current_time() if self._is_watched else 0.0,
         )  # fmt: skip
@@ -219,13 +219,13 @@ class TransactionSender:
         if min_slot is not None:
             config["minContextSlot"] = min_slot
         try:
-            trial = await self.rpc.read(replies.read_simulation, "simulateTransaction", raw, config)
+            trial: SimulationReply = (await self.rpc.read(READ_TRIAL, "simulateTransaction", raw, config)).value
         except RpcRefused as refusal:
             if not isinstance(refusal.data, dict) or refusal.data.get("err") is None:
                 raise
-            trial = SimulationReply(refusal.data["err"], _read_logs(refusal.data), 0, 0, None)
-        if trial.error is not None:
-            failure = read_failure(trial.error, trial.logs, draft.list_programs(budget))
+            trial = replies.read_as(SimulationReply, refusal.data, "simulateTransaction")
+        if trial.err is not None:
+            failure = read_failure(trial.err, trial.logs or (), draft.list_programs(budget))
             raise await self._explain_empty(draft, str(failure)) if isinstance(failure, WalletEmpty) else failure
         return trial
 
@@ -344,7 +344,7 @@ class TransactionSender:
         pending.next_height = now + HEIGHT_S / len(self.rpc.endpoints)
         with trio.move_on_after(POLL_TIMEOUT_S):
             try:
-                height = await self.rpc.read_one(endpoint, _read_height, "getBlockHeight", {"commitment": CONFIRMED})
+                height = await self.rpc.read_one(endpoint, READ_HEIGHT, "getBlockHeight", {"commitment": CONFIRMED})
                 # Asked after that, the same endpoint has seen every block that counts.
                 return height > pending.last_height and not any(
                     await self._ask_statuses([pending], endpoint, history=True)
@@ -368,11 +368,11 @@ class TransactionSender:
                 signature=pending.signature, slot=status.slot, seconds=round(seconds, 3), fee_lamports=fee
             )
         )
-        if status.error is None:
+        if status.err is None:
             events = await self._find_events(pending) if pending.is_eventful else ()
             return Confirmed(pending.signature, status.slot, fee, pending.units, events)
         logs = await self._find_logs(pending.signature)
-        raise read_failure(status.error, logs, pending.draft.list_programs(pending.budget))
+        raise read_failure(status.err, logs, pending.draft.list_programs(pending.budget))
 
     async def _find_events(self, pending: _Pending) -> tuple[ChainEvent, ...]:
         """What the transaction caused in truth: its trial was before others. None if no endpoint tells soon."""
@@ -389,17 +389,15 @@ class TransactionSender:
             reply = await self.rpc.call("getTransaction", signature, config)
         except (NoEndpoint, RpcRefused):
             return ()
-        return _read_logs(reply.get("meta"), "logMessages") if isinstance(reply, dict) else ()
+        match reply:
+            case {"meta": {"logMessages": logs}}:
+                return tuple(map(str, logs)) if isinstance(logs, list) else ()
+        return ()
 
 
 def _has_reached(status: SignatureStatus, level: str) -> bool:
     return status.level in (level, "finalized")
 
 
-def _read_logs(found: Any, key: str = "logs") -> tuple[str, ...]:
-    logs = found.get(key) if isinstance(found, dict) else None
-    return tuple(map(str, logs)) if isinstance(logs, list) else ()
-
-
-def _read_height(reply: Any) -> int:
-    return replies.read_integer(reply, "getBlockHeight")
+READ_HEIGHT: Final = replies.reads(replies.U64, "getBlockHeight")
+READ_TRIAL: Final = replies.reads(replies.Answer[SimulationReply], "simulateTransaction")

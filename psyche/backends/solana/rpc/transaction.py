@@ -50,7 +50,6 @@ class TransactionDraft:
     signers: tuple[Keypair, ...]
 
     def sign(self, budget: Budget, recent: Hash) -> Transaction:
-        """Build and sign it."""
         instructions = [*_build_budget(budget), *self.instructions]
         message = Message(instructions, self.payer.pubkey())
         others = {bytes(one.pubkey()): one for one in self.signers if one.pubkey() != self.payer.pubkey()}

@@ -12,7 +12,7 @@ from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.interface.accounts import AccountKind
 from psyche.backends.solana.member.link import Reading
 from psyche.backends.solana.rpc import replies
-from psyche.backends.solana.rpc.client import CONFIRMED, Rpc, read_genesis
+from psyche.backends.solana.rpc.client import CONFIRMED, Rpc
 from psyche.backends.solana.rpc.transport import RequestFailed, RpcRefused, Socket
 from psyche.errors import ChainReplaced, WireError
 from psyche.telemetry import types
@@ -152,8 +152,7 @@ class AccountWatch:
                 pass  # notifications of other kinds are nobody's
 
     def _read(self, reply: Any) -> tuple[int, bytes]:
-        slot, value = replies.read_context(reply, "account")
-        account = replies.read_account(value, slot, limit_bytes=self._size_bytes)
+        slot, account = replies.read_account_answer(reply, limit_bytes=self._size_bytes)
         return slot, replies.get_data(self._kind, self._key, account) or b""
 
     # --- questions ------------------------------------------------------------------------------------------
@@ -180,7 +179,7 @@ class AccountWatch:
 
     async def _check_chain(self, feed: _Feed) -> None:
         """Show nothing of an endpoint that leads to another chain than the first one that answered."""
-        found = await self._rpc.read_one(feed.endpoint, read_genesis, "getGenesisHash")
+        found = await self._rpc.read_one(feed.endpoint, replies.reads(str, "getGenesisHash"), "getGenesisHash")
         self._genesis = self._genesis or found
         known, feed.foreign = feed.foreign, "" if found == self._genesis else found
         feed.is_known = not feed.foreign

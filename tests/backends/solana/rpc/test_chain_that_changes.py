@@ -74,7 +74,7 @@ def has_joined(identity: Identity) -> Callable[[Coordinator], bool]:
 async def test_members_go_on_with_a_chain_that_is_killed_and_restored_from_an_older_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "DOUBT_S", 1.0)
+    monkeypatch.setattr(following, "FORK_S", 1.0)
     place, all_events = RestartedChain(tmp_path / "chain"), [Events(), Events()]
 
     async def join_all(members: list[Member]) -> None:

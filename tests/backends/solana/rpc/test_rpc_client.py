@@ -181,14 +181,14 @@ json_values = st.recursive(
 
 
 READERS: list[Any] = [
-    lambda reply: replies.read_context(reply, "x"),
+    replies.read_account_answer,
     lambda reply: replies.read_account(reply, 1),
-    lambda reply: replies.read_integer(reply, "x"),
+    replies.reads(replies.U64, "x"),
     lambda reply: replies.read_key(reply, "x"),
     replies.read_fees,
     replies.read_blockhash,
     lambda reply: replies.read_statuses(reply, 1),
-    replies.read_simulation,
+    replies.reads(replies.Answer[replies.SimulationReply], "x"),
 ]
 
 

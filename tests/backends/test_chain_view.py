@@ -159,14 +159,6 @@ def test_an_endpoint_that_was_wrong_is_believed_when_the_others_are_silent_for_l
     assert view.is_usable
 
 
-def test_a_newer_record_ends_every_doubt() -> None:
-    view = RecordView(0)
-    view.take(read(3))
-    view.take(read(3, endpoint="two", forked=True))
-    assert view.take(read(4)) is Choice.NEW
-    assert view.is_usable
-
-
 def test_another_run_under_the_same_address_is_told_with_what_to_do() -> None:
     view = RecordView(0)
     view.take(read(3))

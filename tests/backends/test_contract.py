@@ -16,9 +16,6 @@ from solders.keypair import Keypair
 
 from psyche.backends.memory import MemoryBackend, MemoryCoordinator
 from psyche.backends.port import Backend
-from psyche.backends.solana.member.backend import open_chain_backend
-from psyche.backends.solana.rpc.client import open_rpc
-from psyche.backends.solana.rpc.run_link import open_link
 from psyche.backends.tcp.backend import open_backend
 from psyche.backends.tcp.dial import ServerAddress
 from psyche.backends.tcp.owner import TcpAdministration
@@ -99,12 +96,8 @@ class ChainPlace:
     @asynccontextmanager
     async def open(self, identity: Identity) -> AsyncGenerator[Backend]:
         wallet = self._wallets.setdefault(identity.public, self._kit.fund(SOL))
-        async with (
-            open_rpc([self._endpoint.endpoint]) as rpc,
-            open_link(rpc, self._kit.run, wallet, identity, self._kit.authorization) as link,
-            open_chain_backend(link, bytes(wallet.pubkey()), identity.public) as backend,
-        ):
-            yield backend
+        async with self._kit.open_member(self._endpoint.endpoint, wallet=wallet, identity=identity) as member:
+            yield member.backend
 
     async def read(self) -> Coordinator:
         return self._kit.read()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM
+from solders.token import ID as TOKEN
 
 from psyche.backends.solana.interface.addresses import AUTHORIZER, COORDINATOR, TREASURER
 from psyche.backends.solana.interface.failures import (
@@ -90,13 +91,12 @@ def test_an_error_of_anchor_names_the_account_and_what_to_do(number: int) -> Non
     assert ";" in str(found)
 
 
-@pytest.mark.parametrize(("program", "number"), [(p, n) for p, numbers in PROGRAMS.items() for n in numbers])
-def test_errors_of_the_chains_own_programs_say_what_to_do(program: str, number: int) -> None:
-    from solders.token import ID as TOKEN
-
-    found = read_failure(custom(number), programs=[SYSTEM if program == "system" else TOKEN])
-    assert PROGRAMS[program][number] in str(found)
-    assert isinstance(found, WalletEmpty) == ((program, number) == ("system", 1))
+def test_errors_of_the_chains_own_programs_say_what_to_do() -> None:
+    for program, key in (("system", SYSTEM), ("token", TOKEN)):
+        for number, text in PROGRAMS[program].items():
+            found = read_failure(custom(number), programs=[key])
+            assert text in str(found)
+            assert isinstance(found, WalletEmpty) == ((program, number) == ("system", 1))
 
 
 def test_a_wallet_without_lamports_has_a_class_of_its_own() -> None:
@@ -105,16 +105,10 @@ def test_a_wallet_without_lamports_has_a_class_of_its_own() -> None:
     assert not isinstance(read_failure("AccountInUse"), WalletEmpty)
 
 
-@pytest.mark.parametrize("name", [*CHAIN, "SomethingNew"])
-def test_errors_of_the_chain_keep_its_name_for_them(name: str) -> None:
-    found = read_failure(name)
-    assert f"({name})" in str(found)
-    assert CHAIN.get(name, "try again") in str(found)
-
-
-@pytest.mark.parametrize("name", [*INSTRUCTION, "SomethingNew"])
-def test_errors_of_an_instruction_keep_the_chains_name_for_them(name: str) -> None:
+@pytest.mark.parametrize("name", [*CHAIN, *INSTRUCTION, "SomethingNew"])
+def test_errors_of_a_transaction_and_of_an_instruction_keep_the_chains_name_for_them(name: str) -> None:
     assert f"({name})" in str(read_failure({"InstructionError": [0, name]}, programs=[COORDINATOR]))
+    assert str(read_failure(name)).endswith(f"{CHAIN.get(name, 'report it')} ({name})")
 
 
 json_values = st.recursive(

@@ -7,10 +7,8 @@ import trio
 from kits.chain.chain_run import ChainRunKit, open_chain_run
 
 from psyche.backends.solana.member import logic
-from psyche.backends.solana.member.backend import open_chain_backend
 from psyche.backends.solana.owner import administration
 from psyche.backends.solana.owner.administration import SolanaAdministration
-from psyche.backends.solana.rpc.run_link import open_link
 from psyche.backends.solana.session import ChainSession
 from psyche.cli.commands.run.changes import prepare_update, send_update
 from psyche.config import update
@@ -19,7 +17,6 @@ from psyche.core.state.messages import Join, Message, Pause, Tick, Update, Warmu
 from psyche.core.state.state import Coordinator, Metadata, RunState
 from psyche.testing.builders import build_config
 from psyche.wire.commands import write_briefly
-from psyche.wire.key_file import make_identity
 
 
 class Counter:
@@ -67,11 +64,7 @@ async def test_an_update_is_tried_twice_and_the_record_read_twice_before_it_is_s
 async def test_a_members_message_is_tried_once_here_and_once_on_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = build_config(init_min_clients=1, min_clients=1, waiting_for_members_extra_time=1, warmup_time=600)
     async with open_chain_run(config=alone) as kit:
-        wallet, identity = kit.fund(), make_identity()
-        async with (
-            open_link(kit.rpc, kit.run, wallet, identity, kit.authorization) as link,
-            open_chain_backend(link, bytes(wallet.pubkey()), identity.public) as backend,
-        ):
+        async with kit.open_member() as (backend, _, identity):
             with trio.fail_after(30):
                 await backend.submit(Join(identity.public))
                 states = backend.states()

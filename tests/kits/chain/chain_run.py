@@ -1,25 +1,38 @@
 """A run on a local chain, over real sockets: created, opened to everybody and resumed by its owner."""
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from solders.keypair import Keypair
+from solders.pubkey import Pubkey
 
 from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.interface.addresses import EVERYBODY, get_authorization_address
 from psyche.backends.solana.interface.authorizer import build_authorization_create, build_authorization_grantor_update
 from psyche.backends.solana.interface.coordinator import Authorities, ChainRun, build_init, build_owner_message
+from psyche.backends.solana.member.backend import SolanaBackend, open_chain_backend
 from psyche.backends.solana.rpc.client import Rpc, open_rpc
+from psyche.backends.solana.rpc.run_link import open_link
 from psyche.backends.solana.rpc.sender import TransactionSender
 from psyche.core.encoding.account import decode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.limits import STATE_BYTES
 from psyche.core.state.state import Config, Coordinator, Model, Progress
 from psyche.localchain.chain import LocalChain, open_local_chain
+from psyche.telemetry.sink import EventSink
 from psyche.testing.builders import build_config, build_model
+from psyche.wire.crypto import Identity
+from psyche.wire.key_file import make_identity
 
 SOL = 10**9
+
+
+class Member(NamedTuple):
+    backend: SolanaBackend
+    wallet: Pubkey
+    identity: Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,19 @@ class ChainRunKit:
         key = Keypair()
         self.chain.bank.airdrop(key.pubkey(), lamports)
         return key
+
+    @asynccontextmanager
+    async def open_member(
+        self, *endpoints: Endpoint, sink: EventSink | None = None, wallet: Keypair | None = None,
+        identity: Identity | None = None,
+    ) -> AsyncGenerator[Member]:  # fmt: skip
+        """A member's process, over these endpoints or over the run's own client."""
+        wallet, identity = wallet or self.fund(), identity or make_identity()
+        async with AsyncExitStack() as stack:
+            rpc = await stack.enter_async_context(open_rpc(endpoints, sink=sink)) if endpoints else self.rpc
+            link = await stack.enter_async_context(open_link(rpc, self.run, wallet, identity, self.authorization))
+            opening = open_chain_backend(link, bytes(wallet.pubkey()), identity.public, sink=sink)
+            yield Member(await stack.enter_async_context(opening), wallet.pubkey(), identity)
 
     def read(self) -> Coordinator:
         """The record, as the chain has it now."""

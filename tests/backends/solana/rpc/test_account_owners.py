@@ -52,7 +52,6 @@ async def read_all(kit: ChainRunKit) -> None:
 async def test_the_bytes_of_a_run_under_another_owner_are_refused_by_account_and_owner() -> None:
     async with open_chain_run() as kit:
         await read_all(kit)
-        session = ChainSession(kit.rpc, kit.owner, lambda _quote: None)
         authorization = kit.authorization
         for key, kind in ((kit.run.account, RUN_STATE), (kit.run.instance, INSTANCE), (authorization, AUTHORIZATION)):
             stranger = Pubkey.new_unique()
@@ -62,17 +61,16 @@ async def test_the_bytes_of_a_run_under_another_owner_are_refused_by_account_and
             replace(kit, key, owner=kind.owner)
         replace(kit, authorization, owner=COORDINATOR)
         with pytest.raises(WireError, match="must belong to PsycheAuthorizer"):
-            await find_authorization(session, kit.owner.pubkey(), EVERYBODY)
+            await read_all(kit)
 
 
 async def test_an_account_of_another_kind_is_refused_by_its_first_bytes() -> None:
     async with open_chain_run() as kit:
-        session = ChainSession(kit.rpc, kit.owner, lambda _quote: None)
         account = kit.chain.bank.get_account(kit.run.instance)
         assert account is not None
         replace(kit, kit.run.account, data=bytes(account.data))
         with pytest.raises(BackendError, match=r"run 'run': account .* begins with 9c0999.*, and a CoordinatorAccount"):
-            await find_run(session, "run")
+            await read_all(kit)
 
 
 async def test_an_address_that_only_holds_lamports_has_no_account() -> None:

@@ -15,15 +15,12 @@ from kits.chain.faulty_endpoints import FaultyEndpoint, open_faulty, open_stale
 from solders.pubkey import Pubkey
 
 from psyche.backends.solana.interface.addresses import COORDINATOR
-from psyche.backends.solana.member.backend import SolanaBackend, open_chain_backend
-from psyche.backends.solana.rpc.client import open_rpc
-from psyche.backends.solana.rpc.run_link import open_link
+from psyche.backends.solana.member.backend import SolanaBackend
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.state import Coordinator
 from psyche.localchain.chain import open_local_chain
 from psyche.telemetry import types
-from psyche.wire.key_file import make_identity
 
 SLOT_MS = 50
 LAG_SLOTS = 20
@@ -81,14 +78,12 @@ async def open_scene() -> AsyncGenerator[Scene]:
         create_run(chain) as kit,
         open_faulty(chain) as first,
     ):
-        events, identity, wallet = Events(), make_identity(), kit.fund()
+        events = Events()
         async with (
-            open_rpc([first.endpoint, second], sink=events) as rpc,
-            open_link(rpc, kit.run, wallet, identity, kit.authorization) as link,
-            open_chain_backend(link, bytes(wallet.pubkey()), identity.public, sink=events) as backend,
+            kit.open_member(first.endpoint, second, sink=events) as (backend, wallet, identity),
             trio.open_nursery() as nursery,
         ):
-            scene = Scene(kit, first, backend, events, wallet.pubkey(), identity.public)
+            scene = Scene(kit, first, backend, events, wallet, identity.public)
             scene.note()
             chain.bank.on_block.append(lambda _block: scene.note())
             nursery.start_soon(scene.follow)

@@ -13,9 +13,8 @@ from kits.chain.endpoints import Events
 
 from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.member import following
-from psyche.backends.solana.member.backend import SolanaBackend, open_chain_backend
+from psyche.backends.solana.member.backend import SolanaBackend
 from psyche.backends.solana.rpc.client import open_rpc
-from psyche.backends.solana.rpc.run_link import open_link
 from psyche.core.state import messages as msg
 from psyche.core.state.state import Coordinator
 from psyche.errors import ChainReplaced
@@ -24,7 +23,6 @@ from psyche.localchain.ledger import FILE, ChainFile
 from psyche.telemetry import types
 from psyche.testing.builders import build_config
 from psyche.wire.crypto import Identity
-from psyche.wire.key_file import make_identity
 from psyche.wire.nursery import open_plain_nursery
 
 SLOT_MS = 20
@@ -49,12 +47,7 @@ Member = tuple[SolanaBackend, Identity]
 
 
 async def run_member(kit: ChainRunKit, events: Events, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-    wallet, identity = kit.fund(), make_identity()
-    async with (
-        open_rpc([kit.endpoint], sink=events) as rpc,
-        open_link(rpc, kit.run, wallet, identity, kit.authorization) as link,
-        open_chain_backend(link, bytes(wallet.pubkey()), identity.public, sink=events) as backend,
-    ):
+    async with kit.open_member(kit.endpoint, sink=events) as (backend, _, identity):
         task_status.started((backend, identity))
         await trio.sleep_forever()
 

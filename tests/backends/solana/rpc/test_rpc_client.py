@@ -115,9 +115,6 @@ async def test_the_newest_slot_is_that_of_the_most_advanced_endpoint(autojump_cl
     async with open_scripted(stale, fresh, ScriptedEndpoint("dead", slot_of(99), "stall")) as (rpc, _):
         assert await rpc.get_newest_slot() == 25
         assert trio.current_time() < 1
-
-
-async def test_the_newest_slot_needs_one_answer(autojump_clock: Any) -> None:
     async with open_scripted(ScriptedEndpoint("dead", slot_of(9), "stall")) as (rpc, _):
         with pytest.raises(NoEndpoint, match="no answer within 2"):
             await rpc.get_newest_slot()

@@ -13,13 +13,12 @@ from solders.keypair import Keypair
 from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.interface.authorizer import build_authorization_grantor_update
 from psyche.backends.solana.interface.failures import WalletEmpty
-from psyche.backends.solana.member.backend import open_chain_backend
 from psyche.backends.solana.rpc.client import open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
 from psyche.backends.solana.rpc.sender import TransactionSender
 from psyche.core.encoding.account import decode_state
 from psyche.core.state import messages as msg
-from psyche.core.state.errors import Halted, UnknownMember
+from psyche.core.state.errors import UnknownMember
 from psyche.errors import BackendError
 from psyche.telemetry import types
 from psyche.telemetry.printer import get_level
@@ -30,29 +29,6 @@ from psyche.wire.key_file import make_identity
 def make_link(kit: ChainRunKit, rpc: Any, wallet: Keypair, authorization: Any = None) -> Any:
     identity = make_identity()
     return identity, open_link(rpc, kit.run, wallet, identity, authorization or kit.authorization)
-
-
-async def test_a_join_shows_in_the_next_readings_and_in_the_record() -> None:
-    events = Events()
-    async with open_chain_run() as kit, open_rpc([kit.endpoint], sink=events) as rpc:
-        identity, opening = make_link(kit, rpc, kit.fund())
-        async with opening as link:
-            readings = link.readings()
-            first = await anext(readings)
-            assert decode_state(first.raw).registry.slots == kit.read().registry.slots
-            slot = await link.send([msg.Join(identity.public, 0)])
-            assert slot >= first.slot
-            async for reading in readings:
-                slots = decode_state(reading.raw).registry.slots
-                if any(one.p2p == identity.public for one in slots):
-                    assert reading.slot >= slot
-                    break
-            time = await link.get_time()
-            assert await link.get_newest_slot() >= slot
-            assert time.slot >= slot
-            await readings.aclose()
-    assert [event.endpoint for event in events.of(types.WatchBegun)] == [kit.endpoint.name]
-    assert len(events.of(types.TransactionConfirmed)) == 1
 
 
 async def test_refusals_of_the_programs_are_cores_or_sentences() -> None:
@@ -75,20 +51,16 @@ async def test_refusals_of_the_programs_are_cores_or_sentences() -> None:
 
 async def test_a_wallet_whose_authorization_is_taken_back_waits_until_it_counts_again() -> None:
     async with open_chain_run() as kit, open_rpc([kit.endpoint]) as rpc:
-        events, wallet, owner = Events(), kit.fund(), kit.owner.pubkey()
+        events, owner = Events(), kit.owner.pubkey()
 
         async def allow(*, active: bool) -> None:
             change = build_authorization_grantor_update(owner, kit.authorization, active=active)
             await TransactionSender(rpc, kit.owner).send([change])
 
         await allow(active=False)
-        identity, opening = make_link(kit, rpc, wallet)
-        async with (
-            opening as link,
-            open_chain_backend(link, bytes(wallet.pubkey()), identity.public, sink=events) as one,
-        ):
+        async with kit.open_member(kit.endpoint, sink=events) as (backend, _, identity):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(one.submit, msg.Join(identity.public))
+                nursery.start_soon(backend.submit, msg.Join(identity.public))
                 while not events.of(types.NotAllowedYet):
                     await trio.sleep(0.05)
                 await allow(active=True)
@@ -96,39 +68,6 @@ async def test_a_wallet_whose_authorization_is_taken_back_waits_until_it_counts_
             assert [slot.p2p for slot in slots] == [identity.public]
             assert slots[0].expires_unix
         assert len(events.of(types.NotAllowedYet)) == 1, "said once"
-
-
-async def test_a_message_of_a_paused_run_with_a_tick_fails_as_halted() -> None:
-    from psyche.backends.solana.interface.coordinator import build_owner_message
-
-    async with open_chain_run() as kit:
-        pause = build_owner_message(kit.run, kit.owner.pubkey(), msg.Pause())
-        await TransactionSender(kit.rpc, kit.owner).send([pause], finalized=True)
-        identity, opening = make_link(kit, kit.rpc, kit.fund())
-        async with opening as link:
-            before = kit.read()
-            with pytest.raises(Halted):
-                await link.send([msg.Join(identity.public, 0), msg.Tick(None)])
-            assert kit.read() == before
-
-
-async def test_links_share_endpoints_and_each_follows_the_others_joins() -> None:
-    async with open_chain_run() as kit, open_rpc([kit.endpoint]) as rpc, trio.open_nursery() as nursery:
-        keys: set[bytes] = set()
-
-        async def take_part() -> None:
-            identity, opening = make_link(kit, rpc, kit.fund())
-            keys.add(identity.public)
-            async with opening as link:
-                await link.send([msg.Join(identity.public, 0)])
-                readings = link.readings()
-                async for reading in readings:
-                    if keys <= {one.p2p for one in decode_state(reading.raw).registry.slots}:
-                        break
-                await readings.aclose()
-
-        for _ in range(3):
-            nursery.start_soon(take_part)
 
 
 async def test_a_wrong_address_for_subscriptions_is_said_once_and_the_run_is_followed_all_the_same() -> None:

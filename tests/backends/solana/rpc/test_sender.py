@@ -7,7 +7,7 @@ import httpx2
 import pytest
 import trio
 from kits.chain.anchor import log_event
-from kits.chain.endpoints import SLOT_S, PaperChain, Refusal, ScriptedEndpoint, open_scripted
+from kits.chain.endpoints import SLOT_S, Events, PaperChain, Refusal, ScriptedEndpoint, open_scripted
 from solders.compute_budget import ID as BUDGET
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
@@ -36,6 +36,13 @@ def instruct(size: int = 8) -> Instruction:
 def open_paper(chain: PaperChain, *lags: int) -> Any:
     endpoints = [ScriptedEndpoint(f"rpc{number}", chain.make_answers(lag)) for number, lag in enumerate(lags or (0,))]
     return open_scripted(*endpoints)
+
+
+async def send(chain: PaperChain, *lags: int, **options: Any) -> Events:
+    """Send one transaction; what has happened on the way."""
+    async with open_paper(chain, *lags) as (rpc, events):
+        await TransactionSender(rpc, PAYER).send([instruct()], **options)
+    return events
 
 
 def read_budget(raw: bytes) -> dict[int, int]:
@@ -85,8 +92,7 @@ async def test_a_price_never_exceeds_its_ceiling_and_rises_at_each_expiry() -> N
 
 async def test_lost_transactions_are_sent_again_as_they_are_to_all_endpoints(autojump_clock: Any) -> None:
     chain = PaperChain(drop=3)
-    async with open_paper(chain, 0, 0) as (rpc, _):
-        await TransactionSender(rpc, PAYER).send([instruct()])
+    await send(chain, 0, 0)
     assert len(chain.sent) == 4
     assert len({raw for raw, _ in chain.sent}) == 1
     assert [round(at - chain.sent[0][1]) for _, at in chain.sent] == [0, 2, 4, 6]
@@ -122,9 +128,8 @@ async def test_what_is_not_wanted_any_more_is_not_signed_anew(autojump_clock: An
         asked.append(trio.current_time())
         return len(asked) < 2
 
-    async with open_paper(chain) as (rpc, _):
-        with pytest.raises(TransactionExpired):
-            await TransactionSender(rpc, PAYER).send([instruct()], is_wanted=is_wanted)
+    with pytest.raises(TransactionExpired):
+        await send(chain, is_wanted=is_wanted)
     assert len({raw for raw, _ in chain.sent}) == 1
     assert asked[1] > 150 * SLOT_S
 
@@ -132,9 +137,8 @@ async def test_what_is_not_wanted_any_more_is_not_signed_anew(autojump_clock: An
 async def test_a_refusal_is_told_before_anything_is_sent(autojump_clock: Any) -> None:
     # Two instructions of the compute budget stand before the one that fails.
     chain = PaperChain(trial={"err": {"InstructionError": [2, {"Custom": 6002}]}, "logs": [], "unitsConsumed": 3})
-    async with open_paper(chain) as (rpc, _):
-        with pytest.raises(WrongRound):
-            await TransactionSender(rpc, PAYER).send([instruct()])
+    with pytest.raises(WrongRound):
+        await send(chain)
     assert chain.sent == []
 
 
@@ -156,19 +160,15 @@ async def test_a_refusal_by_an_endpoint_that_is_behind_is_not_believed(autojump_
 @pytest.mark.parametrize("error", ["AccountNotFound", "InsufficientFundsForFee"])
 async def test_an_empty_wallet_is_noticed_before_anything_is_sent(error: str, autojump_clock: Any) -> None:
     chain = PaperChain(trial={"err": error}, lamports=4_999)
-    async with open_paper(chain) as (rpc, _):
-        with pytest.raises(
-            WalletEmpty, match=r"has 0\.000004999 SOL on this cluster; the signatures cost 0\.000005000"
-        ):
-            await TransactionSender(rpc, PAYER).send([instruct()])
+    with pytest.raises(WalletEmpty, match=r"has 0\.000004999 SOL on this cluster; the signatures cost 0\.000005000"):
+        await send(chain)
     assert chain.sent == []
 
 
 async def test_a_wallet_that_cannot_pay_the_priority_fee_is_noticed_too(autojump_clock: Any) -> None:
     chain = PaperChain(trial={"err": None, "accounts": [{"lamports": 1}]}, fees=[1_000])
-    async with open_paper(chain) as (rpc, _):
-        with pytest.raises(WalletEmpty, match="60 lamports of priority fee"):
-            await TransactionSender(rpc, PAYER).send([instruct()])
+    with pytest.raises(WalletEmpty, match="60 lamports of priority fee"):
+        await send(chain)
     assert chain.sent == []
 
 
@@ -185,9 +185,8 @@ async def test_a_transaction_of_more_than_a_packet_is_refused_with_a_sentence(au
 
 async def test_a_failure_on_the_chain_itself_is_told_too(autojump_clock: Any) -> None:
     chain = PaperChain(outcome={"InstructionError": [2, {"Custom": 6002}]})
-    async with open_paper(chain) as (rpc, _):
-        with pytest.raises(WrongRound):
-            await TransactionSender(rpc, PAYER).send([instruct()])
+    with pytest.raises(WrongRound):
+        await send(chain)
     assert len(chain.landed) == 1
 
 
@@ -208,9 +207,8 @@ async def test_an_endpoint_that_knows_the_transaction_already_is_asked_for_its_s
 
 async def test_a_transaction_that_every_endpoint_finds_malformed_ends_at_once(autojump_clock: Any) -> None:
     chain = PaperChain(refuse={"sendTransaction": Refusal(-32602, "bad")})
-    async with open_paper(chain, 0, 0) as (rpc, _):
-        with pytest.raises(RpcRefused, match="bad"):
-            await TransactionSender(rpc, PAYER).send([instruct()])
+    with pytest.raises(RpcRefused, match="bad"):
+        await send(chain, 0, 0)
     assert trio.current_time() < 5
 
 
@@ -230,9 +228,7 @@ async def test_endpoints_that_fall_silent_on_the_way_are_waited_for_and_named(au
 
 
 async def test_finalized_waits_for_more_than_confirmed(autojump_clock: Any) -> None:
-    chain = PaperChain()
-    async with open_paper(chain) as (rpc, _):
-        await TransactionSender(rpc, PAYER).send([instruct()], finalized=True)
+    await send(PaperChain(), finalized=True)
     assert trio.current_time() > 32 * SLOT_S
 
 

@@ -4,6 +4,7 @@ forecast = play(Question(run=run, workload=workload, classes=classes, counts=cou
 print(format_forecast(forecast))
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from psyche.analysis.accounts import WORLD, Accounts, NodeAccount
@@ -104,11 +105,4 @@ def build_log(forecast: Forecast) -> bytes:
 
 
 def find_missed(faults: tuple[Fault, ...], happened: list[Fault]) -> tuple[Fault, ...]:
-    left = list(happened)
-    missed: list[Fault] = []
-    for fault in faults:
-        if fault in left:
-            left.remove(fault)
-        else:
-            missed.append(fault)
-    return tuple(missed)
+    return tuple((Counter(faults) - Counter(happened)).elements())  # a plan may have the same fault twice

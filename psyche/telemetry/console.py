@@ -51,6 +51,7 @@ class Console:
     def _erase(self) -> str:
         if not self._status:
             return ""
+        # The cursor stands at the end of the block's last line, since the block ends without a line feed.
         return "\r" + CLEAR_LINE + (UP + CLEAR_LINE) * (len(self._status) - 1)
 
     def _draw(self) -> str:

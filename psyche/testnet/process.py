@@ -70,7 +70,7 @@ class Child:
         if self._reaped:
             return
         self._reaped = True
-        self._signal_group(signal.SIGKILL)  # before the wait: until then the group's number cannot be reused
+        self._kill_group()  # before the wait: until then the group's number cannot be reused
         self._popen.wait()
         os.close(self._pidfd)
 
@@ -81,7 +81,7 @@ class Child:
 
     def kill(self) -> None:
         if not self._reaped:
-            self._signal_group(signal.SIGKILL)
+            self._kill_group()
 
     async def stop(self, timeout_s: float) -> bool:
         """Send SIGINT, and kill the program after `timeout_s`; return true if it ended by itself.
@@ -120,9 +120,9 @@ class Child:
             return []
         return [line for line in text.splitlines() if line.strip()][-count:]
 
-    def _signal_group(self, number: signal.Signals) -> None:
+    def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 def describe_exit_status(returncode: int | None) -> str:

@@ -18,7 +18,7 @@ from psyche.core.state.bits import get_members
 from psyche.core.state.messages import Message, WitnessMessage
 from psyche.core.state.roster import get_healthy
 from psyche.core.state.state import Coordinator, Round, WitnessRecord
-from psyche.server.connections.connection import Connection
+from psyche.server.connections.hub import Connection
 from psyche.server.server import _Server
 from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.invariants.agreement import count_needed

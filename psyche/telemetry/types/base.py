@@ -35,6 +35,7 @@ class _EventMeta(msgspec.StructMeta):
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], *, level: int = logging.DEBUG
     ) -> type:
         namespace["level"] = level
+        # gc=False: no event refers to another, and a simulated run makes millions that the collector would visit.
         tag = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()  # round_started of RoundStarted
         return super().__new__(cls, name, bases, namespace, frozen=True, kw_only=True, gc=False, tag=tag)
 

@@ -17,7 +17,6 @@ OF_CORE = (ROOT / "tests" / "core", ROOT / "tests" / "conformance")
 # Searches cover nearly everything by chance, and measuring makes them several times slower: other tests must suffice.
 SEARCHES = {
     "test_any_state.py",
-    "test_assignment_chance.py",
     "test_decision_liars.py",
     "test_random_runs.py",
     "test_small_worlds.py",

@@ -1,11 +1,9 @@
 """C1 to C6 and W6(b): every client computes the same set, or knows what it lacks."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from lying_witnesses import EPOCH, HEIGHT, SEED, build_record, commit
 
 from psyche.core.committee.bloom import compute_bloom
@@ -22,10 +20,9 @@ from psyche.core.committee.decision import (
     get_deciding_height,
 )
 from psyche.core.committee.elections import compute_quorum
-from psyche.core.committee.results import compute_results_root
 from psyche.core.rules.tally import process_agreement, process_slots
-from psyche.core.state.bits import compute_bits, get_members
-from psyche.core.state.state import ZERO32, Config, Round, RoundFlag, WitnessRecord
+from psyche.core.state.bits import compute_bits
+from psyche.core.state.state import Config, Round, RoundFlag, WitnessRecord
 from psyche.testing.builders import build_hash
 
 
@@ -78,15 +75,6 @@ def test_c1_who_lacks_an_entry_asks_the_witnesses_with_that_root() -> None:
     known = {m: {c} for m, c in table.items() if m}
     assert decide(make_view(round_, 0b1111, known)) == Undecided((0, 1, 2), is_one_enough=True)
     assert decide(make_view(round_, 0b1111, known, {1: table})) == Decided(0b1111, table)
-
-
-def test_c1_who_knows_only_the_other_commitment_of_an_equivocator_asks() -> None:
-    table = {m: commit(m) for m in range(3)}
-    round_ = close([build_record(w, table) for w in range(3)], 3, 0b111)
-    known = {0: {commit(0, 1)}, 1: {commit(1)}, 2: {commit(2)}}
-    assert isinstance(decide(make_view(round_, 0b111, known)), Undecided)
-    known[0].add(commit(0))
-    assert decide(make_view(round_, 0b111, known)) == Decided(0b111, table)
 
 
 def test_c1_a_lying_bloom_of_a_backer_does_not_hide_the_list() -> None:
@@ -216,11 +204,6 @@ def test_c3_what_is_open_but_cannot_win_is_not_waited_for() -> None:
     assert decision == Decided(0b1, {0: A})
 
 
-def test_c3_both_commitments_shown_and_neither_wins() -> None:
-    known = {0: {commit(0), commit(0, 1)}}
-    assert decide(make_view(split_tables(), 0b1, known)) == Decided(0b1, {})
-
-
 def test_r7_a_slot_without_a_commitment_names_who_can_show_the_other_one() -> None:
     """Six members, one of which signed two results: of six tables fewer lack than would leave anybody open."""
     honest = {m: commit(m) for m in range(5)}
@@ -274,130 +257,6 @@ def test_c6_what_is_missing_never_becomes_a_decision() -> None:
 @pytest.mark.parametrize(("overlap", "height"), [(True, 8), (False, 7)])
 def test_the_deciding_round_follows_with_overlap_and_is_the_same_without(overlap: bool, height: int) -> None:
     assert get_deciding_height(Config(overlap=overlap), 7) == height
-
-
-# --- the property: whatever liars do, all who can decide compute the same set
-
-
-@dataclass
-class Case:
-    """A round to decide: n witnesses, some of them liars, trainers of which some sign two results."""
-
-    n: int
-    trainers: int
-    liars: set[int]
-    tables: dict[int, dict[int, bytes]]  # of every witness: what its signed table shows
-    records: list[WitnessRecord] = field(default_factory=list)
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    n = draw(st.integers(1, 10))
-    trainers = draw(st.integers(1, 5))
-    liars = set(draw(st.lists(st.integers(0, n - 1), max_size=(n - 1) // 3, unique=True)))
-    equivocators = draw(st.sets(st.integers(0, trainers - 1), max_size=2))
-    case = Case(n, trainers, liars, {})
-    for witness in draw(st.permutations(range(n))):
-        if draw(st.integers(0, 9)) == 0:
-            continue  # silent
-        make = draw_lie if witness in liars else draw_honest
-        case.records.append(make(draw, case, witness, equivocators))
-    return case
-
-
-def draw_honest(draw: st.DrawFn, case: Case, witness: int, equivocators: set[int]) -> WitnessRecord:
-    table = {}
-    for member in range(case.trainers):
-        # 0, 1: one of two versions; 2: nothing, or both, which is the same to an honest witness (W1)
-        version = draw(st.sampled_from([0, 0, 1, 1, 2] if member in equivocators else [0, 0, 0, 0, 2]))
-        if version < 2:
-            table[member] = commit(member, version)
-    case.tables[witness] = table
-    return build_record(witness, table)
-
-
-def draw_lie(draw: st.DrawFn, case: Case, witness: int, equivocators: set[int]) -> WitnessRecord:
-    everything = [commit(m, v) for m in range(case.trainers) for v in ((0, 1) if m in equivocators else (0,))]
-    table = {m: commit(m, draw(st.integers(0, 1)) if m in equivocators else 0) for m in range(case.trainers)}
-    case.tables[witness] = table
-    if case.records and draw(st.booleans()):  # copies another's root and bits
-        other = draw(st.sampled_from(case.records))
-        bloom = compute_bloom(SEED, witness, draw(st.lists(st.sampled_from(everything), max_size=4)))
-        return replace(other, member=witness, broadcast_bloom=bloom)
-    return WitnessRecord(
-        member=witness,
-        held=draw(st.integers(0, (1 << case.trainers) - 1)),
-        broadcast_bloom=compute_bloom(SEED, witness, draw(st.lists(st.sampled_from(everything), max_size=8))),
-        results_root=build_hash("invented", witness),
-    )
-
-
-def decide_by_asking(
-    case: Case, round_: Round, known: dict[int, set[bytes]], answers: Callable[[int], bool]
-) -> Decision:
-    """What a client comes to that asks as it is told to; `answers` says whether a witness replies."""
-    shown: dict[int, dict[int, bytes]] = {}
-    owed = (1 << case.trainers) - 1
-    roots = {r.member: (r.results_root, r.held) for r in round_.witnesses}
-    while True:
-        decision = decide(make_view(round_, owed, known, shown))
-        if not isinstance(decision, Undecided):
-            return decision
-        came = [w for w in decision.ask if answers(w) and is_table(roots[w], case.tables[w]) and w not in shown]
-        if not came:
-            return decision
-        shown[came[0]] = {m: c for m, c in case.tables[came[0]].items() if roots[came[0]][1] >> m & 1}
-        for member, commitment in shown[came[0]].items():
-            known.setdefault(member, set()).add(commitment)
-
-
-def is_table(claimed: tuple[bytes, int], table: Mapping[int, bytes]) -> bool:
-    """Whether a client believes it: it gives the root (W7)."""
-    root, held = claimed
-    return compute_results_root(EPOCH, HEIGHT, held, table) == root
-
-
-@settings(max_examples=150, deadline=None)
-@given(case=cases(), data=st.data())
-def test_c1_to_c4_all_clients_that_can_decide_compute_the_same_set(case: Case, data: st.DataObject) -> None:
-    members = (1 << case.trainers) - 1
-    round_ = close(case.records, case.n, members)
-    decisions = []
-    for _ in range(4):
-        known = {
-            m: {c for v in (0, 1) for c in [commit(m, v)] if any(c in t.values() for t in case.tables.values())}
-            for m in range(case.trainers)
-        }
-        known = {m: {c for c in sorted(cs) if data.draw(st.booleans())} for m, cs in known.items()}
-        reachable = {w for w in case.tables if data.draw(st.integers(0, 3))}
-        decisions.append(decide_by_asking(case, round_, known, reachable.__contains__))
-    sets = {None if isinstance(d, Void) else tuple(sorted(d.commitments.items()))
-            for d in decisions if not isinstance(d, Undecided)}  # fmt: skip
-    assert len(sets) <= 1
-    void = bool(round_.flags & RoundFlag.VOID)
-    assert all(isinstance(d, Void) == void for d in decisions if not isinstance(d, Undecided))
-
-
-@settings(max_examples=150, deadline=None)
-@given(case=cases())
-def test_c3_whoever_reaches_the_honest_witnesses_decides(case: Case) -> None:
-    round_ = close(case.records, case.n, (1 << case.trainers) - 1)
-    decision = decide_by_asking(case, round_, {}, lambda witness: witness not in case.liars)
-    assert not isinstance(decision, Undecided)
-    if isinstance(decision, Decided):
-        assert all(decision.held >> m & 1 for m in decision.commitments)
-        assert decision.held == round_.agreed_held
-        assert get_members(decision.held) or decision.held == 0
-
-
-def test_at_most_one_list_can_win_whatever_the_order() -> None:
-    one, two = {0: commit(0)}, {1: commit(1)}
-    for n in range(1, 33):
-        quorum = compute_quorum(n)
-        records = [build_record(w, one if w < quorum else two) for w in range(n)]
-        round_ = close(records[::-1], n, 0b11)
-        assert round_.agreed_held == 0b01
-        assert round_.agreed_root not in (ZERO32, records[-1].results_root) or quorum == n
 
 
 # --- what is easily mistaken

@@ -14,9 +14,8 @@ import pytest
 from kits.runs import Run, build_run
 from model_checker.forms import build_copy
 
-from psyche.core.committee.elections import get_roles, get_witnesses
+from psyche.core.committee.elections import get_witnesses
 from psyche.core.rules.rounds import find_entropy
-from psyche.core.state.enums import Role
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Tick
 from psyche.core.state.state import ClientState, Round, RunState
@@ -88,11 +87,6 @@ def count_witnesses(round_: Round, mine: set[int]) -> int:
     return len(mine & {*get_witnesses(round_)})
 
 
-def count_verifiers(round_: Round, mine: set[int]) -> int:
-    roles = get_roles(round_, build_armed(12, CLOSE).state.config)
-    return sum(roles.get(member) is Role.VERIFIER for member in mine)
-
-
 def compute_chance(members: int, bad: int, drawn: int, at_least: int) -> float:
     """The chance of the table: `drawn` of the members include at least `at_least` of the bad ones."""
     ways = sum(math.comb(bad, k) * math.comb(members - bad, drawn - k) for k in range(at_least, min(bad, drawn) + 1))
@@ -129,17 +123,6 @@ def test_the_best_leavers_win_no_more_witnesses_than_chance_gives(
     bad = sum(round_.members >> m & 1 for m in attack.hostile)
     if knows_entropy or members > WITNESSES:
         check_chances(found, drawn, bad, round_.witnesses_expected, round_.quorum)
-
-
-@pytest.mark.parametrize("place", [CLOSE, START])
-def test_the_best_leavers_win_no_more_verifiers_than_chance_gives(place: str) -> None:
-    found: list[int] = []
-    for seed in range(SEEDS):
-        attack = Attack(64, place, seed, count_verifiers)
-        found.append(max(attack.play(leavers)[1] for leavers in attack.iter_choices()))
-    round_, _ = attack.play(set())
-    drawn, bad = round_.members.bit_count(), sum(round_.members >> m & 1 for m in attack.hostile)
-    check_chances(found, drawn, bad, drawn // 4, drawn // 4)
 
 
 @pytest.mark.parametrize("place", [CLOSE, START])

@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 from kits.runs import Run, build_run
 
 from psyche.core.encoding.account import decode_state, encode_state
-from psyche.core.rules.apply import apply
-from psyche.core.rules.rounds import get_next_data_index
 from psyche.core.state.config_checks import check_config, find_config_problems
-from psyche.core.state.errors import ConfigRefused, InvalidCheckpoint, InvalidJoin
+from psyche.core.state.errors import ConfigRefused
 from psyche.core.state.genesis import create_run
 from psyche.core.state.limits import MAX_DATA_INDEX, MAX_EPOCH_ROUNDS, MAX_HEIGHT, MAX_TIME_S
-from psyche.core.state.messages import Join, NameCheckpoint, Recover, SetRates
+from psyche.core.state.messages import Join, Recover, SetRates
 from psyche.core.state.state import (
     Checkpoint,
     CheckpointKind,
@@ -181,37 +179,3 @@ def test_an_epoch_ends_at_the_last_height_that_can_be_counted() -> None:
     run.state.epoch.rounds_head = MAX_HEIGHT % 4
     run.run_round()
     assert run.state.run_state is RunState.COOLDOWN
-
-
-def test_a_sample_beyond_the_last_is_never_counted() -> None:
-    round_ = build_run(1).warm_up().state.current
-    round_.data_index = MAX_DATA_INDEX - 1
-    assert get_next_data_index(round_) == MAX_DATA_INDEX
-
-
-def test_a_join_that_expires_at_no_time_is_refused() -> None:
-    run = build_run(0)
-    for beyond in (-1, U64 + 1):
-        with pytest.raises(InvalidJoin, match="expires_unix"):
-            run.apply(Join(build_keys(0)[1], expires_unix=beyond), build_keys(0)[0])
-    for number, last in enumerate((0, U64)):
-        signer, p2p = build_keys(number)
-        run.apply(Join(p2p, expires_unix=last), signer)
-        assert run.state.registry.slots[number].expires_unix == last
-
-
-def test_a_local_source_with_a_revision_is_refused_and_changes_nothing() -> None:
-    run = build_run(2).warm_up()
-    while run.state.in_round:
-        run.run_round()
-    state, before = run.state, encode_state(run.state)
-    for source in (Checkpoint(CheckpointKind.LOCAL, "x", "main"), Checkpoint(CheckpointKind.HUB, "\ud800")):
-        with pytest.raises(InvalidCheckpoint):
-            apply(
-                state,
-                run.now,
-                0,
-                state.clients[0].p2p,
-                NameCheckpoint(state.progress.epoch, state.certified.digest, source),
-            )
-        assert encode_state(state) == before

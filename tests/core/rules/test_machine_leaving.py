@@ -1,13 +1,15 @@
 """Leaving, slots given up and reclaimed, and what of them stays: M4, H5."""
 
+from typing import Any
+
 import pytest
 from kits.runs import Run, build_run, build_training, expect_refusal
 
 from psyche.core.rules.membership import find_reclaimable
-from psyche.core.state.errors import Banned, ClientsFull, Halted, InvalidWithdraw, UnknownMember, WrongRound
+from psyche.core.state.errors import Banned, ClientsFull, Halted, InvalidWithdraw, UnknownMember
 from psyche.core.state.messages import Join, LeaveRun, Pause, ReclaimSlot, SetRates
 from psyche.core.state.roster import find_slot
-from psyche.core.state.state import ZERO32, ClientState, RunState, SlotState
+from psyche.core.state.state import ZERO32, ClientState, Coordinator, Progress, Registry, Slot, SlotState
 from psyche.testing.builders import build_keys
 
 FREE, JOINED, LEAVING, BANNED, LEFT = list(SlotState)
@@ -45,13 +47,6 @@ def test_m4_withdrawing_while_waiting_takes_the_join_back() -> None:
     assert run.state.registry.slots[2].active == 0
     run.form()
     assert [client.slot for client in run.state.clients] == [0, 1]
-
-
-def test_m4_a_departure_from_the_epoch_before_is_no_departure_from_the_next() -> None:
-    run = build_run(2, rounds_per_epoch=1).warm_up().finish_epoch()
-    run.rejoin()
-    with expect_refusal(run.state, WrongRound, "T7"):
-        run.withdraw(0, epoch=0)
 
 
 def test_m4_what_cannot_be_withdrawn() -> None:
@@ -104,26 +99,6 @@ def test_m4_a_slot_with_earnings_waits_for_its_claim() -> None:
     assert slot.state is JOINED, "it may think better of it"
 
 
-def test_m4_leaving_after_having_departed_changes_the_slot_alone() -> None:
-    run = build_training(3, rounds=1)
-    run.withdraw(2)
-    height = run.state.clients[2].exited_height
-    run.run_round(silent={2})
-    run.leave(2)
-    assert run.state.clients[2].exited_height == height
-    assert run.state.registry.slots[2].state is LEAVING
-
-
-def test_m4_in_an_abandoned_warmup_too_the_slot_is_freed() -> None:
-    run = build_run(2, min_clients=2)
-    run.form()
-    run.leave(0)
-    assert run.state.registry.slots[0].state is LEAVING
-    run.settle()
-    assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-    assert run.state.registry.slots[0].state is FREE
-
-
 def test_m4_only_who_has_a_slot_can_leave_it() -> None:
     run = build_training(2)
     with expect_refusal(run.state, UnknownMember):
@@ -151,20 +126,6 @@ def test_m4_the_slot_that_is_idle_longest_is_reclaimed() -> None:
     assert [slot.state for slot in run.state.registry.slots] == [JOINED, JOINED, FREE, FREE]
 
 
-def test_m4_waiting_slots_and_those_of_the_epoch_before_are_not_reclaimed() -> None:
-    run = build_training(3, rounds=1, rounds_per_epoch=2, late_limit=1)
-    run.run_round(held=0b011)
-    run.finish_epoch()
-    run.state.registry.slots[1].earned = 1
-    run.state.registry.slots[2].until += 4
-    run.join(0, 2)
-    for _ in range(3):
-        run.warm_up().finish_epoch()
-        run.join(0)
-    assert not run.apply(ReclaimSlot())
-    assert [slot.state for slot in run.state.registry.slots] == [JOINED, JOINED, JOINED]
-
-
 def test_m6_bans_do_not_keep_newcomers_out_for_good() -> None:
     run = build_training(3, rounds=1, rounds_per_epoch=1, min_clients=1)
     run.eject(1)
@@ -180,69 +141,32 @@ def test_m6_bans_do_not_keep_newcomers_out_for_good() -> None:
     assert not run.state.registry.slots[1].proven, "a newcomer like any other"
 
 
-def test_m6_a_ban_is_reclaimed_after_idle_newcomers_before_proven_members_and_never_with_earnings() -> None:
-    run = build_training(3, rounds=0, rounds_per_epoch=1)
-    run.finish_epoch()
-    proven, banned, newcomer = run.state.registry.slots
-    run.state.progress.epoch = 5
-    proven.last_epoch, banned.last_epoch, newcomer.last_epoch = 0, 2, 3
-    banned.state, banned.active, newcomer.proven = BANNED, 0, False
-    assert find_reclaimable(run.state) == 2
-    newcomer.last_epoch = 4
-    assert find_reclaimable(run.state) == 1
-    banned.earned = 1
-    assert find_reclaimable(run.state) == 0
-    banned.earned, banned.proven = 0, False
-    assert find_reclaimable(run.state) == 1
-    newcomer.last_epoch = 3
-    assert find_reclaimable(run.state) == 2
+PROVEN = {"proven": True, "last_epoch": 0}
+NEWCOMER = {"proven": False, "last_epoch": 3}
+BAN = {"proven": True, "last_epoch": 2, "state": BANNED, "active": 0}
 
 
-def test_m4_a_slot_whose_wait_ends_with_the_coming_epoch_is_waiting_still() -> None:
-    run = build_training(2, rounds=0, rounds_per_epoch=1)
-    run.finish_epoch()
-    registry = run.state.registry
-    idle, waiting = registry.slots
-    idle.last_epoch, waiting.last_epoch, run.state.progress.epoch = 1, 0, 5
-    waiting.active = registry.next_active
-    assert find_reclaimable(run.state) == 0
-    waiting.active -= 1
-    assert find_reclaimable(run.state) == 1
-
-
-def test_m4_a_slot_with_a_running_wait_is_reclaimed_after_all_others() -> None:
-    run = build_training(2, rounds=0, rounds_per_epoch=1)
-    run.finish_epoch()
-    registry = run.state.registry
-    idle, waiting = registry.slots
-    idle.last_epoch, waiting.last_epoch, run.state.progress.epoch = 3, 0, 5
-    waiting.strikes, waiting.until = 1, registry.next_active + 1
-    assert find_reclaimable(run.state) == 0
-    waiting.until -= 1
-    assert find_reclaimable(run.state) == 1, "the wait is over"
-
-
-def test_m4_a_slot_that_never_had_a_credit_is_reclaimed_before_all_that_had_one() -> None:
-    run = build_training(2, rounds=0, rounds_per_epoch=1)
-    run.finish_epoch()
-    proven, newcomer = run.state.registry.slots
-    proven.last_epoch, newcomer.last_epoch, run.state.progress.epoch = 0, 3, 5
-    newcomer.proven, newcomer.fruitless, newcomer.until = False, 3, run.state.registry.next_active + 8
-    assert find_reclaimable(run.state) == 1, "a wait for epochs that came to nothing keeps no slot"
-    newcomer.strikes = 1
-    assert find_reclaimable(run.state) == 1
-    newcomer.earned = 1
-    assert find_reclaimable(run.state) == 0
-
-
-def test_m4_of_two_newcomers_the_one_idle_longer_is_reclaimed_whatever_wait_they_have() -> None:
-    run = build_training(2, rounds=0, rounds_per_epoch=1)
-    run.finish_epoch()
-    fresh, fruitless = run.state.registry.slots
-    fresh.proven = fruitless.proven = False
-    fresh.last_epoch, fruitless.last_epoch, run.state.progress.epoch = 3, 2, 5
-    fruitless.fruitless, fruitless.until = 1, run.state.registry.next_active + 2
-    assert find_reclaimable(run.state) == 1
+@pytest.mark.parametrize(
+    ("first", "second", "number"),
+    [
+        pytest.param({"last_epoch": 0}, {"last_epoch": 1}, 0, id="the one idle longest"),
+        pytest.param({"last_epoch": 0, "active": 3}, {"last_epoch": 1}, 1, id="not one that waits for the next epoch"),
+        pytest.param({"last_epoch": 0, "strikes": 1, "until": 4}, {"last_epoch": 3}, 1, id="a running wait last"),
+        pytest.param({"last_epoch": 0, "strikes": 1, "until": 3}, {"last_epoch": 3}, 0, id="a wait that is over"),
+        pytest.param(PROVEN, NEWCOMER, 1, id="one without a credit first"),
+        pytest.param(PROVEN, {**NEWCOMER, "fruitless": 3, "until": 11}, 1, id="fruitless epochs keep no slot"),
+        pytest.param(PROVEN, {**NEWCOMER, "strikes": 1, "until": 11}, 1, id="nor do strikes of a newcomer"),
+        pytest.param(PROVEN, {**NEWCOMER, "earned": 1}, 0, id="never one with earnings"),
+        pytest.param(BAN, NEWCOMER, 1, id="a ban after idle newcomers"),
+        pytest.param(BAN, {**NEWCOMER, "last_epoch": 4}, 0, id="a ban before one of the last epoch"),
+        pytest.param(PROVEN, BAN, 1, id="a ban before proven members"),
+        pytest.param({**BAN, "earned": 1}, PROVEN, 1, id="no ban with earnings"),
+    ],
+)
+def test_m4_m6_of_two_idle_slots_one_is_reclaimed(first: dict[str, Any], second: dict[str, Any], number: int) -> None:
+    slots = [Slot(**{"state": JOINED, "active": 1, **one}) for one in (first, second)]
+    registry = Registry(next_active=3, slots=slots)
+    assert find_reclaimable(Coordinator(registry=registry, progress=Progress(epoch=5))) == number
 
 
 # --- H5: strikes stay with the signer
@@ -301,20 +225,3 @@ def test_h5_in_a_full_registry_a_newcomer_takes_the_left_slot_whose_wait_ends_fi
     with expect_refusal(run.state, ClientsFull):
         run.join(304)
     assert run.state.registry.slots[7].signer == build_keys(301)[0]
-
-
-def test_h5_what_can_be_had_elsewhere_leaves_the_strikes_of_others_alone() -> None:
-    run = build_struck()
-    run.finish_epoch()
-    run.leave(2)
-    assert run.join(9) == [3]
-    run.leave(9)
-    assert run.state.registry.slots[3].state is FREE
-    assert run.join(10) == [3]
-
-
-def test_h5_who_leaves_without_strikes_leaves_nothing_behind() -> None:
-    run = build_struck()
-    run.finish_epoch()
-    run.leave(1)
-    assert run.state.registry.slots[1].state is FREE

@@ -5,11 +5,9 @@ from kits.runs import Run, build_run
 
 from psyche.core.committee.assignment import compute_assignments
 from psyche.core.committee.elections import compute_quorum, get_witnesses
-from psyche.core.rules.health import process_settlement, process_strike
 from psyche.core.rules.probation import process_fruitless_epoch
-from psyche.core.state.limits import MAX_WITNESSES
-from psyche.core.state.roster import get_electors, get_healthy
-from psyche.core.state.state import ZERO32, Client, ClientFlag, ClientState, RunState, Slot, SlotState, StopReason
+from psyche.core.state.roster import get_healthy
+from psyche.core.state.state import Client, ClientFlag, ClientState, RunState, Slot
 
 PROBATION = ClientFlag.PROBATION
 HEALTHY, DROPPED = ClientState.HEALTHY, ClientState.DROPPED
@@ -89,74 +87,11 @@ def test_m10_the_first_credit_ends_probation() -> None:
     assert not run.state.registry.slots[3].fruitless
 
 
-def test_m10_where_only_newcomers_are_left_they_elect() -> None:
-    run = build_mixed(2, 2, rounds_per_epoch=9)
-    run.run_round()
-    for member in (0, 1):
-        run.withdraw(member, epoch=1)
-    assert get_electors(run.state, get_healthy(run.state)) == 0b1100
-    run.run_round()
-    assert run.state.current.electors == 0b1100
-
-
-def test_m10_strangers_that_say_they_are_ready_and_do_nothing_hold_no_round_up() -> None:
-    run = build_mixed(3, 3, rounds_per_epoch=4)
-    run.silent = {3, 4, 5}
-    began = run.now
-    for _ in run.run_rounds():
-        pass
-    assert run.now - began == 6, "each round closes when its witnesses have reported, after a second"
-    assert run.state.certified.epoch == 1
-    assert [client.state for client in run.state.clients] == [HEALTHY] * 3 + [DROPPED] * 3
-
-
 def test_h3_counts_electors_so_newcomers_that_go_end_no_epoch() -> None:
     run = build_mixed(4, 4, rounds_per_epoch=9, evict_after=1)
     run.run_round(silent={3, 4, 5, 6, 7}, held=0)
     assert run.state.run_state is RunState.ROUND_TRAIN, "five of eight go, but only one of four electors"
     assert get_healthy(run.state) == 0b0111
-
-
-def test_h3_more_than_half_of_the_electors_stop_the_epoch() -> None:
-    run = build_mixed(3, 3, rounds_per_epoch=9, evict_after=1)
-    for member in (0, 1):
-        run.send(run.build_witness(member, heard=0b000011))
-    run.settle()
-    assert get_healthy(run.state) == 0b000011, "four of six go, but only one of three electors"
-    run = build_mixed(4, 3, rounds_per_epoch=9, evict_after=1)
-    for member in range(3):
-        run.send(run.build_witness(member, heard=0b1110001))
-    run.settle()
-    assert run.state.epoch.stop_reason is StopReason.MASS_DROP, "three of four, though three of seven"
-
-
-def test_h1_who_is_on_probation_is_late_like_everybody_else() -> None:
-    """Rounds wait for it from the start (A1)."""
-    run = build_mixed(3, 1, rounds_per_epoch=9)
-    for late in range(4):
-        assert (run.state.clients[3].late, run.state.clients[3].state) == (max(0, late - 1), HEALTHY)
-        run.run_round(held=0b0111 if late else 0)
-    assert run.state.clients[3].state is DROPPED, "late in three rounds; the first one has nothing to attest"
-    assert run.state.registry.slots[3].strikes == 1, "H5"
-
-
-def test_a1_a_credit_makes_a_newcomer_one_that_is_waited_for_whatever_it_missed_before() -> None:
-    """On probation it is awaited after an absence too; that must not end with its first credit."""
-    run = build_mixed(3, 1, rounds_per_epoch=9)
-    run.run_round()
-    run.run_round(silent={3}, held=0b0111)
-    assert (run.state.clients[3].missed, run.state.clients[3].good_streak) == (1, 0)
-    run.run_round(held=0b1111)
-    client = run.state.clients[3]
-    assert (client.flags & PROBATION, client.missed, client.good_streak) == (ClientFlag(0), 0, 8)
-
-
-def test_h1_an_absence_takes_an_honest_witness_that_waited() -> None:
-    """Of q that did not hear a member, one is honest and among the q that said complete, while only f lie."""
-    for n in range(1, MAX_WITNESSES + 1):
-        q, liars = compute_quorum(n), (n - 1) // 3
-        honest_and_complete = q - liars
-        assert n - honest_and_complete < q
 
 
 # --- what it costs to come to nothing
@@ -175,48 +110,6 @@ def test_m10_a_member_without_a_credit_where_others_have_some_waits() -> None:
     assert get_slots(run) == [0, 1, 2, 3]
 
 
-def test_m10_one_credit_of_somebody_else_is_enough_to_make_a_newcomer_wait() -> None:
-    run = build_mixed(1, 1, rounds_per_epoch=9)
-    run.state.epoch.credit_total = run.state.clients[0].credits = 1
-    process_settlement(run.state)
-    assert run.state.registry.slots[1].fruitless == 1
-
-
-def test_m10_who_is_not_ready_when_the_round_starts_waits_too() -> None:
-    run = build_proven(3)
-    run.join(3)
-    run.silent = {3}
-    run.warm_up()
-    assert run.state.clients[3].state is DROPPED
-    run.silent = set()
-    run.finish_epoch()
-    assert run.state.registry.slots[3].fruitless == 1
-
-
-@pytest.mark.parametrize("when", ["in Warmup", "in a round"])
-@pytest.mark.parametrize("how", ["withdraw", "leave"])
-def test_m10_withdrawing_early_does_not_avoid_the_wait(when: str, how: str) -> None:
-    run = build_proven(3)
-    run.join(3)
-    if when == "in a round":
-        run.warm_up()
-    else:
-        run.form()
-    if how == "leave":
-        run.leave(3)
-    else:
-        run.withdraw(3, epoch=1)
-    if when == "in Warmup":
-        run.warm_up()
-    run.silent = {3}
-    run.finish_epoch()
-    slot = run.state.registry.slots[3]
-    assert slot.state is (SlotState.LEFT if how == "leave" else SlotState.JOINED)
-    assert run.join(3) == [3]
-    slot = run.state.registry.slots[3]
-    assert (slot.fruitless, slot.until, slot.active) == (1, run.state.registry.next_active + 1, slot.until)
-
-
 def test_m10_an_epoch_that_gives_nobody_a_credit_makes_nobody_wait_who_was_ready() -> None:
     run = build_mixed(3, 1, rounds_per_epoch=9)
     run.run_round()
@@ -230,24 +123,6 @@ def test_m10_an_epoch_that_gives_nobody_a_credit_makes_nobody_wait_who_was_ready
     assert run.state.registry.slots[3].fruitless == 0
 
 
-def test_m10_a_warmup_that_is_given_up_makes_nobody_wait() -> None:
-    run = build_proven(3, min_clients=3)
-    run.join(3)
-    run.form()
-    run.show(0, 1)
-    run.wait(run.state.config.warmup_time)
-    assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-    assert [slot.fruitless for slot in run.state.registry.slots] == [0] * 4
-
-
-def test_m10_a_proven_slot_that_comes_to_nothing_does_not_wait() -> None:
-    run = build_mixed(3, 1, rounds_per_epoch=3)
-    run.silent = {0}
-    run.finish_epoch()
-    assert run.state.clients[0].credits == 0
-    assert (run.state.registry.slots[0].fruitless, run.state.registry.slots[0].until) == (0, 0)
-
-
 @pytest.mark.parametrize(
     ("times", "wait"), [(1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 32), (7, 64), (8, 64), (255, 64), (256, 64)]
 )
@@ -257,41 +132,6 @@ def test_m10_each_wait_is_twice_as_long_up_to_64_epochs(times: int, wait: int) -
     assert (slot.fruitless, slot.until) == (min(times, 255), 10 + wait)
     process_fruitless_epoch(slot, Client(), 65_500, is_credited=False)
     assert slot.until == 65_500 + min(2 * wait, 64) if times < 4 else slot.until <= 65_535
-
-
-def test_m10_no_wait_shortens_another() -> None:
-    slot = Slot(fruitless=4)
-    process_fruitless_epoch(slot, Client(), 10, is_credited=True)
-    assert slot.until == 26
-    process_strike(slot, 10)
-    assert (slot.strikes, slot.until) == (1, 26)
-
-
-def test_m10_a_credit_clears_the_waits_of_probation_and_leaves_those_of_strikes() -> None:
-    run = build_mixed(2, 2, rounds_per_epoch=3)
-    for number in (2, 3):
-        slot = run.state.registry.slots[number]
-        slot.fruitless, slot.until, slot.strikes = 3, 40, int(number == 3)
-    run.run_round()
-    run.run_round()
-    assert [(s.fruitless, s.until, s.proven) for s in run.state.registry.slots[2:]] == [(0, 0, True), (0, 40, True)]
-
-
-def test_h5_a_slot_that_was_left_keeps_its_probation() -> None:
-    run = build_mixed(3, 1)
-    run.silent = {3}
-    run.finish_epoch()
-    until = run.state.registry.slots[3].until
-    run.leave(3)
-    slot = run.state.registry.slots[3]
-    assert (slot.state, slot.p2p, slot.fruitless, slot.until) == (SlotState.LEFT, ZERO32, 1, until)
-
-
-def test_m4_leave_frees_at_once_the_slot_of_a_join_that_took_part_in_nothing() -> None:
-    run = build_proven(3)
-    run.join(3)
-    run.leave(3)
-    assert run.state.registry.slots[3] == Slot()
 
 
 # --- M3: whom a formation takes
@@ -313,14 +153,6 @@ def test_m10_newcomers_that_came_to_nothing_stand_behind_those_that_did_not_try(
     assert get_slots(run) == [0, 1, 3, 5]
 
 
-def test_m10_there_are_always_newcomers_enough_for_init_min_clients() -> None:
-    run = build_proven(1)
-    run.state.config.init_min_clients = 4
-    run.join(*range(1, 6))
-    run.form()
-    assert get_slots(run) == [0, 1, 2, 3]
-
-
 def wait_longer(run: Run, *numbers: int, epochs: int = 3) -> None:
     for number in numbers:
         slot = run.state.registry.slots[number]
@@ -337,34 +169,6 @@ def test_m3_proven_slots_that_wait_fill_up_before_others_that_wait() -> None:
     assert get_slots(run) == [0, 2, 4], "no more than it takes, and the one first that waits least"
 
 
-def test_m3_newcomers_that_wait_fill_up_last() -> None:
-    run = build_proven(2, init_min_clients=2)
-    run.state.config.init_min_clients = 4
-    run.join(2, 3, 4)
-    wait_longer(run, 2, epochs=2)
-    wait_longer(run, 3, epochs=1)
-    wait_longer(run, 4, epochs=3)
-    run.form()
-    assert get_slots(run) == [0, 1, 2, 3]
-
-
-def test_m3_those_that_wait_stay_out_where_more_than_enough_have_joined() -> None:
-    run = build_proven(3, init_min_clients=1)
-    run.join(3, 4)
-    wait_longer(run, 3, 4)
-    run.form()
-    assert get_slots(run) == [0, 1, 2]
-
-
-def test_m3_proven_slots_that_wait_are_taken_rather_than_strangers_alone() -> None:
-    run = build_proven(2)
-    run.join(2, 3, 4, 5)
-    wait_longer(run, 0, 1)
-    run.form()
-    assert get_slots(run) == [0, 1, 2, 3]
-    assert [bool(client.flags & PROBATION) for client in run.state.clients] == [False, False, True, True]
-
-
 # --- T8 with newcomers
 
 
@@ -376,21 +180,6 @@ def warm_up_newcomers(shown: tuple[int, ...]) -> Run:
     return run
 
 
-def test_t8_newcomers_have_half_of_warmup_time_and_hold_nobody_up_after_it() -> None:
-    run = warm_up_newcomers((0, 1, 2))
-    assert run.wait(29) == 0, "they may still have to fetch the weights"
-    assert run.wait(1) == 2, "three of three electors are enough, three of six members would not be"
-    assert run.state.current.members == 0b000111
-
-
-def test_t8_newcomers_that_are_ready_start_at_once_with_the_others() -> None:
-    run = warm_up_newcomers((0, 1, 2, 3, 4))
-    assert run.wait(20) == 0
-    run.show(5)
-    assert run.settle() == 2
-    assert run.state.current.members == 0b111111
-
-
 @pytest.mark.parametrize(("shown", "starts"), [((3, 4, 5), False), ((0, 3, 4, 5), True)])
 def test_t8_newcomers_alone_start_no_epoch(shown: tuple[int, ...], starts: bool) -> None:
     run = warm_up_newcomers(shown)
@@ -399,14 +188,3 @@ def test_t8_newcomers_alone_start_no_epoch(shown: tuple[int, ...], starts: bool)
     assert run.state.in_round == starts
     if not starts:
         assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-
-
-def test_t8_a_quorum_of_electors_without_min_clients_is_not_enough() -> None:
-    run = build_proven(3, warmup_time=60)
-    run.state.config.min_clients = run.state.config.init_min_clients = 4
-    run.join(3, 4, 5)
-    run.form()
-    run.show(0, 1, 2)
-    assert run.state.epoch.ready_quorum_unix == 0
-    run.show(3)
-    assert run.state.epoch.ready_quorum_unix == run.now

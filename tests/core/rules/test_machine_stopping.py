@@ -1,14 +1,12 @@
 """How epochs end: P1 to P4, P7, S5, H3; finishing; the totals of P3."""
 
-import pytest
 from kits.runs import Run, build_run, build_training, expect_refusal
 
-from psyche.core.state.errors import CannotResume, ConfigRefused, Halted
+from psyche.core.state.errors import Halted
 from psyche.core.state.messages import LeaveRun, Pause, Resume
 from psyche.core.state.state import ClientState, RoundFlag, RunState, StopReason, WitnessFlag
 
 NO_DIGEST = WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST
-PARTIAL = WitnessFlag.COMPLETE
 
 
 def run_void(run: Run, **overrides: object) -> None:
@@ -95,13 +93,6 @@ def test_p1_with_nobody_left_straight_to_cooldown() -> None:
     assert_given_up(run, StopReason.MIN_CLIENTS)
 
 
-@pytest.mark.parametrize(("overlap", "drains"), [(True, 2), (False, 1)])
-def test_p1_two_drain_rounds_one_without_overlap(overlap: bool, drains: int) -> None:
-    run = build_training(overlap=overlap, rounds_per_epoch=1)
-    closed = list(run.run_rounds())
-    assert [bool(round_.flags & RoundFlag.DRAIN) for round_ in closed] == [False, *[True] * drains]
-
-
 # --- S5, P7: no agreement
 
 
@@ -129,65 +120,6 @@ def test_p7_two_void_rounds_with_agreed_digest_drain() -> None:
     assert run.state.certified.step == 5
 
 
-def test_p7_a_void_first_drain_round_goes_on_where_the_digest_is_agreed() -> None:
-    run = build_training(rounds=2, rounds_per_epoch=3)
-    run_void(run)
-    run_void(run)
-    assert run.state.current.height == 4
-    assert run.state.epoch.void_streak == 2
-    run.run_round(flags=NO_DIGEST)
-    assert run.state.run_state is RunState.ROUND_TRAIN, (
-        "an old void streak does not cut the last drain round short (P2)"
-    )
-    run.run_round()
-    assert run.state.certified.step == 4
-
-
-def test_p7_a_void_drain_round_without_digest_ends_it() -> None:
-    run = build_training(rounds=2, rounds_per_epoch=3)
-    run_void(run)
-    run_void(run, flags=NO_DIGEST)
-    assert_given_up(run, StopReason.VOID)
-
-
-@pytest.mark.parametrize("reason", [StopReason.NO_DIGEST, StopReason.VOID])
-def test_p1_where_the_close_took_members_out_the_rest_may_agree(reason: StopReason) -> None:
-    run = build_training(rounds=2)
-    if reason is StopReason.VOID:
-        run_void(run)
-        run.withdraw(3)
-        run_void(run, flags=NO_DIGEST)
-    else:
-        run.run_round(flags=NO_DIGEST)
-        run.withdraw(3)
-        run.run_round(flags=NO_DIGEST)
-    assert_draining(run, reason, 4)
-    run.finish_epoch()
-    assert run.state.certified.step == 5
-
-
-def test_p1_in_a_drain_too_the_rest_may_agree() -> None:
-    run = build_training(rounds=1, rounds_per_epoch=1)
-    run.run_round(flags=NO_DIGEST)
-    run.withdraw(3)
-    run.run_round(flags=NO_DIGEST)
-    assert run.state.run_state is RunState.ROUND_TRAIN
-    assert run.state.epoch.digest_streak == 2
-    run.run_round(flags=NO_DIGEST)
-    assert_given_up(run, StopReason.NO_DIGEST)
-
-
-def test_h3_goes_straight_to_cooldown_even_if_somebody_withdrew() -> None:
-    run = build_training(rounds=1)
-    for client in run.state.clients:
-        client.missed = 1
-    for member in range(3):
-        run.send(run.build_witness(member, heard=0b0001))
-    run.withdraw(0)
-    run.settle()
-    assert_given_up(run, StopReason.MASS_DROP)
-
-
 # --- P2
 
 
@@ -210,22 +142,6 @@ def test_p2_the_last_drain_round_is_repeated_while_it_has_no_agreed_digest() -> 
     run.run_round()
     assert run.state.run_state is RunState.COOLDOWN
     assert run.state.certified.digest == again.agreed_digest
-
-
-def test_p2_the_digest_streak_ends_the_repetition() -> None:
-    run = build_training(rounds=2, rounds_per_epoch=1)
-    run.run_round(flags=NO_DIGEST)
-    run.run_round(flags=NO_DIGEST)
-    assert_given_up(run, StopReason.NO_DIGEST)
-
-
-def test_p2_a_digest_that_is_not_full_does_not_end_the_last_drain_round() -> None:
-    run = build_training(rounds=2, rounds_per_epoch=1)
-    run.run_round(flags=PARTIAL)
-    assert run.state.run_state is RunState.ROUND_TRAIN
-    assert run.state.epoch.digest_streak == 1
-    run.run_round()
-    assert run.state.certified.step == 2
 
 
 # --- P3
@@ -253,35 +169,11 @@ def test_p3_an_epoch_that_certifies_nothing_is_a_rollback_and_its_number_is_spen
     assert run.state.progress.epoch == 2
 
 
-def test_p3_the_first_epoch_goes_back_to_the_start() -> None:
-    run = build_training(rounds=2)
-    run.run_round(flags=NO_DIGEST)
-    run.run_round(flags=NO_DIGEST)
-    assert_given_up(run, StopReason.NO_DIGEST)
-    assert (run.state.progress.epoch, run.state.progress.step) == (1, 1)
-
-
-def test_cooldown_lasts_cooldown_time() -> None:
-    run = build_training(rounds_per_epoch=1)
-    list(run.run_rounds())
-    assert run.wait(4) == 0
-    assert run.wait(1) == 1
-
-
 def test_the_run_finishes_when_its_steps_are_certified() -> None:
     run = build_training(total_steps=3, rounds_per_epoch=2).finish_epoch()
     assert run.state.run_state is RunState.FINISHED
     with expect_refusal(run.state, Halted):
         run.tick()
-
-
-def test_a_run_whose_last_epoch_fails_does_not_finish() -> None:
-    run = build_training(total_steps=3, rounds_per_epoch=2, rounds=2)
-    run.run_round(flags=NO_DIGEST)
-    run.run_round(flags=NO_DIGEST)
-    run.wait(5)
-    assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-    assert run.state.progress.step == 1
 
 
 def test_an_epoch_without_a_successor_number_is_the_last() -> None:
@@ -307,15 +199,6 @@ def test_p4_a_pause_while_training_takes_effect_after_cooldown() -> None:
     assert not run.state.pending_pause
     assert run.state.epoch.cold_start
     assert run.state.certified.step == 3, "nothing is lost"
-
-
-def test_p4_a_pause_in_cooldown_waits_for_its_end() -> None:
-    run = build_training(rounds_per_epoch=1)
-    list(run.run_rounds())
-    run.apply(Pause())
-    assert run.state.run_state is RunState.COOLDOWN
-    run.wait(5)
-    assert run.state.run_state is RunState.PAUSED
 
 
 def test_p4_before_the_first_round_a_pause_is_immediate() -> None:
@@ -357,38 +240,3 @@ def test_p4_a_following_epoch_without_pause_ends_the_cold_start() -> None:
     assert run.state.epoch.cold_start
     run.finish_epoch()
     assert not run.state.epoch.cold_start
-
-
-def test_p4_an_epoch_that_is_given_up_does_not_end_the_cold_start() -> None:
-    run = build_run(3)
-    run.apply(Pause())
-    run.apply(Resume())
-    run.join(0, 1, 2)
-    run.warm_up()
-    run.run_round(flags=NO_DIGEST)
-    run.run_round(flags=NO_DIGEST)
-    assert_given_up(run, StopReason.NO_DIGEST)
-    assert run.state.epoch.cold_start
-
-
-def test_p4_only_a_paused_or_new_run_can_be_resumed() -> None:
-    run = build_run(1)
-    with expect_refusal(run.state, CannotResume):
-        run.apply(Resume())
-
-
-def test_p4_a_broken_configuration_is_not_resumed() -> None:
-    run = build_run(1)
-    run.apply(Pause())
-    run.state.config.min_clients = 0
-    with expect_refusal(run.state, ConfigRefused, "config.min_clients"):
-        run.apply(Resume())
-
-
-def test_p4_a_run_that_is_done_resumes_into_finished() -> None:
-    run = build_training(total_steps=2, rounds_per_epoch=1)
-    run.apply(Pause())
-    run.finish_epoch()
-    assert run.state.run_state is RunState.PAUSED
-    run.apply(Resume())
-    assert run.state.run_state is RunState.FINISHED

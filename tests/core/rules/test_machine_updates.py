@@ -15,7 +15,6 @@ from psyche.core.state.state import (
     LrSchedule,
     Mark,
     Metadata,
-    OptimizerKind,
     Progress,
     RunState,
 )
@@ -34,15 +33,6 @@ def test_p9_settings_of_a_paused_run_change_and_the_weights_stay_certified() -> 
     run.resume()
     assert run.state.current.step == certified.step
     assert decode_state(encode_state(run.state)) == run.state
-
-
-def test_p9_an_update_that_changes_nothing_is_no_event() -> None:
-    run = build_paused_run()
-    before, state = encode_state(run.state), run.state
-    run.apply(Update())
-    run.apply(Update(state.config, state.model, state.progress, state.metadata, tuple(state.bootstrap)))
-    run.apply(UpdateClientVersion(state.client_version))
-    assert encode_state(run.state) == before
 
 
 def test_p9_the_sign_of_a_zero_is_a_change_since_it_is_another_byte() -> None:
@@ -135,23 +125,6 @@ def test_p9_what_would_come_out_is_checked_as_a_whole() -> None:
         run.apply(Update(config=build_config(total_steps=5_000)))
 
 
-def test_p9_settings_stand_on_record_as_it_can_hold_them() -> None:
-    run = build_paused_run()
-    optimizer = replace(build_model().optimizer, compression_decay=0.999)
-    assert optimizer.kind is OptimizerKind.DISTRO
-    run.apply(Update(model=replace(run.state.model, optimizer=optimizer)))
-    assert run.state.model.optimizer.compression_decay != 0.999, "float32"
-    assert decode_state(encode_state(run.state)) == run.state
-    assert run.state.certified != Mark(), "the sources are those on record"
-
-
-def test_p9_a_shorter_run_that_is_done_finishes_when_it_is_resumed() -> None:
-    run = build_paused_run()
-    run.apply(Update(config=build_config(total_steps=2)))
-    run.apply(Resume())
-    assert run.state.run_state is RunState.FINISHED
-
-
 def test_s11_the_digest_of_the_first_weights_goes_on_record_with_the_step_and_sample_of_the_updated_run() -> None:
     run, first = build_paused_run(), build_hash("first")
     progress = replace(run.state.progress, step=9, epoch_start_data_index=70)
@@ -173,16 +146,6 @@ def test_s11_a_run_that_has_trained_goes_on_from_its_own_weights() -> None:
     assert not run.apply(Update(first_weights=certified.digest))
     assert run.state.certified == certified
     assert run.apply(Update(model=build_model(checkpoint=HUB), first_weights=build_hash("first")))
-
-
-def test_s11_a_new_run_takes_the_digest_of_the_last_update_that_names_one() -> None:
-    run = build_paused_run()
-    run.state.run_state, run.state.progress = RunState.UNINITIALIZED, Progress(2, 5, 60)
-    for name in ("first", "second"):
-        assert run.apply(Update(first_weights=build_hash(name)))
-    assert run.state.certified == Mark(build_hash("second"), 2, step=5, data_index=60)
-    run.apply(Update(progress=Progress(3, 5, 60)))
-    assert run.state.certified == Mark(), "another epoch is another start"
 
 
 def test_p9_an_update_made_from_an_older_record_is_refused() -> None:

@@ -1,13 +1,9 @@
 """From joined members to round 0: T1, T8, E1, E2, M3."""
 
-import pytest
-from kits.runs import Run, build_run, build_warmup, expect_refusal
+from kits.runs import Run, build_run, build_warmup
 
 from psyche.core.committee.seeds import EXPIRED, compute_seed, get_random_seed
 from psyche.core.encoding.account import encode_state
-from psyche.core.rules.apply import apply
-from psyche.core.state.errors import Halted, InvalidRunState
-from psyche.core.state.messages import Tick
 from psyche.core.state.state import ZERO32, ClientState, RunState
 from psyche.testing.builders import build_hash
 
@@ -61,14 +57,6 @@ def test_t2_every_effect_raises_the_nonce_by_one() -> None:
     assert run.state.nonce == nonce + 1
 
 
-@pytest.mark.parametrize("halted", [RunState.UNINITIALIZED, RunState.PAUSED, RunState.FINISHED])
-def test_t2_ticking_a_halted_run_is_refused(halted: RunState) -> None:
-    run = build_run(1)
-    run.state.run_state = halted
-    with expect_refusal(run.state, Halted):
-        run.tick()
-
-
 def test_formation_starts_the_epoch_from_a_clean_sheet() -> None:
     run = build_run(3, rounds_per_epoch=1).warm_up().finish_epoch()
     run.rejoin()
@@ -108,39 +96,6 @@ def test_t8_warmup_ends_at_one_and_a_half_times_the_pace_of_the_quorum_but_not_b
     assert run.state.current.members == 0b0111
 
 
-def test_t8_the_pace_counts_where_it_is_later_than_the_half() -> None:
-    run = build_warmup(4, warmup_time=60, straggler_percent=200)
-    run.wait(20)
-    run.show(0, 1, 2)
-    assert run.wait(19) == 0
-    assert run.wait(1) == 2
-
-
-def test_t8_the_pace_is_kept_to_the_second() -> None:
-    run = build_warmup(4, warmup_time=400)
-    run.wait(200)
-    run.show(0, 1, 2)
-    assert run.wait(99) == 0
-    assert run.wait(1) == 2
-
-
-def test_t8_with_straggler_zero_everybody_is_waited_for() -> None:
-    run = build_warmup(4, warmup_time=30, straggler_percent=0)
-    run.show(0, 1, 2)
-    assert run.wait(29) == 0
-    assert run.wait(1) == 2
-    assert run.state.current.members == 0b0111
-
-
-def test_t8_fewer_ready_than_the_quorum_wait_for_warmup_time() -> None:
-    run = build_warmup(4, warmup_time=30, min_clients=2)
-    run.show(0, 1)
-    assert run.wait(29) == 0
-    assert run.state.epoch.ready_quorum_unix == 0
-    assert run.wait(1) == 2
-    assert run.state.current.members == 0b0011
-
-
 def test_t8_a_quorum_that_is_lost_again_is_forgotten() -> None:
     run = build_warmup(4, warmup_time=30)
     run.show(0, 1, 2)
@@ -154,15 +109,6 @@ def test_t8_a_quorum_that_is_lost_again_is_forgotten() -> None:
     assert (run.state.epoch.ready_quorum_unix, run.state.epoch.ready_len) == (run.now, 3)
     run.withdraw(1)
     assert (run.state.epoch.ready_quorum_unix, run.state.epoch.ready_len) == (0, 2)
-
-
-def test_t8_a_departure_can_make_the_ready_ones_enough() -> None:
-    run = build_warmup(5, warmup_time=30)
-    run.show(0, 1, 2)
-    assert run.state.epoch.ready_quorum_unix == 0
-    run.now += 3
-    run.withdraw(4)
-    assert run.state.epoch.ready_quorum_unix == run.now
 
 
 def test_t8_who_is_not_ready_leaves_without_a_strike_and_must_join_again() -> None:
@@ -190,22 +136,6 @@ def test_t8_fewer_than_min_clients_healthy_go_back_to_waiting_at_any_tick() -> N
     assert [client.slot for client in run.state.clients] == [1, 2]
 
 
-def test_t8_fewer_ready_than_min_clients_at_warmup_time_go_back_to_waiting() -> None:
-    run = build_warmup(3, min_clients=2, init_min_clients=2)
-    run.show(1)
-    run.wait(30)
-    assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-    assert run.get_client_states() == [DROPPED, HEALTHY, DROPPED]
-    assert [slot.active for slot in run.state.registry.slots] == [0, 1, 0], "who was ready is still there"
-
-
-def test_m3_joins_are_used_up_when_the_first_round_starts() -> None:
-    run = build_warmup(2)
-    assert run.state.registry.next_active == 1
-    run.warm_up()
-    assert run.state.registry.next_active == 2
-
-
 # --- E1, E2
 
 
@@ -218,13 +148,6 @@ def test_e1_the_seed_is_armed_by_the_tick_that_finds_the_start_due() -> None:
     assert run.tick()
     assert run.state.current.entropy_slot == run.now + 4
     assert run.state.run_state is RunState.WARMUP
-
-
-def test_e1_slot_zero_without_delay_is_not_mistaken_for_unarmed() -> None:
-    run = build_warmup(1)
-    run.show(0)
-    assert apply(run.state, run.now, 0, ZERO32, Tick(None))
-    assert run.state.current.entropy_slot == 1
 
 
 def build_due() -> Run:
@@ -246,49 +169,6 @@ def test_e1_whoever_leaves_when_the_entropy_is_public_is_drawn_all_the_same() ->
     assert (round_.witnesses_expected, round_.quorum) == (5, 4), "it counts as a silent witness"
     assert [client.state for client in run.state.clients] == [HEALTHY] * 4 + [WITHDRAWN] + [DROPPED] * 2
     assert round_.seed == compute_seed(run.state.run_uid, 0, 0, ZERO32, ZERO32, ENTROPY)
-
-
-def test_e1_a_ready_that_is_held_back_comes_too_late() -> None:
-    run = build_due()
-    with pytest.raises(InvalidRunState, match=r"ready of member 5 comes too late: the start is fixed \(E1\)"):
-        run.show(5)
-    with pytest.raises(InvalidRunState, match="too late"):
-        run.show(6, digest=build_hash("other weights"))
-    assert run.tick(ENTROPY)
-    assert run.state.current.members == 0b11111
-
-
-def test_e1_departures_cannot_call_an_armed_start_off() -> None:
-    run = build_due()
-    run.withdraw(1)
-    run.withdraw(2)
-    run.withdraw(3)
-    assert not run.tick(None), "with fewer than min_clients too"
-    assert run.tick(ENTROPY)
-    assert (run.state.run_state, run.state.current.members) == (RunState.ROUND_TRAIN, 0b11111)
-    assert run.state.certified.digest == run.state.epoch.start_candidates[0].digest
-
-
-def test_e1_an_armed_start_outlasts_an_absence_of_the_backend() -> None:
-    run = build_due()
-    armed = run.state.current.entropy_slot
-    run.recover(5)
-    assert run.state.current.entropy_slot == armed
-
-
-def test_e1_a_start_whose_starters_have_all_left_is_given_up() -> None:
-    run = build_due()
-    for member in range(5):
-        run.withdraw(member)
-    assert run.tick(None)
-    assert (run.state.run_state, run.state.current.entropy_slot) == (RunState.WAITING_FOR_MEMBERS, 0)
-
-
-def test_e2_without_entropy_an_armed_start_waits() -> None:
-    run = build_due()
-    assert not run.tick(None)
-    run.now += 1_000
-    assert not run.tick(None), "also beyond warmup_time"
 
 
 def test_e2_an_expired_slot_is_armed_again() -> None:

@@ -12,17 +12,13 @@ from psyche.core.committee.elections import get_witnesses
 from psyche.core.committee.seeds import compute_mix
 from psyche.core.state.errors import (
     CoordinatorError,
-    DuplicateWitness,
-    Halted,
     InvalidBloom,
-    InvalidRunState,
     InvalidWitness,
     UnknownMember,
-    WitnessesFull,
     WrongRound,
 )
 from psyche.core.state.messages import WitnessMessage
-from psyche.core.state.state import ZERO32, ClientState, RoundFlag, RunState, WitnessFlag, WitnessRecord
+from psyche.core.state.state import ZERO32, ClientState, RoundFlag, RunState, WitnessFlag
 from psyche.testing.builders import build_hash
 
 ONES = b"\xff" * 320
@@ -101,45 +97,6 @@ def test_w4_a_bloom_never_has_more_than_1400_bits() -> None:
     run.send(run.build_witness(member, broadcast_bloom=pad_bloom(1_400)))
 
 
-def test_w4_in_a_halted_run_and_in_the_wrong_state(run: Run) -> None:
-    message = run.build_witness(0)
-    run.state.run_state = RunState.PAUSED
-    with expect_refusal(run.state, Halted):
-        run.send(message)
-    run.state.run_state = RunState.COOLDOWN
-    with expect_refusal(run.state, InvalidRunState):
-        run.send(message)
-
-
-@pytest.mark.parametrize("state", [ClientState.DROPPED, ClientState.WITHDRAWN, ClientState.EJECTED])
-def test_w4_only_a_healthy_member_is_heard(run: Run, state: ClientState) -> None:
-    run.state.clients[0].state = state
-    with expect_refusal(run.state, InvalidWitness, state.name):
-        run.send(run.build_witness(0))
-
-
-def test_w4_only_the_elected_are_heard() -> None:
-    run = build_run(5, witness_nodes=3).warm_up()
-    elected = get_witnesses(run.state.current)
-    stranger = next(m for m in range(5) if m not in elected)
-    with expect_refusal(run.state, InvalidWitness, "elected"):
-        run.send(run.build_witness(stranger))
-    run.send(run.build_witness(elected[0]))
-
-
-def test_w4_a_second_record_is_a_duplicate(run: Run) -> None:
-    run.send(run.build_witness(0))
-    with expect_refusal(run.state, DuplicateWitness, "K3"):
-        run.send(run.build_witness(0))
-
-
-def test_w4_no_more_records_than_witnesses(run: Run) -> None:
-    # cannot come about by messages: the elected are as many as there are records
-    run.state.current.witnesses = [WitnessRecord(member=9) for _ in range(4)]
-    with expect_refusal(run.state, WitnessesFull):
-        run.send(run.build_witness(0))
-
-
 def test_w4_the_first_broken_rule_in_order_is_named(run: Run) -> None:
     wrong_everywhere = run.build_witness(1, held=1 << 9, broadcast_bloom=ONES, state_digest=ZERO32)
     run.state.clients[1].state = ClientState.DROPPED
@@ -165,13 +122,6 @@ def test_w4_where_nothing_is_attested_nothing_can_be_held(where: str) -> None:
         run.send(run.build_witness(0, held=0b1, results_root=build_hash("root")))
     run.send(run.build_witness(0))
     assert run.state.current.witnesses[0].heard == 0b111
-
-
-def test_t7_a_message_of_the_round_before_has_no_effect(run: Run) -> None:
-    late = run.build_witness(0)
-    run.run_round()
-    with expect_refusal(run.state, WrongRound, "T7"):
-        run.send(late)
 
 
 # --- W5
@@ -214,15 +164,6 @@ def test_w5_a_root_counts_only_with_the_same_bits(run: Run) -> None:
     assert not run.state.current.flags & RoundFlag.ROOT
 
 
-def test_w5_what_is_agreed_stays_as_it_is(run: Run) -> None:
-    for member in range(3):
-        run.send(run.build_witness(member))
-    round_ = run.state.current
-    before = (round_.agreed_root, round_.agreed_held, round_.agreed_digest)
-    run.send(run.build_witness(3, held=0b1, results_root=build_hash("x"), broadcast_bloom=bytes(320)))
-    assert (round_.agreed_root, round_.agreed_held, round_.agreed_digest) == before
-
-
 def test_s3_a_zero_root_never_wins(run: Run) -> None:
     for member in range(4):
         run.send(run.build_witness(member, held=0))
@@ -237,23 +178,6 @@ def test_s3_full_and_partial_digests_are_counted_apart(run: Run) -> None:
     assert not run.state.current.flags & RoundFlag.DIGEST
     run.send(run.build_witness(3))
     assert run.state.current.flags & RoundFlag.DIGEST
-
-
-def test_s4_records_without_digest_count_for_none_but_their_bits_count(run: Run) -> None:
-    for member in range(3):
-        run.send(run.build_witness(member, flags=WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST))
-    assert run.state.current.flags == RoundFlag.ROOT
-    assert run.state.current.agreed_digest == ZERO32
-
-
-def test_h4_the_close_of_a_round_clears_the_silences_of_who_reported_in_it(run: Run) -> None:
-    for client in run.state.clients:
-        client.witness_missed = 1
-    for member in (0, 1, 2):
-        run.send(run.build_witness(member))
-    assert [client.witness_missed for client in run.state.clients] == [1] * 4, "an accusation may still come"
-    run.settle()
-    assert [client.witness_missed for client in run.state.clients] == [0, 0, 0, 1]
 
 
 def test_w3_blooms_are_keyed_by_the_round_that_reports(run: Run) -> None:

@@ -6,10 +6,9 @@ from kits.runs import Run, build_cooldown, build_run, expect_refusal
 from psyche.core.encoding.account import decode_state, encode_state, get_config_preimage
 from psyche.core.encoding.fields import texts
 from psyche.core.state.config_checks import find_bootstrap_problems, find_config_problems
-from psyche.core.state.errors import ClientsFull, ConfigRefused, InvalidCollection, UnknownMember
+from psyche.core.state.errors import ConfigRefused, InvalidCollection, UnknownMember
 from psyche.core.state.genesis import create_run
-from psyche.core.state.limits import MAX_CLIENTS
-from psyche.core.state.messages import Collect, Join, NameCheckpoint, ReclaimSlot, ReportEquivocation, SetRates
+from psyche.core.state.messages import Collect, NameCheckpoint, ReportEquivocation, SetRates
 from psyche.core.state.state import Checkpoint, CheckpointKind, Metadata, RunState, Slot, SlotState
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_keys, build_model
 
@@ -48,13 +47,6 @@ def test_m11_a_part_can_be_taken_and_never_more_than_there_is() -> None:
     assert collect(run, 0, 180) == 180
 
 
-def test_m11_one_can_be_taken_and_is_something() -> None:
-    run = build_earners()
-    nonce = run.state.nonce
-    assert collect(run, 0, 1) == 1
-    assert run.state.nonce == nonce + 1
-
-
 def test_m11_of_several_claims_all_are_taken_or_none() -> None:
     run = build_earners()
     keys = [build_keys(number)[0] for number in range(3)]
@@ -68,12 +60,6 @@ def test_m11_of_several_claims_all_are_taken_or_none() -> None:
     nonce = run.state.nonce
     run.apply(Collect(((keys[0], None), (keys[1], None))))
     assert (run.state.registry.slots[0].earned, run.state.nonce) == (0, nonce + 1), "one of them took something"
-
-
-def test_m11_who_holds_no_slot_has_earned_nothing() -> None:
-    run = build_earners()
-    with expect_refusal(run.state, UnknownMember):
-        collect(run, 9)
 
 
 def test_m11_a_slot_that_only_earnings_held_is_free_once_they_are_paid() -> None:
@@ -107,22 +93,6 @@ def test_m11_earlier_earnings_of_a_banned_slot_are_paid_and_it_stays_banned() ->
     assert run.state.registry.slots[2].state is SlotState.BANNED
 
 
-def test_m4_a_slot_with_earnings_is_not_reclaimed_before_they_are_collected() -> None:
-    run = build_earners()
-    run.apply(Join(build_keys(1)[1]), build_keys(1)[0])
-    run.state.registry.slots += [
-        Slot(*build_keys(number), earned=1, state=SlotState.JOINED) for number in range(3, MAX_CLIENTS)
-    ]
-    run.state.progress.epoch = 9
-    with expect_refusal(run.state, ClientsFull):
-        run.join(999)
-    assert not run.apply(ReclaimSlot()), "all of them have earned something"
-    collect(run, 2)
-    assert run.apply(ReclaimSlot())
-    assert sum(slot.earned for slot in run.state.registry.slots) == 300 + 300 + 253, "nothing was thrown away"
-    run.join(999)
-
-
 def build_cooling(cooldown_sources: int) -> Run:
     return build_cooldown(model=build_model(cooldown_sources=cooldown_sources), cooldown_time=500)
 
@@ -143,43 +113,6 @@ def test_p10_enough_sources_of_the_certified_weights_end_cooldown_at_once() -> N
     run.settle()
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
     assert run.state.progress.epoch == 1
-
-
-def test_p10_one_source_is_enough_where_one_is_asked_for() -> None:
-    run = build_cooling(1)
-    run.settle()
-    assert run.state.run_state is RunState.COOLDOWN
-    name_source(run, "org/one")
-    run.settle()
-    assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-
-
-def test_p10_sources_of_an_older_epochs_weights_do_not_end_cooldown() -> None:
-    run = build_cooling(1)
-    run.state.progress.epoch += 1  # this epoch certified nothing
-    name_source(run, "org/one")
-    assert run.state.epoch.checkpoint_sources == 0
-
-
-def test_p10_without_the_setting_cooldown_lasts_its_time() -> None:
-    run = build_cooling(0)
-    for number in range(4):
-        name_source(run, f"org/{number}")
-    run.wait(499)
-    assert run.state.run_state is RunState.COOLDOWN
-    run.wait(1)
-    assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-
-
-def test_p10_sources_named_after_cooldown_count_for_no_later_one() -> None:
-    run = build_cooling(3)
-    run.wait(500)
-    for number in range(3):
-        name_source(run, f"org/{number}")
-    assert run.state.epoch.checkpoint_sources == 0
-    run.rejoin()
-    run.warm_up()
-    assert run.state.epoch.checkpoint_sources == 0
 
 
 @pytest.mark.parametrize("count", [-1, 5])

@@ -268,7 +268,7 @@ class ClientHost(Host):
         if not self.is_alive or engine is None or shell is None or network is None:
             return None
         return ClientStatistics(
-            members=len(engine.state.clients), engine=engine.statistics(), shell=shell.statistics(),
+            members=len(engine.state.clients), rounds=len(self.get_records()), shell=shell.statistics(),
             backend=backend.statistics() if backend else None, network=network.statistics(),
             limits=network.limits, connection_streams=network.count_streams(),
         )  # fmt: skip
@@ -357,7 +357,7 @@ class ClientHost(Host):
             engine=self.engine, backend=self._watch_backend(backend),
             network=wrap_network(network, self, self.programs) if self.programs else network, trainer=trainer,
             data=LocalProvider(DummyData(self.world.model.max_seq_len, VOCAB)), log=life.log, unix_now=self.unix,
-            check_payload=check, on_loaded=lambda event: check.set_plan(event.plan),
+            check_payload=check, on_loaded=lambda event: check.set_plan(event.reply.plan),
         )  # fmt: skip
         settings = ClientSettings(
             run_id=RUN_ID, data_dir=self.folder,

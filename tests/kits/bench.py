@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kits.log import E, choose
-from kits.results import FIRST_DIGEST, PLAN, WEIGHTS, build_body, build_header, build_result, build_train_reply, sign
+from kits.results import (
+    FIRST_DIGEST,
+    WEIGHTS,
+    build_body,
+    build_header,
+    build_load_reply,
+    build_result,
+    build_train_reply,
+    sign,
+)
 from kits.runs import Run, StateMachine, get_equal_keys
 from psyche.client.engine import actions as act
 from psyche.client.engine.records import KnownResult, RoundRecord
@@ -88,7 +97,7 @@ class Bench(StateMachine):
 
     def build_loaded(self, action: act.Load, digest: bytes | None = None) -> act.Loaded:
         found = digest or action.certified or FIRST_DIGEST
-        return act.Loaded(action.epoch, found, types.WeightSource.CONFIGURED, PLAN, 4096, 256, 0, 0, ZERO32)
+        return act.Loaded(action.epoch, found, types.WeightSource.CONFIGURED, build_load_reply())
 
     def build_applied(self, action: act.Apply, part: bytes | None = None) -> act.Applied:
         if action.run_update:
@@ -112,7 +121,7 @@ class Bench(StateMachine):
     def wait(self, seconds: float) -> list[act.Action]:
         """Let time pass for the engine alone."""
         self.now += seconds
-        return self.take_in(self.engine.on_tick(self.now))
+        return self.take_in(self.engine.on_events((), self.now))
 
     def get_all(self, kind: type[A]) -> list[A]:
         """All actions of a kind; for a kind of coordinator message, those that were sent."""

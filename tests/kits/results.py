@@ -16,7 +16,7 @@ from psyche.core.state.timeline import get_round
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import Identity, blake3_hash, blob_id_of, compute_commitment, compute_state_digest
 from psyche.wire.gossip import sign_gossip
-from psyche.wire.trainer import TrainReply
+from psyche.wire.trainer import LoadReply, TrainReply
 
 PLAN_BODY: Final = compute_plan({"w": (256, 64)}, chunk=64, topk=8, one_bit=True)
 PLAN: Final = encode_plan(PLAN_BODY)
@@ -31,6 +31,13 @@ def build_train_reply(payload: bytes = b"payload", **changes: Any) -> TrainReply
         "micro_batch_size": 1, "train_count": 1,
     }  # fmt: skip
     return TrainReply(**(values | changes))
+
+
+def build_load_reply(plan: bytes = PLAN) -> LoadReply:
+    return LoadReply(
+        plan=plan, weight_root=WEIGHTS, parameters=4096, vocab_size=256, numeric_class=0, device="cpu", chain=ZERO32,
+        train_count=0,
+    )  # fmt: skip
 
 
 def build_body(state: Coordinator, member: int, height: int) -> bytes:

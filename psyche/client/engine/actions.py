@@ -10,7 +10,7 @@ from pathlib import Path
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.messages import Message
 from psyche.telemetry import types
-from psyche.wire.trainer import ApplyReply, SentResult, SnapshotReply, TrainReply
+from psyche.wire.trainer import ApplyReply, LoadReply, SentResult, SnapshotReply, TrainReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +95,10 @@ class CancelTrain:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply a decided set; bodies are named by blob id, in order of application. Answer with `Applied`."""
+    """Apply a decided set at the start of a round, and keep it with its bodies for healing. Answer with `Applied`.
 
-    epoch: int
-    height: int
-    lr: float
-    blobs: tuple[bytes, ...]
-    run_update: bool
-    full_digest: bool
-    random_seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedSet:
-    """One entry of the replay store: the set applied at the start of a round, and the parameters of the apply (S7)."""
+    The replay store has it as it is here, so that a replay applies the same with the same parameters (S7).
+    """
 
     epoch: int
     height: int
@@ -118,15 +108,8 @@ class AppliedSet:
     run_update: bool
     full_digest: bool
     random_seed: int
-    applied: tuple[tuple[int, bytes], ...]  # (member, commitment) in order
-    blobs: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StoreReplay:
-    """Keep a decided set with its bodies for healing (S7)."""
-
-    entry: AppliedSet
+    applied: tuple[tuple[int, bytes], ...]  # (member, commitment) in order of application
+    blobs: tuple[bytes, ...]  # the bodies, in the same order
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +273,7 @@ class Exit:
 
 Action = (
     Submit | Publish | Announce
-    | FetchPayload | FetchData | Train | CancelTrain | Apply | StoreReplay | Load | Heal | AskWeights | Compare
+    | FetchPayload | FetchData | Train | CancelTrain | Apply | Load | Heal | AskWeights | Compare
     | WriteSnapshot | Export | ShareCheckpoint | FetchSnapshot | FetchAhead | AskAnnouncements | AskTable | SetPeers
     | SetPlan | Expire | ReconnectSoon | Log | Exit
 )  # fmt: skip
@@ -298,17 +281,12 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Weights are in the trainer. `chain` is the snapshot's c, zero for the configured source."""
+    """Weights with this full digest are in the trainer."""
 
     epoch: int
     digest: bytes
     source: types.WeightSource
-    plan: bytes
-    parameters: int
-    vocab_size: int
-    numeric_class: int
-    train_count: int
-    prev_commitment: bytes
+    reply: LoadReply
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,17 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 
 from psyche.client.engine.actions import FetchPayload, PayloadArrived, PayloadFailed, ReconnectSoon, Submit
-from psyche.client.engine.context import EngineContext, RunFacts
+from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.client.engine.weights import Weights
 from psyche.core.committee.schedule import compute_learning_rate, get_cold_start, get_lr_bits, round_f32
 from psyche.core.encoding.header import ResultHeader, decode_header
 from psyche.core.state.gossip import Evidence, Finished, Gossip, Leave, Ready, ReadyFlag, Result
 from psyche.core.state.messages import ReportEquivocation
-from psyche.core.state.state import ZERO32, Coordinator, RoundFlag, RunState
+from psyche.core.state.state import Coordinator, RoundFlag, RunState
 from psyche.core.state.timeline import get_round
 from psyche.errors import WireError
 from psyche.telemetry import types
@@ -32,18 +31,6 @@ class Verdict(Enum):
     REFUSE = "refuse"
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """The values that every honest header of a round carries."""
-
-    run_uid: bytes
-    plan_hash: bytes  # zero: unknown, no model is loaded
-    config_hash: bytes
-    lr_bits: int
-    max_body_bytes: int
-    base_digest: bytes | None  # own D(h), or the agreed one; None: unknown
-
-
 def compute_step_lr(state: Coordinator, step: int) -> float:
     """The learning rate of a step, rounded to float32 as in headers and digests (S1)."""
     return round_f32(compute_learning_rate(state.model.lr_schedule, step, get_cold_start(state.epoch, state.model)))
@@ -56,7 +43,6 @@ class Announcements:
         self._early: dict[int, list[bytes]] = {}  # by member: messages of a round not seen yet
         self._failed: dict[tuple[int, int, bytes], KnownResult] = {}  # height, member, commitment
         self.refused = 0
-        self._expected: tuple[tuple[Coordinator, RunFacts, int, bytes | None], Expected] | None = None  # cache
 
     def clear(self) -> None:
         self._failed.clear()
@@ -141,16 +127,13 @@ class Announcements:
         self.note_signed(message, record)
         if len(known) >= MAX_COMMITMENTS:
             return
-        expected = self._expect(record, self._weights.get_trusted_digest(record.height))
-        verdict, header, reason = judge_result(message, record, self._x.get_key(message.member), expected)
-        if verdict is Verdict.REFUSE or header is None:
-            self._refuse(Refusable.RESULT, reason, member=message.member, height=record.height)
+        verdict, header = self._judge(message, record, self._weights.get_trusted_digest(record.height))
+        if header is not None and verdict is Verdict.ACCEPT:
+            self.add(message, header, record, now=now)
         elif verdict is Verdict.DEFER:
             others = sum(g.member == message.member for g in record.deferred.values())
             if others < MAX_COMMITMENTS:
                 record.deferred[commitment] = message
-        else:
-            self.add(message, header, record, now=now)
 
     def note_signed(self, message: Gossip, record: RoundRecord) -> None:
         """Note a signed commitment. Two from one member are evidence of equivocation, whatever the headers say (R7)."""
@@ -167,27 +150,49 @@ class Announcements:
             report = ReportEquivocation(message.epoch, message.height, message.member)
             self._x.do(Submit(report, evidence=Evidence(first, second)))
 
-    def _expect(self, record: RoundRecord, base: bytes | None) -> Expected:
-        x = self._x
-        round_ = get_round(x.state, record.height)
+    def _judge(self, message: Gossip, record: RoundRecord, base: bytes | None) -> tuple[Verdict, ResultHeader | None]:
+        """Judge a signed result (R3), of weights with digest `base`, or the agreed one; say why one is refused."""
+        assert isinstance(message.body, Result), "only results have headers"
+        round_ = get_round(self._x.state, record.height)
         if base is None and round_ is not None and round_.flags & RoundFlag.DIGEST:
             base = round_.agreed_digest  # a client that is behind or diverged still fetches what others agree on (S4)
-        key = (x.state, x.facts, record.height, base)
-        known = self._expected
-        if known is None or known[0][0] is not key[0] or known[0][1] is not key[1] or known[0][2:] != key[2:]:
-            known = self._expected = (key, self._make_expected(record, base))
-        return known[1]
+        try:
+            header = decode_header(message.body.header)
+        except WireError as error:
+            self._refuse(Refusable.RESULT, str(error), member=message.member, height=record.height)
+            return Verdict.REFUSE, None
+        if not self._x.facts.is_known:
+            return Verdict.DEFER, header
+        problem = self._find_problem(header, message, record)
+        if problem:
+            self._refuse(Refusable.RESULT, problem, member=message.member, height=record.height)
+            return Verdict.REFUSE, header
+        # deferred ones are kept but not fetched: the agreed D(h) may still turn out to be this one
+        return (Verdict.ACCEPT if header.base_digest == base else Verdict.DEFER), header
 
-    def _make_expected(self, record: RoundRecord, base: bytes | None) -> Expected:
-        x = self._x
-        return Expected(
-            run_uid=x.state.run_uid,
-            plan_hash=x.facts.plan_hash,
-            config_hash=x.facts.config_hash,
-            lr_bits=get_lr_bits(compute_step_lr(x.state, record.step)),
-            max_body_bytes=x.facts.max_body_bytes,
-            base_digest=base,
+    def _find_problem(self, header: ResultHeader, message: Gossip, record: RoundRecord) -> str:
+        state, facts = self._x.state, self._x.facts
+        batch = record.assignments.get(message.member)
+        if batch is None:
+            return f"member {message.member} owes no batch in round {record.height}"
+        wanted = (
+            ("run_uid", header.run_uid, state.run_uid),
+            ("epoch", header.epoch, record.epoch),
+            ("height", header.height, record.height),
+            ("member", header.member, message.member),
+            ("step", header.step, record.step),
+            ("lr", header.lr_bits, get_lr_bits(compute_step_lr(state, record.step))),
+            ("batch", (header.batch_start, header.batch_end), batch),
+            ("plan_hash", header.plan_hash, facts.plan_hash),
+            ("config_hash", header.config_hash, facts.config_hash),
+            ("trainer_key", header.trainer_key, self._x.get_key(message.member)),
         )
+        for name, is_value, should in wanted:
+            if is_value != should:
+                return f"header field {name} is not what this round asks for"
+        if not 0 < header.body_len <= facts.max_body_bytes:
+            return f"header field body_len {header.body_len} is not in 1..{facts.max_body_bytes}"
+        return ""
 
     def review_deferred(self, now: float) -> None:
         """Judge deferred results again: new own or agreed digests are known."""
@@ -203,39 +208,39 @@ class Announcements:
         self.note_signed(message, record)
         if commitment in record.results.get(message.member, {}):
             return
-        expected = self._expect(record, None)
-        verdict, header, reason = judge_result(message, record, self._x.get_key(message.member), expected)
-        if verdict is Verdict.REFUSE or header is None:
-            self._refuse(Refusable.RESULT, reason, member=message.member, height=record.height)
-        elif not self._x.facts.is_known:
+        verdict, header = self._judge(message, record, None)
+        if header is None or verdict is Verdict.REFUSE:
+            return
+        if not self._x.facts.is_known:
             record.deferred[commitment] = message
         else:
+            # whatever its base: the record has decided for it, so it is not for this client to doubt its weights
             record.deferred.pop(commitment, None)
             self.add(message, header, record, now=now)
 
-    def add(self, message: Gossip, header: ResultHeader, record: RoundRecord, *, now: float) -> KnownResult:
+    def add(self, message: Gossip, header: ResultHeader, record: RoundRecord, *, now: float) -> None:
         """Add an accepted result (by R3, or because the record decided it, C1) and fetch its payload."""
         assert isinstance(message.body, Result), "only results are added"
         result = KnownResult(encode_gossip(message), header, message.body.commitment)
-        record.add_result(message.member, result)
-        if not self._x.state.config.overlap:
-            record.finished_at.setdefault(message.member, now)  # A2: without overlap the Result counts as Finished
+        self._note_result(result, record, message.member, now)
         self._fetch(result, record, message.member, now)
-        return result
 
     def add_own(self, message: Gossip, header: ResultHeader, record: RoundRecord, *, now: float) -> None:
         assert isinstance(message.body, Result), "only results are added"
         result = KnownResult(encode_gossip(message), header, message.body.commitment, PayloadStatus.HELD, held_at=now)
-        record.add_result(message.member, result)
+        self._note_result(result, record, message.member, now)
         record.signed.setdefault(message.member, {})[result.commitment] = result.raw
         record.timely.add(result.commitment)
         record.heard |= 1 << message.member
+
+    def _note_result(self, result: KnownResult, record: RoundRecord, member: int, now: float) -> None:
+        record.results.setdefault(member, {})[result.commitment] = result
+        record.trainers[result.commitment] = member
         if not self._x.state.config.overlap:
-            record.finished_at.setdefault(message.member, now)
+            record.finished_at.setdefault(member, now)  # A2: without overlap the Result counts as Finished
 
     def _fetch(self, result: KnownResult, record: RoundRecord, member: int, now: float) -> None:
         x = self._x
-        config = x.state.config
         result.status = PayloadStatus.FETCHING
         result.attempts += 1
         x.do(
@@ -247,7 +252,7 @@ class Announcements:
                 blob_id=result.header.body_hash,
                 size_bytes=result.header.body_len,
                 sources=self._order_sources(record, member, result.attempts - 1),
-                deadline=now + config.max_round_train_time + config.round_witness_time,
+                deadline=now + x.round_limit_s,
             )
         )
 
@@ -306,49 +311,3 @@ class Announcements:
     def _refuse(self, what: Refusable, reason: str, *, member: int | None = None, height: int | None = None) -> None:
         self.refused += 1
         self._x.log(types.Refused(what=what, reason=reason, member=member, height=height))
-
-
-def judge_result(
-    message: Gossip, record: RoundRecord, trainer_key: bytes, expected: Expected
-) -> tuple[Verdict, ResultHeader | None, str]:
-    """Judge a signed result of the record's round; the reason is empty if it is accepted (R3)."""
-    assert isinstance(message.body, Result), "only results have headers"
-    try:
-        header = decode_header(message.body.header)
-    except WireError as error:
-        return Verdict.REFUSE, None, str(error)
-    if expected.plan_hash == ZERO32:
-        return Verdict.DEFER, header, "no model is loaded yet"
-    problem = _find_problem(header, message, record, trainer_key, expected)
-    if problem:
-        return Verdict.REFUSE, header, problem
-    if expected.base_digest is None or header.base_digest != expected.base_digest:
-        # kept but not fetched: the agreed D(h) may still turn out to be this one
-        return Verdict.DEFER, header, "base_digest is not this client's D(h)"
-    return Verdict.ACCEPT, header, ""
-
-
-def _find_problem(
-    header: ResultHeader, message: Gossip, record: RoundRecord, trainer_key: bytes, expected: Expected
-) -> str:
-    batch = record.assignments.get(message.member)
-    if batch is None:
-        return f"member {message.member} owes no batch in round {record.height}"
-    wanted = (
-        ("run_uid", header.run_uid, expected.run_uid),
-        ("epoch", header.epoch, record.epoch),
-        ("height", header.height, record.height),
-        ("member", header.member, message.member),
-        ("step", header.step, record.step),
-        ("lr", header.lr_bits, expected.lr_bits),
-        ("batch", (header.batch_start, header.batch_end), batch),
-        ("plan_hash", header.plan_hash, expected.plan_hash),
-        ("config_hash", header.config_hash, expected.config_hash),
-        ("trainer_key", header.trainer_key, trainer_key),
-    )
-    for name, is_value, should in wanted:
-        if is_value != should:
-            return f"header field {name} is not what this round asks for"
-    if not 0 < header.body_len <= expected.max_body_bytes:
-        return f"header field body_len {header.body_len} is not in 1..{expected.max_body_bytes}"
-    return ""

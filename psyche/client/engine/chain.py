@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from psyche.client.engine.actions import Applied, AppliedSet, Apply, StoreReplay
+from psyche.client.engine.actions import Applied, Apply
 from psyche.client.engine.announcements import Announcements, compute_step_lr
-from psyche.client.engine.context import NAMED_MEMBERS, EngineContext, describe_awaited
+from psyche.client.engine.context import EngineContext, describe_awaited
 from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.client.engine.tables import Tables
 from psyche.client.engine.weights import Weights
@@ -104,7 +104,7 @@ class Chain:
     tables: Tables
     weights: Weights
     own: OwnResults = field(default_factory=OwnResults)
-    applying: AppliedSet | None = None  # the set that the trainer is applying
+    applying: Apply | None = None  # the set that the trainer is applying
     behind_rounds: int = 0
     _decisions: dict[int, dict[int, bytes]] = field(default_factory=dict)  # height -> member -> commitment
     _open: dict[int, OpenDecision] = field(default_factory=dict)  # by height of the results
@@ -242,12 +242,10 @@ class Chain:
 
     def _ask(self, record: RoundRecord, deciding: Round, outcome: Undecided, now: float) -> None:
         x = self.context
-        until = record.started_at + self._round_limit_s() * 2
-        wait = types.WaitStarted(
-            what=f"the witnesses' lists of round {record.height}", until=until, then="fall behind",
-            wait=types.Wait.WITNESS_LISTS, height=record.height,
+        x.wait(
+            f"decide {record.height}", types.Wait.WITNESS_LISTS, f"the witnesses' lists of round {record.height}",
+            until=record.started_at + 2 * x.round_limit_s, then="fall behind", height=record.height,
         )  # fmt: skip
-        x.wait(f"decide {record.height}", wait)
         self.tables.ask(record, deciding, outcome.ask, now, is_one_enough=outcome.is_one_enough)
 
     # --- applying --------------------------------------------------------------------------------
@@ -277,21 +275,15 @@ class Chain:
         # in Cooldown too: whoever was behind still gets to the certified weights without a load
         if x.member is None or x.state.run_state not in APPLY_STATES:
             return False
-        entry = self._prepare(self.weights.next_height, now)
-        if entry is None:
+        action = self._prepare(self.weights.next_height, now)
+        if action is None:
             return False
-        self.applying = entry
+        self.applying = action
         x.end_wait("payloads", types.WaitOutcome.ALL_HELD)
-        # S7: stored first, so that a replay finds also the set whose apply went wrong
-        x.do(StoreReplay(entry))
-        x.do(
-            Apply(
-                entry.epoch, entry.height, entry.lr, entry.blobs, entry.run_update, entry.full_digest, entry.random_seed
-            )
-        )
-        return entry.run_update
+        x.do(action)
+        return action.run_update
 
-    def _prepare(self, height: int, now: float) -> AppliedSet | None:
+    def _prepare(self, height: int, now: float) -> Apply | None:
         x = self.context
         inputs = self._inputs.get(height)
         if inputs is None:
@@ -302,7 +294,7 @@ class Chain:
         if applied is None:
             return None
         lr = compute_step_lr(x.state, inputs.step)
-        return AppliedSet(
+        return Apply(
             epoch=x.epoch,
             height=height,
             step=inputs.step,
@@ -327,8 +319,11 @@ class Chain:
         missing = [m for m, r in found if r is None or r.status is not PayloadStatus.HELD]
         # C6: waited for, never skipped or replaced, because others apply it
         if missing:
-            until = now + self._round_limit_s()
-            self.context.wait("payloads", _name_payloads_wait(missing, decided, height, until))
+            self.context.wait(
+                "payloads", types.Wait.PAYLOADS, types.describe_payloads(describe_awaited(missing), decided, height),
+                until=now + self.context.round_limit_s, then="fall behind: keep fetching, stop training",
+                height=decided, apply_height=height, members=missing,
+            )  # fmt: skip
             return None
         results = {m: r for m, r in found if r is not None}
         order = compute_apply_order({m: r.header.batch_start for m, r in results.items()})
@@ -340,16 +335,16 @@ class Chain:
         young = height - client.joined_height < self.context.state.model.cold_start_warmup_steps
         return young and bool(client.flags & ClientFlag.NEWCOMER)
 
-    def on_applied(self, event: Applied) -> AppliedSet | None:
-        entry = self.applying
+    def on_applied(self, event: Applied) -> Apply | None:
+        action = self.applying
         # otherwise an answer from before the weights were lost, or of another epoch
-        if entry is None or (event.epoch, event.height) != (self.context.epoch, entry.height):
+        if action is None or (event.epoch, event.height) != (self.context.epoch, action.height):
             return None
         self.applying = None
-        self.weights.note_applied(entry, event.reply)
+        self.weights.note_applied(action, event.reply)
         self._prune()
         self.weights.follow(self.context.state.rounds, self.context.height)
-        return entry
+        return action
 
     def _prune(self) -> None:
         """Forget what only past applies needed."""
@@ -368,15 +363,3 @@ class Chain:
         behind = x.member is not None and not weights.is_healing and weights.next_height < x.height
         self.behind_rounds = self.behind_rounds + 1 if behind else 0
         return self.behind_rounds > BEHIND_LIMIT_ROUNDS
-
-    def _round_limit_s(self) -> int:
-        config = self.context.state.config
-        return config.max_round_train_time + config.round_witness_time
-
-
-def _name_payloads_wait(missing: list[int], decided: int, height: int, until: float) -> types.WaitStarted:
-    return types.WaitStarted(
-        what=types.describe_payloads(describe_awaited(missing), decided, height), until=until,
-        then="fall behind: keep fetching, stop training", wait=types.Wait.PAYLOADS,
-        members=tuple(missing) if len(missing) <= NAMED_MEMBERS else (), height=decided, apply_height=height,
-    )  # fmt: skip

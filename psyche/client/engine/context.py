@@ -8,8 +8,9 @@ from psyche.client.engine.actions import Action, Log
 from psyche.client.engine.records import RoundBook, RoundRecord
 from psyche.core.state.bits import get_members
 from psyche.core.state.state import ZERO32, ClientState, Coordinator, RunState
+from psyche.core.state.timeline import get_attested_height, is_last_drain
 from psyche.telemetry import types
-from psyche.telemetry.types import WaitOutcome, WaitStarted
+from psyche.telemetry.types import Wait, WaitOutcome, WaitStarted
 from psyche.wire.crypto import Identity
 
 NAMED_MEMBERS: Final = 8
@@ -60,8 +61,20 @@ class EngineContext:
         return self.state.current.height
 
     @property
+    def round_limit_s(self) -> int:
+        """How long a round may take, both of its phases together."""
+        return self.state.config.max_round_train_time + self.state.config.round_witness_time
+
+    @property
     def current(self) -> RoundRecord | None:
         return self.book.get(self.height) if self.state.in_round else None
+
+    def get_attested(self, height: int) -> RoundRecord | None:
+        """What is known of the round whose payloads the witnesses of this one report."""
+        return self.book.get(get_attested_height(self.state.config, self.state.epoch, height))
+
+    def is_last_drain(self, height: int) -> bool:
+        return is_last_drain(self.state.config, self.state.epoch, height)
 
     def do(self, action: Action) -> None:
         self.actions.append(action)
@@ -73,14 +86,20 @@ class EngineContext:
         actions, self.actions = self.actions, []
         return actions
 
-    def wait(self, key: str, wait: WaitStarted) -> None:
+    def wait(
+        self, key: str, wait: Wait, what: str, *, until: float | None = None, then: str, height: int | None = None,
+        apply_height: int | None = None, members: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         """Log that a wait has started, once while it stays the same; its deadline is on this client's clock."""
         known = self.waits.get(key)
-        if known is not None and known.what == wait.what:
+        if known is not None and known.what == what:
             return
         self.end_wait(key, WaitOutcome.REPLACED)  # every logged wait must be logged as ended
-        self.waits[key] = wait
-        self.log(wait)
+        named = tuple(members) if len(members) <= NAMED_MEMBERS else ()
+        self.waits[key] = started = WaitStarted(
+            what=what, until=until, then=then, wait=wait, members=named, height=height, apply_height=apply_height
+        )
+        self.log(started)
 
     def end_wait(self, key: str, outcome: WaitOutcome) -> None:
         wait = self.waits.pop(key, None)

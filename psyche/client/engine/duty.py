@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from psyche.client.engine.actions import Log, Publish, SnapshotWritten, Submit
 from psyche.client.engine.chain import Chain
-from psyche.client.engine.context import NAMED_MEMBERS, EngineContext, describe_awaited
+from psyche.client.engine.context import EngineContext, describe_awaited
 from psyche.client.engine.records import RoundRecord, compute_pace
 from psyche.client.engine.training import Training
 from psyche.client.engine.weights import Weights
@@ -25,9 +25,9 @@ from psyche.core.state.bits import get_members
 from psyche.core.state.gossip import Finished, GossipBody, Ready, ReadyFlag
 from psyche.core.state.messages import HealthCheck
 from psyche.core.state.state import ZERO32, Coordinator, RoundFlag, RunState
-from psyche.core.state.timeline import get_attested_height, get_round, is_last_drain
+from psyche.core.state.timeline import get_round
 from psyche.telemetry import types
-from psyche.telemetry.types import Wait, WaitOutcome, WaitStarted, describe_finish
+from psyche.telemetry.types import Wait, WaitOutcome, describe_finish
 from psyche.wire.gossip import encode_gossip, sign_gossip
 
 PRESENCE_S = 1.0  # less than the slack that every member is granted (A3)
@@ -81,7 +81,7 @@ class Duty:
             return
         # A2: without overlap its Result has said it already
         if x.state.config.overlap or x.member not in record.results:
-            attested = x.book.get(get_attested_height(x.state.config, x.state.epoch, record.height))
+            attested = x.get_attested(record.height)
             self._publish_finished(record, attested)
 
     def finish_epoch(self) -> None:
@@ -97,7 +97,7 @@ class Duty:
         record = x.current
         if record is None or x.member is None or not self._is_in(record) or not x.is_healthy(x.member):
             return
-        attested = x.book.get(get_attested_height(x.state.config, x.state.epoch, record.height))
+        attested = x.get_attested(record.height)
         self._send_ready(record, now)
         self.training.act(record)
         self._take_snapshot(record)
@@ -120,7 +120,7 @@ class Duty:
             x.end_wait("work", WaitOutcome.DONE if self.training.work.is_done else WaitOutcome.TIME_IS_UP)
             return True
         what = f"this client to train its part of round {record.height}"
-        x.wait("work", self._name_wait(Wait.OWN_WORK, what, record, "report without it"))
+        self._wait("work", Wait.OWN_WORK, what, record, "report without it")
         return False
 
     def _is_in(self, record: RoundRecord) -> bool:
@@ -183,7 +183,7 @@ class Duty:
         # weights that the record contradicts must not be on the disks that a quorum relies on (P6)
         if self.own.snapshot_asked or self.weights.is_diverged or record.height not in self.weights.digests:
             return
-        if not is_last_drain(x.state.config, x.state.epoch, record.height):
+        if not x.is_last_drain(record.height):
             return
         # asked for again in each repetition of the last drain round (P2), which is another round with its own digest
         self.own.snapshot_asked = True  # P6
@@ -210,7 +210,7 @@ class Duty:
         leaving = x.state.run_state is RunState.ROUND_WITNESS
         if not leaving and not (self.training.work.is_done and due_in):
             what = f"this client's work and payloads in round {record.height}"
-            x.wait("finished", self._name_wait(Wait.OWN_WORK_AND_PAYLOADS, what, record, "finish anyway"))
+            self._wait("finished", Wait.OWN_WORK_AND_PAYLOADS, what, record, "finish anyway")
             return False
         x.end_wait("finished", WaitOutcome.SENT)
         record.finished_at.setdefault(x.member, now)
@@ -244,10 +244,11 @@ class Duty:
         elapsed = now - record.started_at
         patience_over = standing.patience_s is not None and elapsed >= standing.patience_s
         # own work is needed in both cases: patience ends the wait for others, never for oneself
-        complete = self._is_complete(record) and (standing.all_in or patience_over)  # A3
-        report, reason = self._choose_report(attested, standing, complete=complete, now=now)
+        ready = record.height in self.weights.digests and self._has_kept(record)
+        complete = ready and self.training.work.is_done and (standing.all_in or patience_over)  # A3
+        report, reason = self._choose_report(attested, standing, complete=complete, ready=ready, now=now)
         if report is None or reason is None:
-            self._name_witness_wait(record, standing)
+            self._wait_for_others(record, standing)
             return
         self.own.witness_sent = True
         if attested is not None and report.held:
@@ -262,13 +263,12 @@ class Duty:
         sent = types.WitnessSent(epoch=message.epoch, height=message.height, reason=reason)
         x.do(Submit(message, before=Log(sent)))
 
-    def _is_complete(self, record: RoundRecord) -> bool:
-        known = record.height in self.weights.digests
-        kept = not is_last_drain(self.context.state.config, self.context.state.epoch, record.height)
-        return self.training.work.is_done and known and (kept or self.own.snapshot_done)  # A3, P6
+    def _has_kept(self, record: RoundRecord) -> bool:
+        """P6: the last drain round is only done once its weights are on disk."""
+        return self.own.snapshot_done or not self.context.is_last_drain(record.height)
 
     def _choose_report(
-        self, attested: RoundRecord | None, standing: RoundStanding, *, complete: bool, now: float
+        self, attested: RoundRecord | None, standing: RoundStanding, *, complete: bool, ready: bool, now: float
     ) -> tuple[Report | None, WaitOutcome | None]:
         """W6: report when (a) complete; in RoundWitness, (b) by following or once all is fetched, (c) at half time."""
         x = self.context
@@ -279,7 +279,7 @@ class Duty:
             return None, None
         if now - since >= x.state.config.round_witness_time / 2:
             return compute_report(attested), WaitOutcome.HALF_TIME
-        if self.context.height not in self.weights.digests or not self._has_kept():
+        if not ready:
             return None, None  # before half time, a report without its digest would be wasted
         # W6 b: it takes f + 1 reports of a list, so liars that report first cannot make others leave somebody out
         followed = find_followed(x.state.current, attested, now)
@@ -287,27 +287,17 @@ class Duty:
             return followed, WaitOutcome.FOLLOW
         return (compute_report(attested), WaitOutcome.FETCHED) if standing.fetched_all else (None, None)
 
-    def _has_kept(self) -> bool:
-        x = self.context
-        return not is_last_drain(x.state.config, x.state.epoch, x.height) or self.own.snapshot_done
-
-    def _name_witness_wait(self, record: RoundRecord, standing: RoundStanding) -> None:
+    def _wait_for_others(self, record: RoundRecord, standing: RoundStanding) -> None:
         missing = get_members(standing.missing)
         who = describe_awaited(missing) if missing else "this client"
         wait = Wait.OTHERS_FINISHED if missing else Wait.OWN_FINISHED
-        what = describe_finish(who, record.height)
-        self.context.wait("witness", self._name_wait(wait, what, record, "report anyway", missing))
+        self._wait("witness", wait, describe_finish(who, record.height), record, "report anyway", missing)
 
-    def _name_wait(
-        self, wait: Wait, what: str, record: RoundRecord, then: str, members: Sequence[int] = ()
-    ) -> WaitStarted:
-        named = tuple(members) if len(members) <= NAMED_MEMBERS else ()
-        until = self._round_end(record)
-        return WaitStarted(what=what, until=until, then=then, wait=wait, members=named, height=record.height)
-
-    def _round_end(self, record: RoundRecord) -> float:
-        config = self.context.state.config
-        return record.started_at + config.max_round_train_time + config.round_witness_time
+    def _wait(
+        self, key: str, wait: Wait, what: str, record: RoundRecord, then: str, members: Sequence[int] = ()
+    ) -> None:
+        until = record.started_at + self.context.round_limit_s
+        self.context.wait(key, wait, what, until=until, then=then, height=record.height, members=members)
 
     def _make_metadata(self, record: RoundRecord) -> bytes:
         """step u32, loss f32, tokens per second f32: for people, never stored on record."""

@@ -3,7 +3,6 @@
 from psyche.client.engine.actions import AskAnnouncements
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import RoundRecord
-from psyche.core.state.timeline import get_attested_height
 
 ASK_FIRST_S = 2.0
 ASK_LONGEST_S = 8.0  # during most of a long round there is nothing new to learn
@@ -23,9 +22,9 @@ class GossipRepair:
 
     def begin_round(self, now: float) -> None:
         self._asked_at, self._every_s, self._is_waiting = now, ASK_FIRST_S, False
-        self._ask_for(
-            {get_attested_height(self._x.state.config, self._x.state.epoch, self._x.height)} - {self._x.height}
-        )
+        attested = self._x.get_attested(self._x.height)
+        if attested is not self._x.current:  # without overlap a round's own results are attested: nothing is out yet
+            self._ask_for(attested)
 
     def get_deadline(self) -> float | None:
         return self._asked_at + self._every_s if self._x.state.in_round else None
@@ -36,9 +35,10 @@ class GossipRepair:
             self._is_waiting, self._every_s = True, ASK_FIRST_S
         if now - self._asked_at >= self._every_s:
             self._asked_at, self._every_s = now, min(2 * self._every_s, ASK_LONGEST_S)
-            self._ask_for(
-                {self._x.height, get_attested_height(self._x.state.config, self._x.state.epoch, self._x.height)}
-            )
+            current, attested = self._x.current, self._x.get_attested(self._x.height)
+            if attested is not current:
+                self._ask_for(attested)
+            self._ask_for(current)
 
     def count_known(self) -> int:
         return sum(len(r.finished) + sum(map(len, r.results.values())) for r in self._x.book.all())
@@ -47,17 +47,12 @@ class GossipRepair:
         """A peer knew more, so gossip is losing messages: ask again soon."""
         self._every_s = ASK_FIRST_S
 
-    def _ask_for(self, heights: set[int | None]) -> None:
-        x = self._x
-        if x.member is None:
+    def _ask_for(self, record: RoundRecord | None) -> None:
+        if record is None or self._x.member is None:
             return
-        for height in sorted(h for h in heights if h is not None):
-            asked = x.book.get(height)
-            if asked is None:
-                continue
-            have = self._get_known(asked)
-            if asked.members & ~have:
-                x.do(AskAnnouncements(x.epoch, height, have))
+        have = self._get_known(record)
+        if record.members & ~have:
+            self._x.do(AskAnnouncements(record.epoch, record.height, have))
 
     def _get_known(self, record: RoundRecord) -> int:
         """Bitmap of the members whose announcements of that round are all known."""

@@ -13,9 +13,9 @@ from psyche.client.engine.weights import Comparing, Diverged, Following, Held, R
 from psyche.core.state.bits import get_members
 from psyche.core.state.limits import FULL_DIGEST_MAX_PARAMETERS
 from psyche.core.state.state import ZERO32, Round, RoundFlag, RunState
-from psyche.core.state.timeline import get_round, is_full_digest_height, is_last_drain
+from psyche.core.state.timeline import get_round, is_full_digest_height
 from psyche.telemetry import types
-from psyche.telemetry.types import LeaveCause, Wait, WaitOutcome, WaitStarted
+from psyche.telemetry.types import LeaveCause, Wait, WaitOutcome
 
 # S7: of digests after a replay. Arithmetic is exact, so a third replay would give the same bits again
 MAX_REPLAY_CONTRADICTIONS: Final = 2
@@ -166,7 +166,7 @@ class Healing:
         """Hold the weights of the running round for the comparison, if its digest covers all of them."""
         x, weights = self._x, self._weights
         # with the last drain round the epoch is over, and Warmup loads the certified weights anyway
-        if not self._is_full(x.height) or is_last_drain(x.state.config, x.state.epoch, x.height):
+        if not self._is_full(x.height) or x.is_last_drain(x.height):
             return
         there = self._chain.applying is None and weights.next_height == x.height + 1
         # own weights are of use only at the height that is compared; once they are lost, every tensor is fetched
@@ -214,8 +214,7 @@ class Healing:
 
     def _run(self, round_: Round, *, weights_kept: bool, now: float) -> None:
         x, weights = self._x, self._weights
-        config = x.state.config
-        until = now + config.max_round_train_time + config.round_witness_time
+        until = now + x.round_limit_s
         weights.fetch(until)
         own = weights.digests.get(round_.height, ZERO32) if weights_kept else ZERO32
         self._name_wait(round_.height, until)
@@ -225,9 +224,7 @@ class Healing:
 
     def _name_wait(self, height: int, until: float) -> None:
         what = f"tensors of the agreed weights of round {height} that differ from this client's"
-        wait = Wait.AGREED_TENSORS
-        started = WaitStarted(what=what, until=until, then="leave the epoch", wait=wait, height=height)
-        self._x.wait("compare", started)
+        self._x.wait("compare", Wait.AGREED_TENSORS, what, until=until, then="leave the epoch", height=height)
 
     # --- helping others ---------------------------------------------------------------------------
 
@@ -238,7 +235,7 @@ class Healing:
         if record is None or x.member is None or (epoch, height) != (record.epoch, record.height):
             return False
         asking = any(x.get_key(m) == key and x.is_healthy(m) for m in get_members(record.members))
-        if not asking or is_last_drain(x.state.config, x.state.epoch, height):
+        if not asking or x.is_last_drain(height):
             return False
         if self._helped == (epoch, height):
             return True

@@ -2,25 +2,7 @@
 
 from dataclasses import dataclass
 
-from psyche.client.engine.actions import (
-    Exit,
-    Export,
-    ExportTime,
-    FetchAhead,
-    FetchedAhead,
-    FetchSnapshot,
-    Load,
-    Loaded,
-    LoadFailed,
-    Log,
-    SetPeers,
-    SetPlan,
-    ShareCheckpoint,
-    SnapshotFetched,
-    SnapshotWritten,
-    Submit,
-    WriteSnapshot,
-)
+from psyche.client.engine import actions
 from psyche.client.engine.chain import Chain
 from psyche.client.engine.context import EngineContext, RunFacts
 from psyche.client.engine.training import Training
@@ -35,15 +17,11 @@ from psyche.core.state.roster import get_healthy
 from psyche.core.state.state import ZERO32, Client, ClientState, Config, RunState, Slot, SlotState
 from psyche.errors import WireError
 from psyche.telemetry import types
-from psyche.telemetry.types import LeaveCause, Wait, WaitOutcome, WaitStarted
+from psyche.telemetry.types import LeaveCause, Wait, WaitOutcome
 from psyche.wire.crypto import blake3_hash
 
 LOAD_AGAIN_S = 1.0
 JOIN_AGAIN_S = 5.0
-
-
-def _wait_for(wait: Wait, what: str, until: float | None, then: str) -> WaitStarted:
-    return WaitStarted(what=what, until=until, then=then, wait=wait)
 
 
 def explain_drop(client: Client, config: Config) -> str:
@@ -66,16 +44,13 @@ def explain_drop(client: Client, config: Config) -> str:
     return "the epoch began without it: its weights were not ready in time, or not those of the others"
 
 
-NEXT_EPOCH = _wait_for(Wait.NEXT_EPOCH, "the next epoch: this client is not a member of the running one", None, "join")
-
-
 @dataclass(slots=True)
 class Membership:
     context: EngineContext
     chain: Chain
     training: Training
     weights: Weights
-    export: ExportTime = ExportTime.NEVER
+    export: actions.ExportTime = actions.ExportTime.NEVER
     share: bool = False
     weights_digest: bytes | None = None  # full digest of the trainer's weights between epochs
     passed_warmup: int | None = None  # the epoch whose Warmup this process saw as a member (M9)
@@ -90,7 +65,7 @@ class Membership:
     withdrawn_epoch: int | None = None
     exported: bytes = ZERO32
     kept: bytes = ZERO32  # digest of the newest own snapshot
-    unwritten: WriteSnapshot | None = None  # the last request, if writing it failed
+    unwritten: actions.WriteSnapshot | None = None  # the last request, if writing it failed
     write_at: float = 0.0
     shared: bytes = ZERO32
     ahead: bytes = ZERO32  # digest of the weights that are fetched, or being fetched, before their Warmup
@@ -106,7 +81,7 @@ class Membership:
         peers = keys, keys & {c.p2p for c in self.context.state.clients}
         if peers != self._peers:
             self._peers = peers
-            self.context.do(SetPeers(*peers))
+            self.context.do(actions.SetPeers(*peers))
 
     def get_slot(self) -> Slot | None:
         own = self.context.identity.public
@@ -135,7 +110,7 @@ class Membership:
                 self._finish(now)
             case RunState.PAUSED | RunState.UNINITIALIZED:
                 self.synchronised = None  # P4: load everything anew, since the owner may change the settings
-                self.context.wait("paused", _wait_for(Wait.OWNER, "the owner to resume the run", None, "join again"))
+                self.context.wait("paused", Wait.OWNER, "the owner to resume the run", then="join again")
 
     # --- WaitingForMembers -----------------------------------------------------------------------
 
@@ -147,7 +122,7 @@ class Membership:
         if slot is not None and slot.state is SlotState.BANNED:
             if not self.done:
                 self.done = True
-                x.do(Exit(1, "this key is banned from the run", LeaveCause.BANNED))
+                x.do(actions.Exit(1, "this key is banned from the run", LeaveCause.BANNED))
             return
         if slot is not None and self._has_joined(slot):
             if slot.active == registry.next_active:
@@ -156,13 +131,13 @@ class Membership:
             missing = max(0, x.state.config.init_min_clients - joined)
             who = f"{missing} more member{'s' if missing > 1 else ''}" if missing else "the epoch to form"
             wait = Wait.MORE_MEMBERS if missing else Wait.FORMATION
-            x.wait("members", _wait_for(wait, who, None, "warm up"))
+            x.wait("members", wait, who, then="warm up")
             return
         # M2: a join counts for one formation, so each is joined anew; repeated, because an answer may be lost
         key = (x.epoch, registry.next_active)
         if self.joined != key or now >= self.join_at:
             self.joined, self.join_at = key, now + JOIN_AGAIN_S
-            x.do(Submit(Join(x.identity.public), after=Log(types.Joined(epoch=x.epoch))))  # M2
+            x.do(actions.Submit(Join(x.identity.public), after=actions.Log(types.Joined(epoch=x.epoch))))  # M2
 
     def _fetch_ahead(self, now: float) -> None:
         """Begin to fetch the weights of the next epoch before its Warmup, half of which a slow line may outlast (T8).
@@ -175,9 +150,9 @@ class Membership:
             return
         if x.state.model.optimizer.quantize_1bit:
             self.ahead = certified
-            x.do(FetchAhead(certified))
+            x.do(actions.FetchAhead(certified))
 
-    def on_fetched_ahead(self, event: FetchedAhead, now: float) -> None:
+    def on_fetched_ahead(self, event: actions.FetchedAhead, now: float) -> None:
         if not event.ok and self.ahead == event.digest:
             self.ahead, self.ahead_at = ZERO32, now + LOAD_AGAIN_S
 
@@ -188,7 +163,7 @@ class Membership:
         x.end_wait("members", WaitOutcome.EPOCH_FORMED)
         index = x.find_self()
         if index is None or not x.is_healthy(index):
-            x.wait("next epoch", NEXT_EPOCH)
+            self._wait_for_next_epoch()
             x.member = None
             return
         if self.passed_warmup != x.epoch or x.member != index:
@@ -198,8 +173,8 @@ class Membership:
         self._ensure_weights(now)
         if self.weights.is_loaded and self.weights_digest is not None and self.warm_digest != self.weights_digest:
             self.warm_digest = self.weights_digest
-            ready = Log(types.WarmupReady(epoch=x.epoch, digest=self.weights_digest))
-            x.do(Submit(WarmupWitness(x.epoch, index, self.weights_digest), after=ready))
+            ready = actions.Log(types.WarmupReady(epoch=x.epoch, digest=self.weights_digest))
+            x.do(actions.Submit(WarmupWitness(x.epoch, index, self.weights_digest), after=ready))
 
     def _ensure_weights(self, now: float) -> None:
         """Make sure that the trainer has exactly the certified weights (S8); load them if not."""
@@ -221,9 +196,8 @@ class Membership:
         self.loading, self.loading_for = True, (cold, get_config_preimage(x.state))
         self.weights_digest = None  # even if they are the right ones: a failed load loses them
         until = x.state_since + x.state.config.warmup_time
-        wait = _wait_for(Wait.WEIGHTS, "the weights of this epoch", until, "be dropped from the epoch")
-        x.wait("weights", wait)
-        x.do(Load(x.epoch, wanted, x.state.checkpoint.digest, keep_momentum=not cold))
+        x.wait("weights", Wait.WEIGHTS, "the weights of this epoch", until=until, then="be dropped from the epoch")
+        x.do(actions.Load(x.epoch, wanted, x.state.checkpoint.digest, keep_momentum=not cold))
 
     def _find_wanted(self) -> bytes | None:
         """The digest to load: what is certified; None before that, for the configured source, whatever it gives.
@@ -244,34 +218,34 @@ class Membership:
         if not self.weights.is_loaded:
             self.chain.begin(self.weights_digest)  # S1: c(-1) is the certified digest
 
-    def on_loaded(self, event: Loaded) -> None:
+    def on_loaded(self, event: actions.Loaded) -> None:
         x = self.context
         self.loading = self.lacks_source = False
         try:
-            plan = decode_plan(event.plan)
+            plan = decode_plan(event.reply.plan)
         except (WireError, CoordinatorError) as error:
             self.end(LeaveCause.UNUSABLE_MODEL, f"the model's transform plan cannot be used: {error}")
             return
         settings = get_config_preimage(x.state)
         x.facts = RunFacts(
-            plan_hash=blake3_hash(event.plan),
+            plan_hash=blake3_hash(event.reply.plan),
             config_hash=blake3_hash(settings),
             max_body_bytes=get_payload_bytes(plan),
-            numeric_class=event.numeric_class,
-            parameters=event.parameters,
+            numeric_class=event.reply.numeric_class,
+            parameters=event.reply.parameters,
         )
         self.weights_digest = event.digest
         # P4, P9: the owner may have changed the settings while it loaded; then Warmup loads once more
         fitting = self.loading_for == (x.state.epoch.cold_start, settings)
         self.synchronised = (event.epoch, event.digest) if fitting else None
-        self.training.prev_commitment = event.prev_commitment
+        self.training.prev_commitment = event.reply.prev_commitment
         # R8: the momentum is the snapshot's, which includes nothing that this process has sent since
         self.chain.own.clear()
-        x.do(SetPlan(x.state.run_uid, x.facts.plan_hash))
+        x.do(actions.SetPlan(x.state.run_uid, x.facts.plan_hash))
         x.end_wait("weights", WaitOutcome.LOADED)
-        x.log(types.ModelLoaded(source=event.source, digest=event.digest, parameters=event.parameters))
+        x.log(types.ModelLoaded(source=event.source, digest=event.digest, parameters=x.facts.parameters))
 
-    def on_load_failed(self, event: LoadFailed, now: float) -> None:
+    def on_load_failed(self, event: actions.LoadFailed, now: float) -> None:
         self.loading = False
         self.load_at = now + LOAD_AGAIN_S
         # S11: from now on the digest that a quorum shows is wanted, as soon as there is one
@@ -313,7 +287,7 @@ class Membership:
         self.find_member()
         index = x.find_self()
         if index is None or not x.is_healthy(index):
-            x.wait("next epoch", NEXT_EPOCH)
+            self._wait_for_next_epoch()
         elif x.epoch not in (self.passed_warmup, self.withdrawn_epoch):
             # M9: an earlier process may have signed a result of this epoch; a second one would be equivocation
             self.withdrawn_epoch = x.epoch
@@ -321,6 +295,10 @@ class Membership:
         # its load outlasted Warmup, or a former process was the one that was ready: it may still catch up (C6)
         elif x.member is not None and not self.weights.is_loaded:
             self._ensure_weights(now)
+
+    def _wait_for_next_epoch(self) -> None:
+        what = "the next epoch: this client is not a member of the running one"
+        self.context.wait("next epoch", Wait.NEXT_EPOCH, what, then="join")
 
     def withdraw(self, cause: LeaveCause, reason: str) -> None:
         """Leave the running epoch, once (M4)."""
@@ -341,7 +319,7 @@ class Membership:
             return
         self.withdraw(cause, reason)
         self.take_join_back(cause, reason)
-        x.do(Exit(1, reason, cause))
+        x.do(actions.Exit(1, reason, cause))
         x.has_exited = True
 
     def take_join_back(self, cause: LeaveCause, reason: str) -> None:
@@ -353,7 +331,7 @@ class Membership:
     def _send_withdrawal(self, member: int, cause: LeaveCause, reason: str) -> None:
         x = self.context
         withdrew = types.Withdrew(epoch=x.epoch, reason=reason, cause=cause)
-        x.do(Submit(Withdraw(x.epoch, member), after=Log(withdrew)))
+        x.do(actions.Submit(Withdraw(x.epoch, member), after=actions.Log(withdrew)))
 
     def _has_joined(self, slot: Slot) -> bool:
         return slot.state is SlotState.JOINED and slot.active >= self.context.state.registry.next_active
@@ -369,7 +347,7 @@ class Membership:
             return
         self._share_checkpoint()
         self._settle_weights()
-        if self.export is ExportTime.EVERY_EPOCH:
+        if self.export is actions.ExportTime.EVERY_EPOCH:
             self._export()
         slot = self.get_slot()
         # H5: not while it sits out epochs: when its turn comes, later weights are certified
@@ -380,9 +358,9 @@ class Membership:
         x, mark = self.context, self.context.state.certified
         if mark.digest not in (ZERO32, self.exported) and self.weights_digest == mark.digest:
             self.exported = mark.digest
-            x.do(Export(mark.epoch, mark.step, mark.data_index, mark.digest, x.facts.parameters))
+            x.do(actions.Export(mark.epoch, mark.step, mark.data_index, mark.digest, x.facts.parameters))
 
-    def on_snapshot(self, event: SnapshotWritten) -> None:
+    def on_snapshot(self, event: actions.SnapshotWritten) -> None:
         self.unwritten = event.failed
         if event.reply is not None:
             self.kept = event.digest
@@ -406,7 +384,7 @@ class Membership:
         own = x.identity.public
         if any(c.p2p == own and c.state is not ClientState.EJECTED for c in x.state.clients):
             self.shared = certified.digest
-            x.do(ShareCheckpoint(certified.epoch, certified.step, certified.digest))
+            x.do(actions.ShareCheckpoint(certified.epoch, certified.step, certified.digest))
 
     def _settle_weights(self) -> None:
         """At an epoch's end, note the full digest of the trainer's weights, if it is known."""
@@ -428,22 +406,22 @@ class Membership:
             if not self.fetching and now >= self.fetch_at:
                 self.fetching = True
                 until = x.state_since + x.state.config.cooldown_time
-                wait = _wait_for(Wait.FINAL_WEIGHTS, "the final weights, from peers", until, "exit without them")
-                x.wait("certified", wait)
-                x.do(FetchSnapshot(certified))
+                what = "the final weights, from peers"
+                x.wait("certified", Wait.FINAL_WEIGHTS, what, until=until, then="exit without them")
+                x.do(actions.FetchSnapshot(certified))
             # P8: peers serve them for about as long; after that it exits without them
             if now < x.state_since + max(x.state.config.cooldown_time, 2 * JOIN_AGAIN_S):
                 return
-        if self.export is not ExportTime.NEVER:
+        if self.export is not actions.ExportTime.NEVER:
             self._export()
         self._share_checkpoint()
         self.done = True
         is_held = self.weights_digest == certified
         x.log(types.Finished(digest=certified, step=x.state.progress.step, held=is_held))
         serve_s = float(x.state.config.cooldown_time)
-        x.do(Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=serve_s))
+        x.do(actions.Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=serve_s))
 
-    def on_snapshot_fetched(self, event: SnapshotFetched, now: float) -> None:
+    def on_snapshot_fetched(self, event: actions.SnapshotFetched, now: float) -> None:
         self.fetching = False
         if event.ok:
             self.weights_digest = event.digest

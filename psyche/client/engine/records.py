@@ -49,7 +49,6 @@ class RoundRecord:
     height: int
     step: int
     seed: bytes
-    random_seed: int
     data_index: int
     members: int
     electors: int
@@ -72,10 +71,6 @@ class RoundRecord:
     tables: dict[bytes, ShownTable] = field(default_factory=dict)  # by results root, of records and its own (W7)
     _seen: BitCounter = field(default_factory=BitCounter)  # sums `seen` of the first `_counted` in `finished`
     _counted: int = 0
-
-    def add_result(self, member: int, result: KnownResult) -> None:
-        self.results.setdefault(member, {})[result.commitment] = result
-        self.trainers[result.commitment] = member
 
     def get_single(self, member: int) -> KnownResult | None:
         """The member's result if exactly one commitment by it is known, accepted or not (W1)."""
@@ -156,13 +151,12 @@ class RoundRecord:
         return {member: result.held_at for member, result in self.iter_held()}
 
 
-def make_record(state: Coordinator, round_: Round, now: float) -> RoundRecord:
+def _make_record(state: Coordinator, round_: Round, now: float) -> RoundRecord:
     return RoundRecord(
         epoch=state.progress.epoch,
         height=round_.height,
         step=round_.step,
         seed=round_.seed,
-        random_seed=round_.random_seed,
         data_index=round_.data_index,
         members=round_.members,
         electors=round_.electors,
@@ -183,10 +177,10 @@ class RoundBook:
 
         Forget rounds that have left the state, except those from height `needed` on.
         """
-        rounds = sorted((r for r in state.rounds if r.members and r.height <= state.current.height), key=_height)
-        new = [make_record(state, r, now) for r in rounds if r.height not in self._records]
-        for record in new:
-            self._records[record.height] = record
+        rounds = [r for r in state.rounds if r.members and r.height <= state.current.height]
+        unknown = sorted((r for r in rounds if r.height not in self._records), key=lambda r: r.height)
+        new = [_make_record(state, r, now) for r in unknown]
+        self._records.update((record.height, record) for record in new)
         oldest = state.current.height - STORED_ROUNDS + 1
         if needed is not None:
             oldest = min(oldest, needed)
@@ -208,10 +202,6 @@ class RoundBook:
 
     def all(self) -> list[RoundRecord]:
         return [self._records[h] for h in sorted(self._records)]
-
-
-def _height(round_: Round) -> int:
-    return round_.height
 
 
 def compute_pace(members: Collection[int], at: Mapping[int, float], start: float) -> float | None:

@@ -4,33 +4,10 @@
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from psyche.client.engine.actions import (
-    Action,
-    Applied,
-    EngineEvent,
-    Exit,
-    Expire,
-    ExportTime,
-    FetchedAhead,
-    Healed,
-    HealFailed,
-    Loaded,
-    LoadFailed,
-    PayloadArrived,
-    PayloadFailed,
-    Publish,
-    SetPlan,
-    SnapshotFetched,
-    SnapshotWritten,
-    TableArrived,
-    Trained,
-    TrainerLost,
-    TrainFailed,
-    WeightsPromised,
-)
+from psyche.client.engine import actions as act
+from psyche.client.engine.actions import ExportTime
 from psyche.client.engine.announcements import Announcements
 from psyche.client.engine.chain import APPLY_STATES, Chain
 from psyche.client.engine.context import ACTIVE_STATES, EngineContext
@@ -50,11 +27,6 @@ from psyche.wire.crypto import Identity
 from psyche.wire.gossip import encode_gossip, sign_gossip
 
 MANY_MEMBERS: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatistics:
-    rounds: int  # in the book
 
 
 class RoundEngine:
@@ -93,9 +65,6 @@ class RoundEngine:
     def waits(self) -> Sequence[types.WaitStarted]:
         return tuple(self._x.waits.values())
 
-    def statistics(self) -> EngineStatistics:
-        return EngineStatistics(rounds=len(self.chain.context.book.all()))
-
     def get_announcements(self, epoch: int, height: int, have: int) -> tuple[bytes, ...]:
         """Signed messages of a round by members not in `have`, for a peer that lacks them."""
         record = self._x.book.get(height) if epoch == self._x.epoch else None
@@ -109,7 +78,7 @@ class RoundEngine:
         return self.tables.show(root)
 
     def get_deadline(self, now: float) -> float | None:
-        """When to call `on_tick` next, at the latest."""
+        """When to call `on_events` next, at the latest."""
         x = self._x
         times = [self.announcements.get_next_retry(), self.gossip_repair.get_deadline(), self.healing.get_deadline()]
         membership = self.membership
@@ -126,7 +95,7 @@ class RoundEngine:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def on_state(self, state: Coordinator, now: float) -> list[Action]:
+    def on_state(self, state: Coordinator, now: float) -> list[act.Action]:
         x = self._x
         before, x.state = x.state, state
         self._note_state(state, now)
@@ -135,7 +104,7 @@ class RoundEngine:
         else:
             self._note_loss(before, state)
         if before.run_uid != state.run_uid:
-            x.do(SetPlan(state.run_uid, x.facts.plan_hash))  # zero until a model is loaded; peers accept that
+            x.do(act.SetPlan(state.run_uid, x.facts.plan_hash))  # zero until a model is loaded; peers accept that
         self.membership.follow_registry()
         if before.progress.epoch != state.progress.epoch:
             x.book.clear()  # from now on heights count the rounds of the next epoch
@@ -148,12 +117,12 @@ class RoundEngine:
             self._follow_rounds(now)
         return self._go_on(now)
 
-    def on_messages(self, raws: Iterable[bytes], now: float) -> list[Action]:
+    def on_messages(self, raws: Iterable[bytes], now: float) -> list[act.Action]:
         for raw in raws:
             self.announcements.on_gossip(raw, now)
         return self._go_on(now)
 
-    def on_answer(self, items: Sequence[bytes], now: float) -> list[Action]:
+    def on_answer(self, items: Sequence[bytes], now: float) -> list[act.Action]:
         """A peer answered `AskAnnouncements`."""
         known = self.gossip_repair.count_known()
         for raw in items:
@@ -162,66 +131,64 @@ class RoundEngine:
             self.gossip_repair.on_news()
         return self._go_on(now)
 
-    def on_events(self, events: Iterable[EngineEvent], now: float) -> list[Action]:
+    def on_events(self, events: Iterable[act.EngineEvent], now: float) -> list[act.Action]:
+        """Take in what happened, or nothing: time alone may make something due (`get_deadline`)."""
         for event in events:
             self._take(event, now)
         return self._go_on(now)
 
-    def _take(self, event: EngineEvent, now: float) -> None:  # noqa: PLR0912  # one line per event
+    def _take(self, event: act.EngineEvent, now: float) -> None:  # noqa: PLR0912  # one line per event
         match event:
-            case PayloadArrived() | PayloadFailed():
+            case act.PayloadArrived() | act.PayloadFailed():
                 self.announcements.on_payload(event, now)
-            case Trained():
+            case act.Trained():
                 self.training.on_trained(event, now)
-            case TrainFailed():
+            case act.TrainFailed():
                 self.training.on_train_failed(event)
                 if event.trainer_lost:
                     self.membership.on_trainer_lost()
                 if event.for_good:
                     self.membership.end(types.LeaveCause.UNUSABLE_DATA, event.reason)
-            case TrainerLost():
+            case act.TrainerLost():
                 self._x.log(types.TrainerLost(reason=event.reason))
                 self.membership.on_trainer_lost()
-            case Applied():
+            case act.Applied():
                 self._on_applied(event, now)
-            case Loaded():
+            case act.Loaded():
                 self.membership.on_loaded(event)
-            case LoadFailed():
+            case act.LoadFailed():
                 self.membership.on_load_failed(event, now)
-            case Healed():
+            case act.Healed():
                 self.healing.on_healed(event)
-            case HealFailed():
+            case act.HealFailed():
                 self.healing.on_failed(event)
-            case WeightsPromised():
+            case act.WeightsPromised():
                 self.healing.on_promised(event)
-            case SnapshotWritten():
+            case act.SnapshotWritten():
                 self.duty.on_snapshot(event)
                 self.membership.on_snapshot(event)
-            case TableArrived():
+            case act.TableArrived():
                 self.tables.on_table(event)
                 self.chain.follow(now)
-            case SnapshotFetched():
+            case act.SnapshotFetched():
                 self.membership.on_snapshot_fetched(event, now)
-            case FetchedAhead():
+            case act.FetchedAhead():
                 self.membership.on_fetched_ahead(event, now)
 
-    def on_tick(self, now: float) -> list[Action]:
-        return self._go_on(now)
-
-    def on_weights_wanted(self, key: bytes, epoch: int, height: int) -> tuple[bool, list[Action]]:
+    def on_weights_wanted(self, key: bytes, epoch: int, height: int) -> tuple[bool, list[act.Action]]:
         """A peer asks this client to keep a copy of its weights of a round; also return whether it will (S7)."""
         promised = self.healing.help(key, epoch, height)
         return promised, self._x.drain()
 
-    def on_stop(self, reason: str) -> list[Action]:
+    def on_stop(self, reason: str) -> list[act.Action]:
         """The user stops the client: send Leave, withdraw and exit (F26)."""
         x = self._x
         if x.member is not None and x.state.run_state in ACTIVE_STATES:
             message = sign_gossip(x.identity, x.state.run_uid, x.epoch, x.height, x.member, Leave())
-            x.do(Publish(encode_gossip(message)))
+            x.do(act.Publish(encode_gossip(message)))
         self.membership.withdraw(types.LeaveCause.STOPPED, reason)
         self.membership.take_join_back(types.LeaveCause.STOPPED, reason)
-        x.do(Exit(0, reason, types.LeaveCause.STOPPED))
+        x.do(act.Exit(0, reason, types.LeaveCause.STOPPED))
         x.has_exited = True
         return x.drain()
 
@@ -292,7 +259,7 @@ class RoundEngine:
         self.announcements.clear()
         self.chain.clear()
         if x.epoch:
-            x.do(Expire(x.epoch - 1, U32_MAX))
+            x.do(act.Expire(x.epoch - 1, U32_MAX))
         self.duty.begin()
         self.membership.enter_epoch()
 
@@ -329,10 +296,10 @@ class RoundEngine:
         oldest = x.height - STORED_ROUNDS
         oldest = oldest if needed is None else min(oldest, needed)  # C6: keep what is not applied yet
         if oldest >= 0:
-            x.do(Expire(x.epoch, oldest))
+            x.do(act.Expire(x.epoch, oldest))
         self.gossip_repair.begin_round(now)
 
-    def _go_on(self, now: float) -> list[Action]:
+    def _go_on(self, now: float) -> list[act.Action]:
         if self._x.has_exited or self._seen_state is None:  # nothing is known of the run before its first state
             return self._x.drain()
         # in this order: healing may give the epoch up, and who is no member has no duties below
@@ -357,15 +324,15 @@ class RoundEngine:
         else:
             self.duty.finish_epoch()
 
-    def _on_applied(self, event: Applied, now: float) -> None:
-        entry = self.chain.on_applied(event)
-        if entry is None:
+    def _on_applied(self, event: act.Applied, now: float) -> None:
+        done = self.chain.on_applied(event)
+        if done is None:
             return
-        members, digest = tuple(m for m, _ in entry.applied), self.weights.digests[entry.height]
+        members, digest = tuple(m for m, _ in done.applied), self.weights.digests[done.height]
         self._x.log(
             types.Applied(
-                epoch=entry.epoch, height=entry.height, step=entry.step, members=members, count=len(members),
-                update=entry.run_update, digest=digest,
+                epoch=done.epoch, height=done.height, step=done.step, members=members, count=len(members),
+                update=done.run_update, digest=digest,
             )
         )  # fmt: skip
         self.announcements.review_deferred(now)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from psyche.client.engine.actions import AppliedSet, Healed
+from psyche.client.engine.actions import Apply, Healed
 from psyche.client.engine.context import EngineContext
 from psyche.core.state.state import ZERO32, Round, RoundFlag
 from psyche.telemetry import types
@@ -171,15 +171,13 @@ class Weights:
         # the digests stay until the next epoch and would still be compared and reported: so does their verdict
         self._state = Absent(self.is_diverged)
 
-    def note_applied(self, entry: AppliedSet, reply: ApplyReply) -> None:
+    def note_applied(self, done: Apply, reply: ApplyReply) -> None:
         """Note c and D after an apply (S1, S2)."""
-        self.chain = compute_chain_digest(
-            self.chain, entry.epoch, entry.height, entry.step, entry.lr_bits, entry.applied
-        )
-        self.chains[entry.height] = self.chain
-        self.digests[entry.height] = compute_state_digest(self.chain, reply.weight_part)
-        self.full[entry.height] = reply.is_full
-        self.next_height = entry.height + 1
+        self.chain = compute_chain_digest(self.chain, done.epoch, done.height, done.step, done.lr_bits, done.applied)
+        self.chains[done.height] = self.chain
+        self.digests[done.height] = compute_state_digest(self.chain, reply.weight_part)
+        self.full[done.height] = reply.is_full
+        self.next_height = done.height + 1
 
     # --- agreement ---------------------------------------------------------------------------------
 

@@ -259,8 +259,8 @@ async def _participate(
     check = PayloadCheck()
 
     def on_loaded(event: act.Loaded) -> None:
-        check.set_plan(event.plan)
-        data.vocab_size = event.vocab_size
+        check.set_plan(event.reply.plan)
+        data.vocab_size = event.reply.vocab_size
 
     parts = Parts(
         engine=engine,

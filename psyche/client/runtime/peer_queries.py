@@ -5,14 +5,7 @@ from typing import Final, Protocol
 
 import trio
 
-from psyche.client.engine.actions import (
-    AskAnnouncements,
-    AskTable,
-    AskWeights,
-    EngineEvent,
-    TableArrived,
-    WeightsPromised,
-)
+from psyche.client.engine import actions as act
 from psyche.errors import NetworkError
 from psyche.telemetry import types
 from psyche.wire.ports import Network, SyncRequest
@@ -22,7 +15,7 @@ SYNC_TIMEOUT_S: Final = 5.0
 
 
 class QueryContext(Protocol):
-    def feed(self, event: EngineEvent) -> None: ...
+    def feed(self, event: act.EngineEvent) -> None: ...
 
     def take_answer(self, items: tuple[bytes, ...]) -> None: ...
 
@@ -38,7 +31,7 @@ class PeerQueries:
         self._name = name
         self._asked = 0
 
-    async def ask_announcements(self, action: AskAnnouncements) -> None:
+    async def ask_announcements(self, action: act.AskAnnouncements) -> None:
         """Ask a few random peers for the missing announcements of a round; each call draws anew."""
         peers = sorted(self._network.connected())
         request = SyncRequest("announcements", epoch=action.epoch, height=action.height, have=action.have)
@@ -58,7 +51,7 @@ class PeerQueries:
         if reply.items:
             self._x.take_answer(reply.items)
 
-    async def ask_table(self, action: AskTable) -> None:
+    async def ask_table(self, action: act.AskTable) -> None:
         """Ask for the signed results behind a results root; a failure is reported to the engine too (W7)."""
         items: tuple[bytes, ...] | None = None
         try:
@@ -67,9 +60,9 @@ class PeerQueries:
             items = reply.items if reply.found else None
         except NetworkError as error:
             self._x.log(types.Error(message=str(error)))
-        self._x.feed(TableArrived(action.epoch, action.height, action.member, action.root, items))
+        self._x.feed(act.TableArrived(action.epoch, action.height, action.member, action.root, items))
 
-    async def ask_weights(self, action: AskWeights) -> None:
+    async def ask_weights(self, action: act.AskWeights) -> None:
         """Ask a member to keep a copy of its weights of a round; only a promise is reported to the engine (S7)."""
         request = SyncRequest("manifest", epoch=action.epoch, height=action.height)
         try:
@@ -77,4 +70,4 @@ class PeerQueries:
         except NetworkError:
             return
         if reply.found:
-            self._x.feed(WeightsPromised(action.epoch, action.height, action.member))
+            self._x.feed(act.WeightsPromised(action.epoch, action.height, action.member))

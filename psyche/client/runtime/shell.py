@@ -48,10 +48,6 @@ STATISTICS_EVERY_S: Final = 5.0
 IDLE_TICK_S: Final = 1.0
 SMALL_BODY_BYTES: Final = 4_096  # checking one is faster than starting a thread
 TURN_S: Final = 0.02  # with many members, messages and payloads are processed together at this interval
-TRAINER_ACTIONS: Final = (
-    act.Load, act.Train, act.Apply, act.Heal, act.Compare, act.WriteSnapshot, act.Export, act.FetchSnapshot,
-    act.FetchAhead,
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -176,9 +172,11 @@ class Shell:
                 self._start(self._fetch_payload, action)
             case act.FetchData():
                 self._start(self._data.fetch, action, self._data.expect(action))
-            case act.StoreReplay():
+            case act.Apply():
+                # S7: stored first, so that a replay finds also the set whose apply went wrong
                 self._replay_writes += 1
-                self._start(self._store_replay, action.entry, self._payloads.find(action.entry.blobs))
+                self._start(self._store_replay, action, self._payloads.find(action.blobs))
+                self._tasks.put(action)
             case act.CancelTrain():
                 self._start(self._tasks.cancel, action)
             case act.AskAnnouncements():
@@ -202,9 +200,8 @@ class Shell:
                 self._do_elsewhere(action)
 
     def _do_elsewhere(self, action: act.Action) -> None:
-        if isinstance(action, TRAINER_ACTIONS):
-            queued: TrainerAction = action
-            self._tasks.put(queued)
+        if isinstance(action, TrainerAction):
+            self._tasks.put(action)
             return
         if isinstance(action, act.Submit) and isinstance(action.message, Withdraw):
             self._departure.note_withdrawing()
@@ -275,7 +272,7 @@ class Shell:
                 await trio.sleep_forever()
             now, arrived = trio.current_time(), self._arrived
             self._arrived, self._turn_at = [], math.inf
-            self._execute(self._engine.on_events(arrived, now) if arrived else self._engine.on_tick(now))
+            self._execute(self._engine.on_events(arrived, now))
 
     def _compute_next_tick(self) -> float:
         now = trio.current_time()
@@ -368,11 +365,11 @@ class Shell:
             self.log(types.PayloadReceived(from_member=action.member, height=action.height, bytes=len(body)))
             self._feed_soon(act.PayloadArrived(action.commitment))
 
-    async def _store_replay(self, entry: act.AppliedSet, bodies: tuple[bytes, ...] | None) -> None:
+    async def _store_replay(self, action: act.Apply, bodies: tuple[bytes, ...] | None) -> None:
         try:
             if bodies is None:
-                raise NetworkError(f"replay store: a payload applied at height {entry.height} is no longer here")
-            await trio.to_thread.run_sync(self._replay.write, entry, bodies)
+                raise NetworkError(f"replay store: a payload applied at height {action.height} is no longer here")
+            await trio.to_thread.run_sync(self._replay.write, action, bodies)
         finally:
             self._replay_writes -= 1
             self._replay_idle.set()

@@ -9,35 +9,13 @@ from typing import Final, Protocol
 
 import trio
 
-from psyche.client.engine.actions import (
-    Applied,
-    Apply,
-    CancelTrain,
-    Compare,
-    EngineEvent,
-    Export,
-    FetchAhead,
-    FetchedAhead,
-    FetchSnapshot,
-    Heal,
-    HealFailed,
-    Load,
-    Loaded,
-    LoadFailed,
-    SnapshotFetched,
-    SnapshotWritten,
-    Train,
-    Trained,
-    TrainerLost,
-    TrainFailed,
-    WriteSnapshot,
-)
+from psyche.client.engine import actions as act
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.trainer_inputs import DataAhead, PayloadCache
 from psyche.client.runtime.weights.exporting import build_run_card, get_export_path, measure_export, remove_old_exports
 from psyche.client.runtime.weights.heal_tasks import HealTasks
 from psyche.client.runtime.weights.loading import Loader, Source, get_snapshot_folder
-from psyche.client.runtime.weights.replay import ReplayStore
+from psyche.client.runtime.weights.replay import ReplayStore, make_apply_request
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import DataError, NetworkError, PsycheError, TrainerError, UnusableDataError, UnusableModelError
 from psyche.modeling.trainer.failure import TrainerFailure
@@ -45,14 +23,12 @@ from psyche.telemetry import types
 from psyche.telemetry.types import WeightSource
 from psyche.wire.crypto import compute_data_hash, compute_state_digest
 from psyche.wire.ports import Trainer
-from psyche.wire.trainer import ApplyRequest, LoadReply, LoadRequest, SnapshotRequest, TrainReply, TrainRequest
+from psyche.wire.trainer import LoadReply, LoadRequest, SnapshotRequest, TrainReply, TrainRequest
 
 QUEUE: Final = 64  # the engine has at most a handful of requests out
-CHECKED_SOURCES: Final = (
-    types.WeightSource.OWN_SNAPSHOT,
-    types.WeightSource.PEERS,
-)  # known by the digest on record
-TrainerAction = Load | Train | Apply | Heal | Compare | WriteSnapshot | Export | FetchSnapshot | FetchAhead
+CHECKED_SOURCES: Final = (WeightSource.OWN_SNAPSHOT, WeightSource.PEERS)  # known by the digest on record
+KeptAction = act.Load | act.Heal | act.Compare | act.FetchSnapshot | act.FetchAhead  # needs no weights in the trainer
+TrainerAction = KeptAction | act.Train | act.Apply | act.WriteSnapshot | act.Export
 _Queued = tuple[TrainerAction, tuple[bytes, ...] | None]  # with the bodies to apply
 
 
@@ -68,7 +44,7 @@ class TrainerContext(Protocol):
     @property
     def state(self) -> Coordinator: ...
 
-    def feed(self, event: EngineEvent) -> None: ...
+    def feed(self, event: act.EngineEvent) -> None: ...
 
     def log(self, event: types.Event) -> None: ...
 
@@ -80,7 +56,7 @@ class Reasons(list[str]):
 
     for_good = False
 
-    def note(self, source: Source, error: TrainerError, action: Load) -> None:
+    def note(self, source: Source, error: TrainerError, action: act.Load) -> None:
         self.append(f"{source.name}: {error}")
         is_the_run_s = action.certified is None or source.name in CHECKED_SOURCES
         self.for_good |= isinstance(error, UnusableModelError) and is_the_run_s
@@ -116,14 +92,14 @@ class TrainerTasks:
         The payloads are looked up now: they may have expired by the time the request runs.
         """
         self._open += 1
-        bodies = self._payloads.find(action.blobs) if isinstance(action, Apply) else None
+        bodies = self._payloads.find(action.blobs) if isinstance(action, act.Apply) else None
         self._send.send_nowait((action, bodies))
 
     @property
     def open_requests(self) -> int:
         return self._open
 
-    async def cancel(self, action: CancelTrain) -> None:
+    async def cancel(self, action: act.CancelTrain) -> None:
         """Cancel a training, queued or running (A4)."""
         key = (action.epoch, action.height)
         self._cancelled.add(key)
@@ -143,13 +119,13 @@ class TrainerTasks:
             except TrainerFailure as error:
                 self._x.log(types.Error(message=str(error), trainer=str(error.kind)))
                 stale = self._take_stale()
-                self._report_lost(action, str(error))  # before the restart, which takes seconds
+                self._report(action, str(error), is_lost=True)  # before the restart, which takes seconds
                 for other in stale:
-                    self._report_failed(other, "the trainer was lost before its turn came")
+                    self._report(other, "the trainer was lost before its turn came", is_lost=False)
                 await self._restart()
             except (PsycheError, OSError) as error:
                 self._x.log(types.Error(message=str(error)))
-                self._report_failed(action, str(error))
+                self._report(action, str(error), is_lost=False)
             finally:
                 self._close(1)
 
@@ -164,31 +140,29 @@ class TrainerTasks:
         with contextlib.suppress(trio.WouldBlock):
             while True:
                 waiting.append(self._receive.receive_nowait())
-        kept = [
-            queued for queued in waiting if isinstance(queued[0], Load | Heal | Compare | FetchSnapshot | FetchAhead)
-        ]
+        kept = [queued for queued in waiting if isinstance(queued[0], KeptAction)]
         for queued in kept:
             self._send.send_nowait(queued)
         self._close(len(waiting) - len(kept))
-        return [action for action, _ in waiting if isinstance(action, Train | WriteSnapshot)]
+        return [action for action, _ in waiting if isinstance(action, act.Train | act.WriteSnapshot)]
 
     async def _do(self, action: TrainerAction, bodies: tuple[bytes, ...] | None) -> None:
         match action:
-            case Load():
+            case act.Load():
                 await self._load(action)
-            case Train():
+            case act.Train():
                 await self._train(action)
-            case Apply():
+            case act.Apply():
                 await self._apply(action, bodies)
-            case Heal() | Compare():
+            case act.Heal() | act.Compare():
                 self._x.feed(await self._heal.do(action))
-            case WriteSnapshot():
+            case act.WriteSnapshot():
                 await self._write_snapshot(action)
-            case Export():
+            case act.Export():
                 await self._write_export(action)
-            case FetchSnapshot():
+            case act.FetchSnapshot():
                 await self._fetch_snapshot(action)
-            case FetchAhead():
+            case act.FetchAhead():
                 await self._fetch_ahead(action)
 
     async def _restart(self) -> None:
@@ -197,69 +171,80 @@ class TrainerTasks:
         except TrainerError as error:
             self._x.log(types.Error(message=f"the trainer cannot be started again: {error}"))
 
-    def _report_lost(self, action: TrainerAction, reason: str) -> None:
+    def _report(self, action: TrainerAction, reason: str, *, is_lost: bool) -> None:
+        """Tell the engine that a request failed; `is_lost`: and that the weights are gone with the trainer."""
         match action:
-            case Train():
-                self._x.feed(TrainFailed(action.epoch, action.height, reason, trainer_lost=True))
-            case Load():
-                self._x.feed(LoadFailed(action.epoch, reason))
-            case Heal() | Compare():
-                self._x.feed(HealFailed(action.epoch, reason, weights_kept=False))
-            case FetchSnapshot():
-                self._x.feed(TrainerLost(reason))
-                self._x.feed(SnapshotFetched(action.digest, ok=False))
+            case act.Train():
+                self._x.feed(act.TrainFailed(action.epoch, action.height, reason, trainer_lost=is_lost))
+                return
+            case act.Load():
+                self._x.feed(act.LoadFailed(action.epoch, reason))
+                return
+            case act.Heal() | act.Compare():
+                self._x.feed(act.HealFailed(action.epoch, reason, weights_kept=False))
+                return
             case _:
-                self._x.feed(TrainerLost(reason))
-
-    def _report_failed(self, action: TrainerAction, reason: str) -> None:
+                pass
+        # a set that was not applied leaves weights that no later set fits: they count as lost
+        if is_lost or isinstance(action, act.Apply):
+            self._x.feed(act.TrainerLost(reason))
         match action:
-            case Train():
-                self._x.feed(TrainFailed(action.epoch, action.height, reason, trainer_lost=False))
-            case Load():
-                self._x.feed(LoadFailed(action.epoch, reason))
-            case WriteSnapshot():
-                self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, Path(), None, action))
-            case FetchSnapshot():
-                self._x.feed(SnapshotFetched(action.digest, ok=False))
-            case FetchAhead():
-                self._x.feed(FetchedAhead(action.digest, ok=False))
-            case Apply():
-                self._x.feed(TrainerLost(reason))
-            case Export():
+            case act.FetchSnapshot():
+                self._x.feed(act.SnapshotFetched(action.digest, ok=False))
+            case act.WriteSnapshot() if not is_lost:
+                self._x.feed(act.SnapshotWritten(action.epoch, action.height, action.digest, Path(), None, action))
+            case act.FetchAhead() if not is_lost:
+                self._x.feed(act.FetchedAhead(action.digest, ok=False))
+            case _:
                 pass
 
     # --- loading ---------------------------------------------------------------------------------
 
-    async def _load(self, action: Load) -> None:
+    async def _load(self, action: act.Load) -> None:
         reasons = Reasons()
-        for source in await self._find_sources(action):
-            digest, reply = await self._try_source(source, action, reasons)
-            if reply is not None:
-                self._x.feed(self._make_loaded(action.epoch, digest, source, reply))
-                await self._keep_source(action.epoch, digest, reply.chain)
-                await self._loader.remove_leftovers()
-                return
+        found = await self._load_from_any(await self._find_sources(action), action, reasons)
+        loaded = found or await self._load_from_peers(action, reasons)
+        if loaded is None:
+            self._x.feed(act.LoadFailed(action.epoch, "; ".join(reasons) or "no source", reasons.for_good))
+            return
+        self._x.feed(loaded)
+        if found is not None:  # what peers gave is an own snapshot already
+            await self._keep_source(action.epoch, loaded.digest, loaded.reply.chain)
+        await self._loader.remove_leftovers()
+
+    async def _load_from_any(self, sources: list[Source], action: act.Load, reasons: Reasons) -> act.Loaded | None:
+        for source in sources:
+            loaded = await self._try_source(source, action, reasons)
+            if loaded is not None:
+                return loaded
+        return None
+
+    async def _load_from_peers(self, action: act.Load, reasons: Reasons) -> act.Loaded | None:
+        state = self._x.state
+        if action.certified is None:
+            if not reasons:
+                reasons.append(
+                    f"the run's model folder {state.model.checkpoint.name!r} is not below --local-root, and the record "
+                    "does not say yet which weights are the first: this client fetches them once a quorum of the "
+                    "members shows the same ones; or copy the folder from whoever made it"
+                )
+            return None
+        deadline = trio.current_time() + max(5, state.config.warmup_time)
         try:
-            source = await self._fetch(action.certified, reasons)
+            source = await self._loader.fetch(state, action.certified, deadline, self._log_progress)
         except NetworkError as error:
             reasons.append(str(error))
-            source = None
-        if source is not None:
-            digest, reply = await self._try_source(source, action, reasons)
-            if reply is not None:
-                self._x.feed(self._make_loaded(action.epoch, digest, source, reply))
-                await self._loader.remove_leftovers()
-                return
-        self._x.feed(LoadFailed(action.epoch, "; ".join(reasons) or "no source", reasons.for_good))
+            return None
+        return await self._try_source(source, action, reasons)
 
     async def _keep_source(self, epoch: int, digest: bytes, chain: bytes) -> None:
         """Keep weights loaded from elsewhere as an own snapshot, to serve peers that lack the source (S9, P6)."""
         if await self._loader.find_local(digest) is None:
             progress = self._x.state.progress
             index = progress.epoch_start_data_index
-            await self._write_snapshot(WriteSnapshot(epoch, -1, progress.step, index, chain, digest, ZERO32))
+            await self._write_snapshot(act.WriteSnapshot(epoch, -1, progress.step, index, chain, digest, ZERO32))
 
-    async def _find_sources(self, action: Load) -> list[Source]:
+    async def _find_sources(self, action: act.Load) -> list[Source]:
         own = await self._find_own(action.certified) if action.certified is not None else None
         configured = self._loader.find_configured(self._x.state, action.certified, action.source_digest)
         return [s for s in (own, configured) if s is not None]
@@ -272,38 +257,23 @@ class TrainerTasks:
         deadline = trio.current_time() + max(5, state.config.warmup_time)
         return await self._loader.find_leading(state, certified, deadline)
 
-    async def _fetch(self, certified: bytes | None, reasons: Reasons) -> Source | None:
-        if certified is None:
-            if not reasons:
-                folder = self._x.state.model.checkpoint.name
-                reasons.append(
-                    f"the run's model folder {folder!r} is not below --local-root, and the record does not say yet "
-                    "which weights are the first: this client fetches them once a quorum of the members shows the same "
-                    "ones; or copy the folder from whoever made it"
-                )
-            return None
-        state = self._x.state
-        deadline = trio.current_time() + max(5, state.config.warmup_time)
-        return await self._loader.fetch(state, certified, deadline, self._log_progress)
-
     def _log_progress(self, done: int, total: int) -> None:
         self._x.log(types.ModelFetch(bytes=done, total=total))
 
-    async def _try_source(self, source: Source, action: Load, reasons: Reasons) -> tuple[bytes, LoadReply | None]:
+    async def _try_source(self, source: Source, action: act.Load, reasons: Reasons) -> act.Loaded | None:
         try:
             reply = await self._request_load(source, keep_momentum=action.keep_momentum)
         except TrainerFailure:
             raise
         except TrainerError as error:
             reasons.note(source, error, action)
-            return ZERO32, None
+            return None
         digest = compute_state_digest(reply.chain, reply.weight_root)
-        if action.certified is not None and digest != action.certified:
-            reasons.append(
-                f"{source.name}: gives {digest.hex()[:16]}, the record asks for {action.certified.hex()[:16]}"
-            )
-            return digest, None
-        return digest, reply
+        if action.certified in (None, digest):
+            return act.Loaded(action.epoch, digest, source.name, reply)
+        asked, given = action.certified.hex()[:16], digest.hex()[:16]
+        reasons.append(f"{source.name}: gives {given}, the record asks for {asked}")
+        return None
 
     async def _request_load(self, source: Source, *, keep_momentum: bool) -> LoadReply:
         return await self._trainer.load(
@@ -317,33 +287,16 @@ class TrainerTasks:
             )
         )
 
-    @staticmethod
-    def _make_loaded(epoch: int, digest: bytes, source: Source, reply: LoadReply) -> Loaded:
-        return Loaded(
-            epoch=epoch,
-            digest=digest,
-            source=source.name,
-            plan=reply.plan,
-            parameters=reply.parameters,
-            vocab_size=reply.vocab_size,
-            numeric_class=reply.numeric_class,
-            train_count=reply.train_count,
-            prev_commitment=reply.prev_commitment,
-        )
-
-    async def _fetch_snapshot(self, action: FetchSnapshot) -> None:
+    async def _fetch_snapshot(self, action: act.FetchSnapshot) -> None:
         reasons = Reasons()
-        load = Load(self._x.state.progress.epoch, action.digest, ZERO32, keep_momentum=False)
-        source = await self._loader.find_local(action.digest)
-        reply = (await self._try_source(source, load, reasons))[1] if source is not None else None
-        if reply is None:
-            source = await self._fetch(action.digest, reasons)
-            reply = (await self._try_source(source, load, reasons))[1] if source is not None else None
-        if reply is None:
+        load = act.Load(self._x.state.progress.epoch, action.digest, ZERO32, keep_momentum=False)
+        own = await self._loader.find_local(action.digest)
+        found = await self._load_from_any([] if own is None else [own], load, reasons)
+        if found is None and await self._load_from_peers(load, reasons) is None:
             raise TrainerError("; ".join(reasons))
-        self._x.feed(SnapshotFetched(action.digest, ok=True))
+        self._x.feed(act.SnapshotFetched(action.digest, ok=True))
 
-    async def _fetch_ahead(self, action: FetchAhead) -> None:
+    async def _fetch_ahead(self, action: act.FetchAhead) -> None:
         """Fetch weights to the disk in the turn of a load, so that the load of their Warmup waits and finds them."""
         state, digest = self._x.state, action.digest
         is_here = self._loader.find_configured(state, digest, state.checkpoint.digest) is not None
@@ -353,13 +306,13 @@ class TrainerTasks:
             try:
                 await self._loader.fetch(state, digest, deadline, self._log_progress)
             except NetworkError:  # the load in Warmup says why, if that is still so
-                self._x.feed(FetchedAhead(digest, ok=False))
+                self._x.feed(act.FetchedAhead(digest, ok=False))
                 return
-        self._x.feed(FetchedAhead(digest, ok=True))
+        self._x.feed(act.FetchedAhead(digest, ok=True))
 
     # --- training and applying -------------------------------------------------------------------
 
-    async def _train(self, action: Train) -> None:
+    async def _train(self, action: act.Train) -> None:
         key = (action.epoch, action.height)
         tokens = b""
         with trio.move_on_after(math.inf) as scope:  # A4: waiting for data delays the next apply
@@ -370,12 +323,12 @@ class TrainerTasks:
                 tokens = await self._data.take(action.epoch, action.height, action.start, action.end)
             except (DataError, NetworkError) as error:
                 for_good = isinstance(error, UnusableDataError)
-                self._x.feed(TrainFailed(action.epoch, action.height, f"data: {error}", False, for_good))
+                self._x.feed(act.TrainFailed(action.epoch, action.height, f"data: {error}", False, for_good))
                 return
             finally:
                 self._waiting_for_data = None
         if key in self._cancelled:
-            self._x.feed(Trained(action.epoch, action.height, _CANCELLED, ZERO32))
+            self._x.feed(act.Trained(action.epoch, action.height, _CANCELLED, ZERO32))
             return
         self._training = key
         try:
@@ -392,9 +345,9 @@ class TrainerTasks:
                     micro_batch_size=reply.micro_batch_size, grad_norm=reply.grad_norm, data_hash=data_hash,
                 )
             )  # fmt: skip
-        self._x.feed(Trained(action.epoch, action.height, reply, data_hash))
+        self._x.feed(act.Trained(action.epoch, action.height, reply, data_hash))
 
-    def _make_request(self, action: Train, tokens: bytes) -> TrainRequest:
+    def _make_request(self, action: act.Train, tokens: bytes) -> TrainRequest:
         return TrainRequest(
             epoch=action.epoch,
             height=action.height,
@@ -408,24 +361,15 @@ class TrainerTasks:
             in_flight=action.in_flight,
         )
 
-    async def _apply(self, action: Apply, bodies: tuple[bytes, ...] | None) -> None:
+    async def _apply(self, action: act.Apply, bodies: tuple[bytes, ...] | None) -> None:
         if bodies is None:
             raise TrainerError(f"apply at height {action.height}: a decided payload is no longer here")
-        reply = await self._trainer.apply(
-            ApplyRequest(
-                height=action.height,
-                lr=action.lr,
-                payloads=bodies,
-                run_update=action.run_update,
-                full_digest=action.full_digest,
-                random_seed=action.random_seed,
-            )
-        )
-        self._x.feed(Applied(action.epoch, action.height, reply))
+        reply = await self._trainer.apply(make_apply_request(action, bodies))
+        self._x.feed(act.Applied(action.epoch, action.height, reply))
 
     # --- writing ---------------------------------------------------------------------------------
 
-    async def _write_snapshot(self, action: WriteSnapshot) -> None:
+    async def _write_snapshot(self, action: act.WriteSnapshot) -> None:
         path = self._snapshots / get_snapshot_folder(action.epoch, action.step, action.digest)
         reply = await self._trainer.snapshot(
             SnapshotRequest(
@@ -444,9 +388,9 @@ class TrainerTasks:
             await trio.to_thread.run_sync(shutil.rmtree, path)
             raise TrainerError(f"snapshot {path}: the weights in the trainer have changed since their digest was taken")
         self._x.log(types.SnapshotWritten(path=str(path), bytes=reply.size_bytes, digest=action.digest))
-        self._x.feed(SnapshotWritten(action.epoch, action.height, action.digest, path, reply))
+        self._x.feed(act.SnapshotWritten(action.epoch, action.height, action.digest, path, reply))
 
-    async def _write_export(self, action: Export) -> None:
+    async def _write_export(self, action: act.Export) -> None:
         """A Hugging Face folder of the certified weights; older ones beyond `keep_steps` go.
 
         One of the same weights is left alone: an earlier process wrote it, and its user may have added to it since.

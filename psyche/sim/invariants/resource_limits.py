@@ -46,7 +46,7 @@ class ResourceLimits:
                 self._measure_disk(host.folder)
 
     def _measure_client(self, held: ClientStatistics) -> None:
-        self._note("rounds remembered", held.engine.rounds, MAX_RECORDS)
+        self._note("rounds remembered", held.rounds, MAX_RECORDS)
         self._note("payloads kept", held.shell.payloads, MAX_BODIES_PER_MEMBER * max(1, held.members))
         self._note("fetches at a time", held.shell.fetches, FETCHES)
         self._note("requests of the trainer", held.shell.trainer_requests, QUEUE + 1)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from psyche.client.engine.records import RoundRecord
-from psyche.client.engine.round_engine import EngineStatistics
 from psyche.client.runtime.shell import ShellStatistics
 from psyche.core.state.state import Config, Coordinator
 from psyche.network.limits import NetworkLimits
@@ -29,7 +28,7 @@ class BackendSizes(Protocol):
 @dataclass(frozen=True, slots=True)
 class ClientStatistics:
     members: int  # of the newest state that it has
-    engine: EngineStatistics
+    rounds: int  # that its engine remembers
     shell: ShellStatistics
     backend: BackendSizes | None  # None: it has no backend yet
     network: NetworkStatistics

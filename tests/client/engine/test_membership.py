@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from kits.bench import Bench, build_bench
-from kits.results import FIRST_DIGEST
+from kits.results import FIRST_DIGEST, build_load_reply
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
@@ -68,8 +68,7 @@ def restart_before_round_0(bench: Bench) -> None:
 def test_before_it_has_seen_the_run_a_client_does_nothing_and_blames_nobody() -> None:
     """Its server may be away: only the connection knows what is waited for."""
     engine = RoundEngine(build_bench(4).identities[0])
-    assert engine.on_tick(1.0) == []
-    assert engine.on_events((), 2.0) == []
+    assert engine.on_events((), 1.0) == []
     assert engine.waits() == ()
 
 
@@ -306,7 +305,7 @@ def test_a_second_load_is_not_asked_for_while_one_runs() -> None:
 def test_a_plan_that_cannot_be_read_ends_the_client() -> None:
     bench = build_bench(4, manual={act.Load})
     bench.warm_up()
-    bench.feed(act.Loaded(0, FIRST_DIGEST, "test", b"no plan", 1, 1, 0, 0, ZERO32))
+    bench.feed(act.Loaded(0, FIRST_DIGEST, "test", build_load_reply(b"no plan")))
     (left,) = bench.get_all(act.Exit)
     assert left.code == 1
     assert "plan" in left.reason
@@ -435,7 +434,7 @@ def test_who_stops_as_a_member_withdraws_and_says_leave(phase: str) -> None:
     bench.take_in(bench.engine.on_stop("stopped"))
     assert [a.member for a in bench.get_all(Withdraw)] == [0]
     assert isinstance(bench.get_said()[-1].body, Leave)
-    assert bench.engine.on_tick(bench.now + 100) == [], "nothing more is done"
+    assert bench.engine.on_events((), bench.now + 100) == [], "nothing more is done"
 
 
 # --- M9: restarts
@@ -666,6 +665,6 @@ def test_an_unknown_optimizer_plan_of_another_size_changes_what_is_allowed() -> 
     bench = build_bench(4).start()
     before = bench.engine._x.facts.max_body_bytes
     plan = encode_plan(compute_plan({"w": (512, 64)}, chunk=64, topk=8, one_bit=True))
-    bench.feed(act.Loaded(0, FIRST_DIGEST, "test", plan, 1, 1, 0, 0, ZERO32))
+    bench.feed(act.Loaded(0, FIRST_DIGEST, "test", build_load_reply(plan)))
     assert bench.engine._x.facts.max_body_bytes > before
     assert bench.engine._x.facts.plan_hash == blake3_hash(plan)

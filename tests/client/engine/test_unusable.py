@@ -1,6 +1,7 @@
 """A client that never can train this run's model or data ends, and nobody waits for it (M4)."""
 
 from kits.bench import Bench, build_bench
+from kits.results import build_load_reply
 
 from psyche.client.engine import actions as act
 from psyche.core.state.messages import Join, Withdraw
@@ -37,7 +38,7 @@ def test_weights_that_never_can_be_loaded_end_the_client() -> None:
 
 def test_a_plan_that_cannot_be_used_ends_the_client_and_its_membership() -> None:
     bench = load_in_warmup()
-    bench.feed(act.Loaded(0, ZERO32, types.WeightSource.CONFIGURED, b"no plan", 1, 1, 0, 0, ZERO32))
+    bench.feed(act.Loaded(0, ZERO32, types.WeightSource.CONFIGURED, build_load_reply(b"no plan")))
     assert bench.get_all(act.Exit)[0].reason.startswith("the model's transform plan cannot be used")
     assert len(bench.get_all(Withdraw)) == 1
 

@@ -203,3 +203,13 @@ class TaskShell:
 
 def build_train(height: int = 0) -> act.Train:
     return act.Train(0, height, height + 1, 0, 0, 1e-3, 0.0, (), in_flight=True)
+
+
+def build_apply(height: int = 3, blobs: tuple[bytes, ...] = (), **changes: Any) -> act.Apply:
+    """A decided set of a member for each body."""
+    values: dict[str, Any] = {
+        "epoch": 0, "height": height, "step": height + 1, "lr": 1e-3, "lr_bits": height, "run_update": True,
+        "full_digest": True, "random_seed": height, "blobs": blobs,
+        "applied": tuple((member, build_hash("commitment", member)) for member in range(len(blobs))),
+    }  # fmt: skip
+    return act.Apply(**(values | changes))

@@ -1,25 +1,21 @@
 """The replay store on disk: what it keeps, what it drops, what it refuses (S7, I6)."""
 
-import dataclasses
 import shutil
 import threading
 from pathlib import Path
 
 import pytest
+from runtime_kit import build_apply
 
-from psyche.client.engine.actions import AppliedSet
+from psyche.client.engine.actions import Apply
 from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.errors import TrainerError, WireError
-from psyche.testing.builders import build_hash
 
 BODIES = (b"first body", b"second body")
 
 
-def build_entry(epoch: int = 1, height: int = 2) -> AppliedSet:
-    return AppliedSet(
-        epoch=epoch, height=height, step=height + 1, lr=1e-3, lr_bits=77, run_update=True, full_digest=False,
-        random_seed=2**63 + 5, applied=((3, build_hash("c3")), (0, build_hash("c0"))), blobs=(b"a" * 32, b"b" * 32),
-    )  # fmt: skip
+def build_entry(epoch: int = 1, height: int = 2) -> Apply:
+    return build_apply(height, (b"a" * 32, b"b" * 32), epoch=epoch, random_seed=2**63 + 5)
 
 
 def list_sets(root: Path) -> list[str]:
@@ -28,14 +24,8 @@ def list_sets(root: Path) -> list[str]:
 
 def test_a_set_comes_back_as_it_was_written(tmp_path: Path) -> None:
     store = ReplayStore(tmp_path / "replay", 1 << 20)
-    entry = build_entry()
-    store.write(entry, BODIES)
-    found = ReplayStore(tmp_path / "replay", 1 << 20).read(1, 2)
-    assert found is not None
-    assert found.bodies == BODIES
-    for field in dataclasses.fields(entry):
-        if field.name != "blobs":
-            assert getattr(found, field.name) == getattr(entry, field.name)
+    store.write(build_entry(), BODIES)
+    assert ReplayStore(tmp_path / "replay", 1 << 20).read(1, 2) == (build_entry(), BODIES)
 
 
 def test_a_set_that_was_never_written_is_not_there(tmp_path: Path) -> None:
@@ -49,9 +39,7 @@ def test_a_set_that_is_written_again_replaces_the_first(tmp_path: Path) -> None:
     store = ReplayStore(tmp_path, 1 << 20)
     store.write(build_entry(), BODIES)
     store.write(build_entry(), (b"other", b"bodies"))
-    found = store.read(1, 2)
-    assert found is not None
-    assert found.bodies == (b"other", b"bodies")
+    assert store.read(1, 2) == (build_entry(), (b"other", b"bodies"))
     assert [p.name for p in tmp_path.rglob("*.tmp")] == []
 
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 from kits.log import Log, make
-from runtime_kit import KEYS, FakeData, FakeNetwork
+from runtime_kit import KEYS, FakeData, FakeNetwork, build_apply
 from trio.testing import MockClock
 
 from psyche.client.engine import actions as act
@@ -59,14 +59,13 @@ class SilentEngine(RoundEngine):
     def has_many_members(self) -> bool:
         return self.crowd
 
-    def on_event(self, event: act.EngineEvent, now: float) -> list[act.Action]:
-        self.events.append(event)
-        return []
-
     def on_events(self, events: Iterable[act.EngineEvent], now: float) -> list[act.Action]:
         told = list(events)
         self.events += told
-        self.turns.append((now, len(told)))
+        if told:
+            self.turns.append((now, len(told)))
+        else:
+            self.ticks.append(now)
         return []
 
     def on_messages(self, raws: Iterable[bytes], now: float) -> list[act.Action]:
@@ -77,10 +76,6 @@ class SilentEngine(RoundEngine):
 
     def on_answer(self, items: Sequence[bytes], now: float) -> list[act.Action]:
         self.heard += items
-        return []
-
-    def on_tick(self, now: float) -> list[act.Action]:
-        self.ticks.append(now)
         return []
 
 
@@ -195,13 +190,6 @@ def build_fetch(height: int = 2, commitment: bytes = b"c" * 32) -> act.FetchPayl
     return act.FetchPayload(0, height, 1, commitment, BLOB, len(BODY), (KEYS[1],), 1e9)
 
 
-def build_entry(height: int = 3) -> act.AppliedSet:
-    return act.AppliedSet(
-        epoch=0, height=height, step=4, lr=1e-3, lr_bits=1, run_update=True, full_digest=True, random_seed=1,
-        applied=((0, b"c" * 32),), blobs=(BLOB,),
-    )  # fmt: skip
-
-
 # --- payloads
 
 
@@ -272,8 +260,8 @@ async def test_a_disk_that_is_full_is_an_event(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(place.shell._replay, "write", fail)
-    await place.do(build_fetch(), act.StoreReplay(build_entry()))
-    await place.do(act.StoreReplay(build_entry()))
+    await place.do(build_fetch(), build_apply(blobs=(BLOB,)))
+    await place.do(build_apply(blobs=(BLOB,)))
     assert any("No space left" in f.message for f in place.log.get(types.Error))
     assert place.code is None, "it goes on"
     with trio.fail_after(5):
@@ -285,11 +273,11 @@ async def test_a_set_is_in_the_replay_store_once_waiting_for_it_is_over(
 ) -> None:
     """S7."""
     await place.do(build_fetch())
-    place.shell._execute([act.StoreReplay(build_entry(3)), act.Expire(0, 50)])
+    place.shell._execute([build_apply(3, (BLOB,)), act.Expire(0, 50)])
     await place.shell.wait_for_replay()
     stored = place.shell._replay.read(0, 3)
     assert stored is not None
-    assert stored.bodies == (BODY,), "taken when it was asked for, although its round is over since"
+    assert stored[1] == (BODY,), "taken when it was asked for, although its round is over since"
 
 
 async def test_evidence_is_a_file_for_whoever_wants_to_judge(autojump_clock: MockClock, place: Place) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import trio
 from kits.clocks import wait_until_all_rest
-from runtime_kit import TaskShell, build_train, write_snapshot
+from runtime_kit import TaskShell, build_apply, build_train, write_snapshot
 
 from psyche.client.engine import actions as act
 from psyche.client.runtime.settings import ClientSettings
@@ -296,11 +296,8 @@ def build_body(height: int) -> bytes:
 
 def store_sets(place: Place, heights: int) -> None:
     for height in range(heights):
-        entry = act.AppliedSet(
-            epoch=1, height=height, step=height + 1, lr=1e-3, lr_bits=height, run_update=height > 1, full_digest=True,
-            random_seed=height, applied=((0, build_hash(height)),), blobs=(b"b" * 32,),
-        )  # fmt: skip
-        place.replay.write(entry, (build_body(height),))
+        action = build_apply(height, (b"b" * 32,), epoch=1, run_update=height > 1)
+        place.replay.write(action, (build_body(height),))
 
 
 async def test_a_replay_gives_the_digests_of_every_height(place: Place) -> None:
@@ -317,7 +314,7 @@ async def test_a_replay_gives_the_digests_of_every_height(place: Place) -> None:
             ApplyRequest(height=height, lr=1e-3, payloads=(build_body(height),), run_update=height > 1,
                          full_digest=True, random_seed=height)
         )  # fmt: skip
-        chain = compute_chain_digest(chain, 1, height, height + 1, height, ((0, build_hash(height)),))
+        chain = compute_chain_digest(chain, 1, height, height + 1, height, ((0, build_hash("commitment", 0)),))
         digests[height] = compute_state_digest(chain, reply.weight_part)
     assert (event.chain, event.digests, event.is_full) == (chain, digests, dict.fromkeys(range(4), True))
     assert np.array_equal(place.trainer.weights, twin.weights)
@@ -379,7 +376,7 @@ async def test_a_replay_that_cannot_be_done_says_why(place: Place, trouble: str)
 async def test_a_training_that_waits_for_data_is_cut_and_holds_up_nothing(place: Place) -> None:
     """A4, F22: a data server that is away must not keep this client from applying."""
     place.tasks.put(build_train(3))
-    place.tasks.put(act.Apply(0, 4, 1e-3, (), run_update=False, full_digest=True, random_seed=1))
+    place.tasks.put(build_apply(4, run_update=False))
     await trio.testing.wait_all_tasks_blocked()
     assert place.shell.events == []
     await place.tasks.cancel(act.CancelTrain(0, 3))
@@ -449,7 +446,7 @@ async def test_a_disk_that_fails_in_between_ends_no_client(place: Place) -> None
 async def test_idle_is_when_everything_is_answered_also_what_was_dropped(place: Place) -> None:
     """P8: the last export is waited for; what a lost trainer was still to do is not."""
     place.trainer.failures["apply"] = [TrainerFailure(FailureKind.CRASHED, "gone")]
-    apply = act.Apply(0, 4, 1e-3, (), run_update=False, full_digest=True, random_seed=1)
+    apply = build_apply(4, run_update=False)
     place.tasks.put(apply)
     place.tasks.put(apply)
     place.tasks.put(build_export(5))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from runtime_kit import TaskShell, build_train
+from runtime_kit import TaskShell, build_apply, build_train
 
 from psyche.client.engine import actions as act
 from psyche.client.runtime.settings import ClientSettings
@@ -56,10 +56,6 @@ class Shell(TaskShell):
         while not any(isinstance(event, kind) for event in self.events):
             await self.heard.wait()
         return next(event for event in self.events if isinstance(event, kind))
-
-
-def build_apply(height: int, *blobs: bytes) -> act.Apply:
-    return act.Apply(0, height, 1e-3, blobs, run_update=True, full_digest=True, random_seed=0)
 
 
 def build_load() -> act.Load:
@@ -113,7 +109,7 @@ async def test_the_payloads_of_an_apply_are_those_of_the_moment_it_was_asked_for
     trainer, shell = FailingTrainer(TrainerError("refused")), Shell(bodies={b"blob": b"body"})
     async with running(trainer, shell, tmp_path) as tasks:
         tasks.put(build_train(3))
-        tasks.put(build_apply(4, b"blob"))
+        tasks.put(build_apply(4, (b"blob",)))
         shell.bodies.clear()  # its round is over for everybody else
         trainer.may_fail.set()
         applied = await shell.wait_for(act.Applied)
@@ -127,7 +123,7 @@ async def test_an_apply_whose_payload_is_gone_costs_the_weights_but_not_the_clie
 ) -> None:
     trainer, shell = FailingTrainer(TrainerError("refused")), Shell(bodies={known: b"body"})
     async with running(trainer, shell, tmp_path) as tasks:
-        tasks.put(build_apply(4, b"blob"))
+        tasks.put(build_apply(4, (b"blob",)))
         heard = await shell.wait_for(act.Applied if known == b"blob" else act.TrainerLost)
     assert heard == shell.events[0]
     assert trainer.calls == (["apply 4"] if known == b"blob" else [])

@@ -8,7 +8,7 @@ import trio
 
 from psyche.client.engine.actions import Compare, Heal, Healed, HealFailed
 from psyche.client.runtime.weights.loading import HEAL_FOLDER, Loader, Source, remove_folder
-from psyche.client.runtime.weights.replay import ReplayStore
+from psyche.client.runtime.weights.replay import ReplayStore, make_apply_request
 from psyche.client.runtime.weights.serving import Offer
 from psyche.core.encoding.manifest import decode_manifest
 from psyche.core.state.state import ZERO32, Coordinator
@@ -18,7 +18,7 @@ from psyche.modeling.trainer.failure import TrainerFailure
 from psyche.telemetry import types
 from psyche.wire.crypto import compute_chain_digest, compute_state_digest
 from psyche.wire.ports import Trainer
-from psyche.wire.trainer import ApplyRequest, LoadReply, SnapshotRequest
+from psyche.wire.trainer import LoadReply, SnapshotRequest
 
 ASK_AGAIN_S: Final = 1.0
 REMOVE_S: Final = 5.0
@@ -86,15 +86,11 @@ class HealTasks:
             stored = await trio.to_thread.run_sync(self._replay.read, action.epoch, height)
             if stored is None:
                 raise TrainerError(f"the replay store lacks the set of round {height}")
-            applied = await self._trainer.apply(
-                ApplyRequest(
-                    height=height, lr=stored.lr, payloads=stored.bodies, run_update=stored.run_update,
-                    full_digest=stored.full_digest, random_seed=stored.random_seed,
-                )
-            )  # fmt: skip
-            chain = compute_chain_digest(chain, stored.epoch, height, stored.step, stored.lr_bits, stored.applied)
-            digests[height] = compute_state_digest(chain, applied.weight_part)
-            full[height] = applied.is_full
+            done, bodies = stored
+            reply = await self._trainer.apply(make_apply_request(done, bodies))
+            chain = compute_chain_digest(chain, done.epoch, height, done.step, done.lr_bits, done.applied)
+            digests[height] = compute_state_digest(chain, reply.weight_part)
+            full[height] = reply.is_full
         return Healed(action.epoch, action.height, chain, digests, full)
 
     async def _load_certified(self, certified: bytes) -> None:

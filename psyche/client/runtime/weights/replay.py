@@ -12,26 +12,17 @@ from typing import Final
 
 import msgspec
 
-from psyche.client.engine.actions import AppliedSet
+from psyche.client.engine.actions import Apply
 from psyche.durable import read_file
 from psyche.errors import TrainerError, WireError
 from psyche.wire.msgpack import UNREADABLE
+from psyche.wire.trainer import ApplyRequest
 
 MAX_ENTRY_BYTES: Final = 4 << 30
 _FOLDER: Final = re.compile(r"epoch-(\d{5})$")
 
 
-class StoredSet(msgspec.Struct, frozen=True, kw_only=True):
-    epoch: int
-    height: int
-    step: int
-    lr: float
-    lr_bits: int
-    run_update: bool
-    full_digest: bool
-    random_seed: int
-    applied: tuple[tuple[int, bytes], ...]
-    bodies: tuple[bytes, ...]
+Stored = tuple[Apply, tuple[bytes, ...]]  # with the bodies that it names
 
 
 LOST: Final = (
@@ -53,29 +44,17 @@ class ReplayStore:
     def _get_path(self, epoch: int, height: int) -> Path:
         return self._root / f"epoch-{epoch:05d}" / f"{height:06d}.set"
 
-    def write(self, entry: AppliedSet, bodies: tuple[bytes, ...]) -> None:
+    def write(self, action: Apply, bodies: tuple[bytes, ...]) -> None:
         """Store one set; make room first by removing the oldest epochs.
 
         Raises TrainerError if the running epoch alone fills the quota, or if somebody has removed the store meanwhile:
         then the set is stored all the same, in a new one.
         """
-        stored = StoredSet(
-            epoch=entry.epoch,
-            height=entry.height,
-            step=entry.step,
-            lr=entry.lr,
-            lr_bits=entry.lr_bits,
-            run_update=entry.run_update,
-            full_digest=entry.full_digest,
-            random_seed=entry.random_seed,
-            applied=entry.applied,
-            bodies=bodies,
-        )
-        raw = msgspec.msgpack.encode(stored)
-        path = self._get_path(entry.epoch, entry.height)
+        raw = msgspec.msgpack.encode((action, bodies))
+        path = self._get_path(action.epoch, action.height)
         with self._changing:
             is_lost = not self._root.is_dir()
-            self._make_room(len(raw), entry.epoch)
+            self._make_room(len(raw), action.epoch)
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".tmp")
             temporary.write_bytes(raw)
@@ -87,11 +66,11 @@ class ReplayStore:
         """Whether a set's file exists; it may still be damaged."""
         return self._get_path(epoch, height).is_file()
 
-    def read(self, epoch: int, height: int) -> StoredSet | None:
+    def read(self, epoch: int, height: int) -> Stored | None:
         """None if it is not here; raises WireError if the file is damaged."""
         path = self._get_path(epoch, height)
         try:
-            return msgspec.msgpack.decode(read_file(path, MAX_ENTRY_BYTES), type=StoredSet)
+            return msgspec.msgpack.decode(read_file(path, MAX_ENTRY_BYTES), type=Stored)
         except FileNotFoundError:
             return None
         except UNREADABLE as error:
@@ -124,3 +103,14 @@ class ReplayStore:
 
     def get_size_bytes(self) -> int:
         return sum(file.stat().st_size for file in self._root.rglob("*.set"))
+
+
+def make_apply_request(action: Apply, bodies: tuple[bytes, ...]) -> ApplyRequest:
+    return ApplyRequest(
+        height=action.height,
+        lr=action.lr,
+        payloads=bodies,
+        run_update=action.run_update,
+        full_digest=action.full_digest,
+        random_seed=action.random_seed,
+    )

@@ -91,11 +91,12 @@ async def fetch_raw(source: Source, target: Path) -> None:
                 file.write(part)
 
 
-async def fetch_file(node: P2PNode, sources: Sequence[Source], size: int, target: Path) -> None:
+async def fetch_file(node: P2PNode, sources: Sequence[Source], size: int, folder: Path) -> None:
     keys = [s.record.p2p for s in sources]
     deadline = trio.current_time() + TIMEOUT_S
-    await node.fetch_file(sources[0].blob, keys, target, size_bytes=size, deadline=deadline)
+    found = await node.fetch_many([(sources[0].blob, size)], keys, folder, deadline=deadline)
     await node.withdraw(sources[0].blob)
+    found[sources[0].blob].unlink()
 
 
 async def fetch_payload(node: P2PNode, source: Source, size: int) -> None:
@@ -131,9 +132,7 @@ async def run(size: int, rounds: int, folder: Path, sources: list[Source]) -> di
             await node.wait_for_peers(keys)
 
         async def to_file(chosen: Sequence[Source]) -> None:
-            target = folder / "copy"
-            await fetch_file(node, chosen, size, target)
-            target.unlink()
+            await fetch_file(node, chosen, size, folder / "copies")
 
         return await measure(
             {

@@ -53,8 +53,7 @@ class SeenSet:
 
     def __init__(self, max_items: int) -> None:
         self._max = max_items
-        self._seen: set[bytes] = set()
-        self._order: deque[bytes] = deque()
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def __contains__(self, item: bytes) -> bool:
         return item in self._seen
@@ -66,9 +65,8 @@ class SeenSet:
         if item in self._seen:
             return False
         if len(self._seen) >= self._max:
-            self._seen.discard(self._order.popleft())
-        self._seen.add(item)
-        self._order.append(item)
+            self._seen.popitem(last=False)
+        self._seen[item] = None
         return True
 
 

@@ -1,5 +1,6 @@
 """The node: implements the `Network` port over any transport (`node.py`: libp2p, `memory.py`: simulated links)."""
 
+import dataclasses
 import logging
 import random
 import time
@@ -18,7 +19,7 @@ from psyche.network.announce import Inbox, Outboxes, check_message, receive_anno
 from psyche.network.blobs.fetcher import Fetcher
 from psyche.network.blobs.serve import BlobServer
 from psyche.network.blobs.store import BlobStore, RunIo, run_in_thread
-from psyche.network.limits import MAX_BLOBS_AT_ONCE, NetworkLimits
+from psyche.network.limits import NetworkLimits
 from psyche.network.peers import Peer, PeerTable, Transport
 from psyche.network.streams import BLOB, GOSSIP, HELLO, SYNC, ByteStream
 from psyche.network.sync import Questions
@@ -55,12 +56,12 @@ class BaseNode:
         self.store = BlobStore(
             data_dir / "blobs", memory_bytes=limits.memory_blob_bytes, disk_bytes=limits.disk_blob_bytes, run_io=run_io
         )
-        self._server = BlobServer(self.store, limits)
+        self._server = BlobServer(self.store, limits, self._statistics)
         self.peers = PeerTable(
             identity.public, limits, transport, rng,
-            get_record=self.address_record, get_unix=self._get_unix, start_soon=self._start_soon,
+            get_record=self.address_record, get_unix=self._get_unix, start_soon=self.start_soon,
         )  # fmt: skip
-        self._outboxes = Outboxes(self.peers, limits, self._statistics, self._start_soon)
+        self._outboxes = Outboxes(self.peers, limits, self._statistics, self.start_soon)
         self._fetcher = Fetcher(identity.public, self.store, self.peers, limits, self._statistics, run_io)
         self.questions = Questions(self.peers, limits, self._statistics)
         self._exchange = AddressExchange(self.peers, limits, rng, self.questions.ask)
@@ -98,7 +99,7 @@ class BaseNode:
             with shield:
                 await self._run_io(kept.save, self.peers.get_known())
 
-    def _start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+    def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         if self._nursery is not None and not self._nursery.cancel_scope.cancel_called:
             self._nursery.start_soon(self._guard, function, *args)
 
@@ -149,7 +150,7 @@ class BaseNode:
         """Start asking peers for addresses if the backend may not know them (N4)."""
         if not self._is_exchanging and self.peers.is_without_book():
             self._is_exchanging = True
-            self._start_soon(self._exchange.run)
+            self.start_soon(self._exchange.run)
 
     def connected(self) -> frozenset[bytes]:
         return self.peers.connected()
@@ -165,21 +166,17 @@ class BaseNode:
         return dict(self._fetcher.book.banned)
 
     def statistics(self) -> NetworkStatistics:
-        own, serve = self._statistics, self._server.counters
-        return NetworkStatistics(
-            bytes_sent=own.bytes_sent + serve.bytes_sent,
-            bytes_received=own.bytes_received + self._fetcher.book.bytes_received,
-            gossip_sent=own.gossip_sent,
-            gossip_received=own.gossip_received,
-            gossip_refused=own.gossip_refused,
-            blobs_fetched=own.blobs_fetched,
+        book = self._fetcher.book
+        return dataclasses.replace(
+            self._statistics,
+            bytes_received=self._statistics.bytes_received + book.bytes_received,
             peers=len(self.connected()),
             unread_bytes=self.unread.held_bytes,
             cuts=self.unread.cuts,
             unread_messages=self._inbox.unread,
             unsent_messages=self._outboxes.count_unsent(),
             streams_per_peer=self.peers.count_streams(),
-            asked_bytes=self._fetcher.book.asked_bytes,
+            asked_bytes=book.asked_bytes,
             blobs_offered=len(self.store),
             blob_memory_bytes=self.store.memory_bytes,
             blob_disk_bytes=self.store.disk_bytes,
@@ -275,21 +272,11 @@ class BaseNode:
     async def fetch(self, blob_id: bytes, sources: Sequence[bytes], *, size_bytes: int, deadline: float) -> bytes:
         return await self._fetcher.fetch(blob_id, sources, size_bytes, deadline)
 
-    async def fetch_file(
-        self, blob_id: bytes, sources: Sequence[bytes], path: Path, *, size_bytes: int, deadline: float,
-        progress: Callable[[int], None] | None = None,
-    ) -> None:  # fmt: skip
-        await self._fetcher.fetch_file(blob_id, sources, path, size_bytes, deadline, progress)
-
     async def fetch_many(
         self, blobs: Sequence[tuple[bytes, int]], sources: Sequence[bytes], folder: Path, *, deadline: float,
         progress: Callable[[int], None] | None = None,
     ) -> dict[bytes, Path]:  # fmt: skip
-        if len(blobs) > MAX_BLOBS_AT_ONCE:
-            raise WireError(f"fetch: {len(blobs)} blobs, at most {MAX_BLOBS_AT_ONCE}")
-        wanted = {blob_id: (size, folder / blob_id.hex()) for blob_id, size in blobs}
-        await self._fetcher.fetch_files(wanted, sources, deadline, progress)
-        return {blob_id: path for blob_id, (_, path) in wanted.items()}
+        return await self._fetcher.fetch_many(blobs, sources, folder, deadline, progress)
 
 
 if TYPE_CHECKING:

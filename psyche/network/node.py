@@ -121,17 +121,10 @@ class _Notifee(INotifee):
     async def disconnected(self, network: Any, conn: Any) -> None:  # noqa: ARG002
         self._transport.remove_connection(conn)
 
-    async def opened_stream(self, network: Any, stream: Any) -> None:
-        """Ignored: the node follows connections only."""
+    async def _ignore(self, *_event: Any, **_named: Any) -> None:
+        """The node follows connections only."""
 
-    async def closed_stream(self, network: Any, stream: Any) -> None:
-        """Ignored: the node follows connections only."""
-
-    async def listen(self, network: Any, multiaddr: Any) -> None:
-        """Ignored: the node follows connections only."""
-
-    async def listen_close(self, network: Any, multiaddr: Any) -> None:
-        """Ignored: the node follows connections only."""
+    opened_stream = closed_stream = listen = listen_close = _ignore
 
 
 class _LibP2PTransport:
@@ -217,7 +210,7 @@ class _LibP2PTransport:
         try:
             key = get_key(conn.muxed_conn.peer_id)
         except NetworkError:
-            self.node.start(self.close_peer, conn.muxed_conn.peer_id)
+            self.node.start_soon(self.close_peer, conn.muxed_conn.peer_id)
             return
         self.node.peers.add_connection(key, is_dialer=is_dialer)
 
@@ -227,7 +220,7 @@ class _LibP2PTransport:
     def _close_greedy(self, peer_id: ID, reason: str) -> None:
         key = get_key(peer_id)
         if self.node.peers.get(key) is None:  # the swarm has not reported the connection yet
-            self.node.start(self.close_peer, peer_id)
+            self.node.start_soon(self.close_peer, peer_id)
         self.node.peers.drop(key, reason)
 
     def remove_connection(self, conn: Any) -> None:
@@ -273,9 +266,6 @@ class P2PNode(BaseNode):
         self._topic = ""
         self._topic_changed = Signal()
         pubsub.is_allowed = self._is_allowed
-
-    def start(self, function: Any, *args: object) -> None:
-        self._start_soon(function, *args)
 
     def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
         """Set the run and plan that hello compares, and join the run's gossip topic."""
@@ -384,7 +374,7 @@ async def open_node(
         async with open_plain_nursery() as nursery:
             await nursery.start(stack.run)
             async with node.running():
-                node.start(node.follow_topic)
+                node.start_soon(node.follow_topic)
                 try:
                     yield node
                 finally:

@@ -18,7 +18,7 @@ from psyche.network import hello
 from psyche.network.addresses.table import AddressTable
 from psyche.network.dialing import Dialer
 from psyche.network.limits import NetworkLimits
-from psyche.network.streams import HELLO, ByteStream, PoolLease, Signal, StreamPool, run_until
+from psyche.network.streams import HELLO, ByteStream, Lease, Signal, StreamPool, run_until
 from psyche.network.unread import Standing
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.peer_address import PeerAddress
@@ -124,7 +124,7 @@ class PeerTable:
             return Standing.UNKNOWN
         return Standing.MEMBER if key in self.members else Standing.ALLOWED
 
-    def lease(self, key: bytes, protocol: str) -> PoolLease:
+    def lease(self, key: bytes, protocol: str) -> Lease:
         """Lease a stream to an admitted peer from its pool; entering raises NetworkError if none can be opened."""
         peer = self._peers.get(key)
         if peer is None or not peer.admitted.is_set():
@@ -134,7 +134,7 @@ class PeerTable:
             pool = peer.pools[protocol] = StreamPool(
                 lambda: self._open(key, protocol), self._limits.streams_per_peer, self._limits.idle_stream_s
             )
-        return pool.lease()
+        return Lease(pool)
 
     async def _dial(self, key: bytes, address: str) -> None:
         await self._transport.dial(key, address)

@@ -5,7 +5,7 @@ for it.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 import trio
 
@@ -102,15 +102,6 @@ async def run_until(event: trio.Event, function: Callable[..., Awaitable[object]
         nursery.cancel_scope.cancel()
 
 
-class Lease:
-    """A stream from a pool; `is_reused` tells whether it was used before."""
-
-    def __init__(self, stream: ByteStream, *, is_reused: bool) -> None:
-        self.stream = stream
-        self.is_reused = is_reused
-        self.is_clean = False  # set by the user after both request and reply are complete
-
-
 class StreamPool:
     """A pool of streams of one protocol to one peer, because opening a stream costs a negotiation."""
 
@@ -120,48 +111,49 @@ class StreamPool:
         self._idle: list[tuple[float, ByteStream]] = []
         self._idle_s = idle_s / 2  # the other side drops them after `idle_s`
 
-    def lease(self) -> "PoolLease":
-        """Lease a stream for one exchange; it returns to the pool only if the user marked it clean.
-
-        Entering raises NetworkError if the peer is gone or does not speak the protocol.
-        """
-        return PoolLease(self)
-
-    async def take(self) -> Lease:
+    async def take(self) -> tuple[ByteStream, bool]:
+        """Take a stream, and whether it was used before."""
         await take(self._streams)
         try:
             while self._idle:
                 since, stream = self._idle.pop()
                 if trio.current_time() - since < self._idle_s:
-                    return Lease(stream, is_reused=True)
+                    return stream, True
                 await stream.reset()
-            return Lease(await self._open(), is_reused=False)
+            return await self._open(), False
         except BaseException:
             self._streams.release()
             raise
 
-    async def give_back(self, lease: Lease) -> None:
+    async def give_back(self, stream: ByteStream, *, is_clean: bool) -> None:
         try:
-            if lease.is_clean:
-                self._idle.append((trio.current_time(), lease.stream))
+            if is_clean:
+                self._idle.append((trio.current_time(), stream))
             else:
                 with trio.CancelScope(shield=True):  # pyright: ignore[reportCallIssue]
-                    await lease.stream.reset()
+                    await stream.reset()
         finally:
             self._streams.release()
 
 
-class PoolLease:
-    __slots__ = ("_lease", "_pool")
+class Lease:
+    """A stream of a pool for one exchange: `async with` gives it back, for others if its user has marked it clean.
+
+    Entering raises NetworkError if the peer is gone or does not speak the protocol. A class and not a generator with
+    `asynccontextmanager`, because every message and payload passes through here.
+    """
+
+    __slots__ = ("_pool", "is_clean", "is_reused", "stream")
 
     def __init__(self, pool: StreamPool) -> None:
         self._pool = pool
-        self._lease: Lease | None = None
+        self.is_clean = False  # set by the user after both request and reply are complete
+        self.is_reused = False
+        self.stream: ByteStream
 
-    async def __aenter__(self) -> Lease:
-        self._lease = await self._pool.take()
-        return self._lease
+    async def __aenter__(self) -> Self:
+        self.stream, self.is_reused = await self._pool.take()
+        return self
 
     async def __aexit__(self, *_error: object) -> None:
-        assert self._lease is not None, "entered"
-        await self._pool.give_back(self._lease)
+        await self._pool.give_back(self.stream, is_clean=self.is_clean)

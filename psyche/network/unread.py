@@ -37,7 +37,6 @@ class UnreadBudget:
         self.max_bytes = max_bytes
         self.connection_bytes = connection_bytes
         self.held_bytes = 0
-        self.most_bytes = 0  # the most ever held
         self.cuts = 0
         self._most_lately = 0  # the most held since the allocator was trimmed
         self.get_standing: Callable[[Any], Standing] = lambda _owner: Standing.UNKNOWN
@@ -48,7 +47,6 @@ class UnreadBudget:
 
     def count(self, account: "Account", more_bytes: int) -> None:
         self.held_bytes += more_bytes
-        self.most_bytes = max(self.most_bytes, self.held_bytes)
         self._most_lately = max(self._most_lately, self.held_bytes)
         if account.held_bytes:
             self._holders.add(account)

@@ -161,13 +161,6 @@ class Network(Protocol):
         """
         ...
 
-    async def fetch_file(
-        self, blob_id: bytes, sources: Sequence[bytes], path: Path, *, size_bytes: int, deadline: float,
-        progress: Callable[[int], None] | None = None,
-    ) -> None:  # fmt: skip
-        """Fetch a large blob to `path` from several sources at once, resuming a part file; check every chunk."""
-        ...
-
     async def fetch_many(
         self, blobs: Sequence[tuple[bytes, int]], sources: Sequence[bytes], folder: Path, *, deadline: float,
         progress: Callable[[int], None] | None = None,

@@ -176,7 +176,7 @@ async def test_who_lists_other_files_is_refused_named_and_not_asked_again(
         reason = "showed a manifest that does not give the digest"
         refused = types.SourceRefused(peer=liar.node.key, digest=place.digest, reason=reason)
         assert place.newcomer.log.get(types.SourceRefused) == [refused]
-        assert liar.node._server.counters.ranges == 0, "nor for any piece"
+        assert not liar.node._server._per_peer, "nor for any piece"
 
 
 async def test_files_that_belong_to_no_model_are_not_fetched(
@@ -247,7 +247,7 @@ async def test_too_many_or_too_large_files_are_refused_before_a_byte_of_them_is_
         liar.node.set_sync_handler(answer)
         with pytest.raises(NetworkError, match=reason if is_certified else "does not give the digest"):
             await place.fetch()
-        assert liar.node._server.counters.ranges == 0
+        assert not liar.node._server._per_peer
         assert list(place.newcomer.folder.rglob("resume/*")) == []
 
 

@@ -44,6 +44,15 @@ async def meet(*nodes: BaseNode) -> None:
             await node.wait_for_peers(keys - {node.key})
 
 
+async def fetch_file(
+    node: BaseNode, blob: bytes, sources: Sequence[BaseNode], folder: Path, size: int, *, seconds: float = 30.0,
+    progress: Callable[[int], None] | None = None,
+) -> Path:  # fmt: skip
+    """Fetch one blob to a file of the folder."""
+    keys, deadline = [one.key for one in sources], trio.current_time() + seconds
+    return (await node.fetch_many([(blob, size)], keys, folder, deadline=deadline, progress=progress))[blob]
+
+
 @dataclass(frozen=True)
 class Victim:
     """A node in a process of its own (`p2p_child.py`) that knows PROBE and MEMBER."""

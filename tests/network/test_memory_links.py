@@ -73,7 +73,7 @@ async def test_a_payload_takes_its_size_over_the_bandwidth(tmp_path: Path, autoj
         await b.fetch(blob, [a.key], size_bytes=10 * MIB, deadline=start + 60)
         took = trio.current_time() - start
         assert 10.0 < took < 12.5
-        assert b._fetcher.book.statistics[a.key]._rate == pytest.approx(MIB, rel=0.2)
+        assert b._fetcher.book.statistics[a.key].rate_bytes_s == pytest.approx(MIB, rel=0.2)
 
 
 async def test_loss_costs_announcements_but_no_bytes_of_a_stream(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -92,7 +92,7 @@ async def test_loss_costs_announcements_but_no_bytes_of_a_stream(tmp_path: Path,
 async def test_a_cut_ends_connections_and_healing_brings_them_back(tmp_path: Path, autojump_clock: MockClock) -> None:
     hub = MemoryHub(random.Random(1))
     async with open_nodes(hub, 3, tmp_path) as (a, b, c):
-        hub.links.partition([a.key], [b.key, c.key])
+        hub.links.cut([a.key], [b.key, c.key])
         assert a.connected() == frozenset()
         assert b.connected() == {c.key}
         await trio.sleep(600)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from network_kit import OpenGroup, OpenNode
+from network_kit import OpenGroup, OpenNode, fetch_file
 
 from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
@@ -49,11 +49,8 @@ async def test_a_file_is_fetched_from_several_sources(open_group: OpenGroup, tmp
         blob = await a.provide(path, expires=None)
         assert await b.provide(path, expires=None) == blob
         seen: list[int] = []
-        await c.fetch_file(
-            blob, [a.key, b.key], tmp_path / "copy", size_bytes=len(data), deadline=trio.current_time() + 20,
-            progress=seen.append,
-        )  # fmt: skip
-        assert (tmp_path / "copy").read_bytes() == data
+        found = await fetch_file(c, blob, [a, b], tmp_path / "copy", len(data), progress=seen.append)
+        assert found.read_bytes() == data
         assert seen[-1] == len(data)
         assert seen == sorted(seen)
 

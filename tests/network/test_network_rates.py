@@ -59,4 +59,4 @@ def test_ranges_shrink_for_a_slow_source_and_after_a_stall() -> None:
 def test_a_small_reply_says_nothing_of_the_rate() -> None:
     source = SourceStatistics(assumed_rate_bytes_s=1_000)
     source.add_transfer(1_000, 1e-9)
-    assert source._rate is None
+    assert source.rate_bytes_s == 1_000

@@ -243,7 +243,7 @@ async def test_a_node_closes_in_time_with_a_peer_that_takes_nothing(victim: Vict
         try:
             stream = await node._transport.open_stream(victim.record.p2p, BLOB)
             victim.process.send_signal(signal.SIGSTOP)
-            node.start(stream.write, bytes(32 << 20))
+            node.start_soon(stream.write, bytes(32 << 20))
             await trio.sleep(0.5)  # by now the write waits, shielded, for a window that does not come
             start, started = trio.current_time(), time.monotonic()
         except BaseException:

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from pathlib import Path
-from typing import Protocol
 
 import trio
 
@@ -38,7 +37,7 @@ from psyche.wire.crypto import Identity
 from psyche.wire.key_file import make_identity, read_key_file, write_key_file
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Network
-from psyche.wire.trainer import CheckReply, CheckRequest
+from psyche.wire.trainer import CheckRequest
 
 LOCK_NAME = "client.lock"
 NAME_DIGITS = 8  # hex digits of the public key in a client's default name
@@ -225,12 +224,8 @@ async def _run(settings: ClientSettings, log: EventSink, open_backend: OpenBacke
         await _participate(settings, identity, reporter, backend, network, trainer, orders)
 
 
-class CheckingTrainer(Protocol):
-    async def check(self, request: CheckRequest) -> CheckReply: ...
-
-
 async def check_before_join(
-    settings: ClientSettings, backend: Backend, trainer: CheckingTrainer, reporter: Reporter
+    settings: ClientSettings, backend: Backend, trainer: TrainerProcess, reporter: Reporter
 ) -> None:
     """Check before the join whether this client can take part (M2): first its device, then the run; tell the owner."""
     try:

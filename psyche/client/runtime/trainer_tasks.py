@@ -13,10 +13,10 @@ from psyche.client.engine import actions as act
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.trainer_inputs import DataAhead, PayloadCache
 from psyche.client.runtime.weights.exporting import build_run_card, get_export_path, measure_export, remove_old_exports
-from psyche.client.runtime.weights.heal_tasks import HealTasks
+from psyche.client.runtime.weights.heal_tasks import HealContext, HealTasks
 from psyche.client.runtime.weights.loading import Loader, Source, get_snapshot_folder
 from psyche.client.runtime.weights.replay import ReplayStore, make_apply_request
-from psyche.core.state.state import ZERO32, Coordinator
+from psyche.core.state.state import ZERO32
 from psyche.errors import DataError, NetworkError, PsycheError, TrainerError, UnusableDataError, UnusableModelError
 from psyche.modeling.trainer.failure import TrainerFailure
 from psyche.telemetry import types
@@ -40,15 +40,8 @@ class RestartableTrainer(Trainer, Protocol):
         ...
 
 
-class TrainerContext(Protocol):
-    @property
-    def state(self) -> Coordinator: ...
-
+class TrainerContext(HealContext, Protocol):
     def feed(self, event: act.EngineEvent) -> None: ...
-
-    def log(self, event: types.Event) -> None: ...
-
-    async def wait_for_replay(self) -> None: ...
 
 
 class Reasons(list[str]):

@@ -7,8 +7,7 @@ source that dies costs at most the chunk it was sending.
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
@@ -24,19 +23,12 @@ from psyche.network.blobs.planner import FIRST_RETRY_S, LONGEST_RETRY_S, AskedRa
 from psyche.network.blobs.ranges import Range, RangeScheduler
 from psyche.network.blobs.sinks import SinkError
 from psyche.network.blobs.sources import SourceBook
-from psyche.network.streams import BLOB, ByteStream, Lease, Readable, Signal, read_exactly
+from psyche.network.peers import PeerTable
+from psyche.network.streams import BLOB, ByteStream, Readable, Signal, read_exactly
 from psyche.wire.crypto import compute_blob_id
 
 LEAST_SOURCES: Final = 8  # how many sources are asked for a payload before its fetch gives way to a waiting one
 LOOK_S: Final = 0.25  # how often an idle fetch checks whether another fetch waits
-
-
-class Peers(Protocol):
-    changed: Signal  # a peer came or went
-
-    def is_connected(self, key: bytes) -> bool: ...
-
-    def lease(self, key: bytes, protocol: str) -> AbstractAsyncContextManager[Lease]: ...
 
 
 class _Lie(NetworkError):
@@ -88,7 +80,7 @@ class FetchJob:
     """
 
     def __init__(
-        self, targets: Sequence[Target], sources: Sequence[bytes], peers: Peers, book: SourceBook, *,
+        self, targets: Sequence[Target], sources: Sequence[bytes], peers: PeerTable, book: SourceBook, *,
         parallel: bool, progress: Callable[[int], None] | None = None, is_wanted: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self._is_wanted = is_wanted

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import trio
 
-from psyche.errors import NetworkError
-from psyche.network.blobs.fetch import FetchJob, Peers
+from psyche.errors import NetworkError, WireError
+from psyche.network.blobs.fetch import FetchJob
 from psyche.network.blobs.messages import check_blob_size
 from psyche.network.blobs.planner import Target
 from psyche.network.blobs.sinks import MemorySink, PartFile, check_room
 from psyche.network.blobs.sources import SourceBook
 from psyche.network.blobs.store import BlobStore, RunIo
-from psyche.network.limits import NetworkLimits
+from psyche.network.limits import MAX_BLOBS_AT_ONCE, NetworkLimits
+from psyche.network.peers import PeerTable
 from psyche.wire.crypto import blob_id_of
 from psyche.wire.line.turns import take
 from psyche.wire.ports import NetworkStatistics
@@ -23,7 +24,7 @@ Progress = Callable[[int], None]  # called with the bytes present
 
 class Fetcher:
     def __init__(
-        self, key: bytes, store: BlobStore, peers: Peers, limits: NetworkLimits, statistics: NetworkStatistics,
+        self, key: bytes, store: BlobStore, peers: PeerTable, limits: NetworkLimits, statistics: NetworkStatistics,
         run_io: RunIo,
     ) -> None:  # fmt: skip
         self.book = SourceBook(limits)
@@ -101,34 +102,32 @@ class Fetcher:
     def _has_waiting_fetches(self) -> bool:
         return self._fetches.statistics().tasks_waiting > 0
 
-    async def fetch_file(
-        self, blob_id: bytes, sources: Sequence[bytes], path: Path, size: int, deadline: float,
+    async def fetch_many(
+        self, blobs: Sequence[tuple[bytes, int]], sources: Sequence[bytes], folder: Path, deadline: float,
         progress: Progress | None,
-    ) -> None:  # fmt: skip
-        async with self._take_turn(blob_id, deadline):
-            await self.fetch_files({blob_id: (size, path)}, sources, deadline, progress)
-
-    async def fetch_files(
-        self, wanted: dict[bytes, tuple[int, Path]], sources: Sequence[bytes], deadline: float,
-        progress: Progress | None,
-    ) -> None:  # fmt: skip
-        """Fetch blobs, given as id -> (size in bytes, path), to files from all sources at once; keep complete files."""
+    ) -> dict[bytes, Path]:  # fmt: skip
+        """Fetch blobs, given as (id, size in bytes), from all sources at once; keep files that are complete already."""
+        if len(blobs) > MAX_BLOBS_AT_ONCE:
+            raise WireError(f"fetch: {len(blobs)} blobs, at most {MAX_BLOBS_AT_ONCE}")
+        paths = {blob_id: folder / blob_id.hex() for blob_id, _ in blobs}
         targets: list[Target] = []
         present = 0
-        for blob_id, (size, path) in wanted.items():
+        for blob_id, size in dict(blobs).items():
             check_blob_size(size)
+            path = paths[blob_id]
             if not size:
                 _check_empty(blob_id)
             if await self._is_there(blob_id, size, path):
                 present += size
             else:
                 targets.append(Target(blob_id, size, PartFile(blob_id, size, path, self._run_io)))
-        for folder in {path.parent for _, path in wanted.values()}:
+        if paths:
             await self._run_io(check_room, folder, sum(t.size_bytes for t in targets))
         await self._build_job(targets, sources, parallel=True, progress=_add(progress, present)).run(deadline)
         for target in targets:
-            await self._store.add_file(wanted[target.blob_id][1], None)
+            await self._store.add_file(paths[target.blob_id], None)
             self._statistics.blobs_fetched += 1
+        return paths
 
     async def _is_there(self, blob_id: bytes, size: int, path: Path) -> bool:
         """Whether the file is complete already, checked against its id; if so it is offered to peers."""

@@ -104,10 +104,6 @@ class RangeScheduler:
     def is_done(self, target: int) -> bool:
         return self._left[target] == 0
 
-    @property
-    def is_complete(self) -> bool:
-        return not any(self._left)
-
     def get_missing(self) -> list[int]:
         return [target for target, left in enumerate(self._left) if left]
 

@@ -1,7 +1,6 @@
 """Serving blobs: at most two ranges at once per peer and eight in all, in the order of the requests."""
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -20,20 +19,15 @@ from psyche.network.blobs.store import BlobStore
 from psyche.network.limits import NetworkLimits
 from psyche.network.streams import ByteStream, read_exactly
 from psyche.wire.line.turns import AtOnce
+from psyche.wire.ports import NetworkStatistics
 
 READ_CHUNKS: Final = 4  # read from a file at a time: the memory that each range being served takes
 MAX_PEER_LIMITERS: Final = 1_024
 
 
-@dataclass(slots=True)
-class ServeCounters:
-    bytes_sent: int = 0
-    ranges: int = 0
-
-
 class BlobServer:
-    def __init__(self, store: BlobStore, limits: NetworkLimits) -> None:
-        self.counters = ServeCounters()
+    def __init__(self, store: BlobStore, limits: NetworkLimits, statistics: NetworkStatistics) -> None:
+        self._statistics = statistics
         self._store = store
         self._limits = limits
         self._total = trio.CapacityLimiter(limits.ranges_total)
@@ -85,8 +79,7 @@ class BlobServer:
                 return
             await self._send(stream, head + part)
             head = b""
-        self.counters.ranges += 1
 
     async def _send(self, stream: ByteStream, data: bytes) -> None:
         await stream.write(data)
-        self.counters.bytes_sent += len(data)
+        self._statistics.bytes_sent += len(data)

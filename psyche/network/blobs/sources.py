@@ -19,11 +19,11 @@ class SourceStatistics:
     def __init__(self, assumed_rate_bytes_s: float) -> None:
         self._waits: deque[float] = deque(maxlen=_SAMPLES)
         self._assumed = assumed_rate_bytes_s
-        self._rate: float | None = None
+        self._measured: float | None = None
 
     @property
-    def median_wait_s(self) -> float:
-        return median(self._waits) if self._waits else 0.0
+    def rate_bytes_s(self) -> float:
+        return self._measured or self._assumed
 
     def add_wait(self, seconds: float) -> None:
         self._waits.append(seconds)
@@ -32,24 +32,25 @@ class SourceStatistics:
         """Note that `size_bytes` of a reply took `seconds`; replies too small to measure the rate are ignored."""
         if size_bytes < MIN_SAMPLE_BYTES:
             return
-        rate = size_bytes / max(seconds, 1e-6)
-        self._rate = rate if self._rate is None else self._rate + _NEW_WEIGHT * (rate - self._rate)
+        rate, known = size_bytes / max(seconds, 1e-6), self._measured
+        self._measured = rate if known is None else known + _NEW_WEIGHT * (rate - known)
 
     def add_stall(self, waited_s: float) -> None:
         """Note that no reply came within `waited_s`: expect longer waits and half the rate from now on."""
         self._waits.append(waited_s)
-        self._rate = max((self._rate or self._assumed) / 2, self._assumed / 16)
+        self._measured = max(self.rate_bytes_s / 2, self._assumed / 16)
 
     def compute_limit_s(self, size_bytes: int, at_least_s: float) -> float:
         """Compute the timeout in seconds of a reply of `size_bytes`: max(at least, 3 x median wait + size / rate)."""
-        return max(at_least_s, 3 * self.median_wait_s + size_bytes / (self._rate or self._assumed))
+        wait_s = median(self._waits) if self._waits else 0.0
+        return max(at_least_s, 3 * wait_s + size_bytes / self.rate_bytes_s)
 
     def compute_chunks(self, chunk_bytes: int, target_s: float, max_chunks: int) -> int:
         """Compute how many chunks to request at once so that they take about `target_s`."""
-        return max(1, min(max_chunks, int((self._rate or self._assumed) * target_s / chunk_bytes)))
+        return max(1, min(max_chunks, int(self.rate_bytes_s * target_s / chunk_bytes)))
 
     def compute_window(self, target_s: float, at_most_bytes: int, at_least_bytes: int) -> int:
-        return max(at_least_bytes, min(at_most_bytes, int((self._rate or self._assumed) * target_s)))
+        return max(at_least_bytes, min(at_most_bytes, int(self.rate_bytes_s * target_s)))
 
 
 @dataclass(slots=True)

@@ -127,11 +127,6 @@ class Links:
         for notify in self.on_cut:
             notify()
 
-    def partition(self, *groups: Sequence[bytes]) -> None:
-        for index, group in enumerate(groups):
-            for other in groups[index + 1 :]:
-                self.cut(group, other)
-
     def is_cut(self, first: bytes, second: bytes) -> bool:
         return bool(self._cuts) and frozenset((first, second)) in self._cuts
 

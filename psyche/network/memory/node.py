@@ -14,7 +14,7 @@ Links have latency, bandwidth and loss, and can be cut; everything runs on trio'
 
 import functools
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -42,8 +42,15 @@ class _Connection:
         self.streams: list[MemoryStream] = []
         self.lanes: dict[bytes, Lane] = {}
 
-    def other(self, key: bytes) -> "_MemoryTransport":
-        return self.ends[1] if self.ends[0].key == key else self.ends[0]
+    def close(self) -> None:
+        for stream in self.streams:
+            stream.break_off()
+        for lane in self.lanes.values():
+            lane.is_broken = True
+        for end, other in (self.ends, self.ends[::-1]):
+            if end.connections.get(other.key) is self:
+                del end.connections[other.key]
+                end.node.peers.remove_connections(other.key)
 
 
 class _MemoryTransport:
@@ -53,43 +60,65 @@ class _MemoryTransport:
         self.connections: dict[bytes, _Connection] = {}
         self.node: MemoryNode
         self._hub = hub
+        self._links = hub.links
 
     def addresses(self) -> tuple[str, ...]:
         return (self.address,)
 
     async def dial(self, key: bytes, address: str) -> None:
-        await self._hub.connect(self, key, address)
+        # TCP connect and proof of the key take two round trips
+        await trio.sleep(2 * self._links.get_round_trip_s(self.key, key))
+        place = self._hub.places.get(address)
+        if place is None or self._links.is_cut(self.key, key) or self.address not in self._hub.places:
+            raise NetworkError(f"peer {key.hex()[:16]}: nobody answers at {address}")
+        if place.key != key:
+            raise NetworkError(f"peer {key.hex()[:16]}: another key answers at {address}")
+        if key in self.connections:
+            return
+        self.connections[key] = place.connections[self.key] = _Connection((self, place))
+        self.node.peers.add_connection(key, is_dialer=True)
+        place.node.peers.add_connection(self.key, is_dialer=False)
 
     async def open_stream(self, key: bytes, protocol: str) -> MemoryStream:
         await trio.lowlevel.checkpoint()
         connection = self.connections.get(key)
         if connection is None:
             raise NetworkError(f"peer {key.hex()[:16]}: not connected")
-        return self._hub.open_stream(connection, self, protocol)
+        weigh = self._hub.weigh_blobs if protocol == BLOB else None
+        near, far = self._links.open_pair(self.key, key, answer_weigh=weigh)
+        connection.streams = [s for s in connection.streams if not s.is_over]
+        connection.streams += [near, far]
+        other = self._get_other(connection)
+        other.start_soon(other.handle_stream, self.key, protocol, far)
+        return near
+
+    def _get_other(self, connection: _Connection) -> "MemoryNode":
+        first, second = connection.ends
+        return second.node if first is self else first.node
 
     async def disconnect(self, key: bytes) -> None:
         await trio.lowlevel.checkpoint()
         connection = self.connections.get(key)
         if connection is not None:
-            self._hub.disconnect(connection)
+            connection.close()
 
     def is_lossy(self, key: bytes) -> bool:
-        conditions = self._hub.links.get_wire(self.key, key).conditions
+        conditions = self._links.get_wire(self.key, key).conditions
         return conditions.loss > 0 or conditions.duplicate > 0
 
     def get_lane(self, key: bytes) -> Lane | None:
         connection = self.connections.get(key)
         if connection is None:
             return None
-        lane = connection.lanes.get(self.key)
-        return self._hub.open_lane(connection, self) if lane is None else lane  # not `or`: an empty lane is falsy
+        if self.key not in connection.lanes:
+            receive = functools.partial(self._get_other(connection).take_announcement, self.key)
+            waiting = self.node.limits.outbox_messages
+            connection.lanes[self.key] = self._links.open_lane(self.key, key, waiting, receive)
+        return connection.lanes[self.key]
 
 
 class MemoryNode(BaseNode):
     place: _MemoryTransport
-
-    def start_serving(self, key: bytes, protocol: str, stream: MemoryStream) -> None:
-        self._start_soon(self.handle_stream, key, protocol, stream)
 
     def _announce(self, keys: Iterable[bytes], message: bytes) -> None:
         """Announce over streams as in production, or as packets if streams would be too many or the link is lossy.
@@ -129,7 +158,7 @@ class MemoryNode(BaseNode):
         if peer.admitted.is_set():
             self._inbox.take(origin, message)
         else:
-            self._start_soon(self._take_early, peer, message)
+            self.start_soon(self._take_early, peer, message)
 
     async def _take_early(self, peer: Peer, message: bytes) -> None:
         with trio.move_on_after(self.limits.hello_s):
@@ -149,10 +178,10 @@ class MemoryHub:
         weigh_blobs: Weigh = float,
     ) -> None:  # fmt: skip
         self.links = links or Links(rng, link)
-        self._weigh_blobs = weigh_blobs
-        self._places: dict[str, _MemoryTransport] = {}
+        self.weigh_blobs = weigh_blobs
+        self.places: dict[str, _MemoryTransport] = {}
         self._count = 0
-        self.links.on_cut.append(self._break_cut)
+        self.links.on_cut.append(self._close_cut)
 
     @asynccontextmanager
     async def open_node(
@@ -170,65 +199,26 @@ class MemoryHub:
         )  # fmt: skip
         place.node, node.place = node, place
         async with node.running():
-            self._places[place.address] = place
+            self.places[place.address] = place
             try:
                 yield node
             finally:
-                del self._places[place.address]
+                del self.places[place.address]
                 for connection in list(place.connections.values()):
-                    self.disconnect(connection)
+                    connection.close()
 
-    def _break_cut(self) -> None:
-        for place in list(self._places.values()):
+    def _iter_connections(self) -> Iterator[tuple[_MemoryTransport, _Connection]]:
+        for place in list(self.places.values()):
             for connection in list(place.connections.values()):
-                if self.links.is_cut(connection.ends[0].key, connection.ends[1].key):
-                    self.disconnect(connection)
+                yield place, connection
 
-    # connections
+    def _close_cut(self) -> None:
+        for _, connection in self._iter_connections():
+            if self.links.is_cut(connection.ends[0].key, connection.ends[1].key):
+                connection.close()
 
     def drop(self, key: bytes) -> None:
         """Break all connections of a node at once, as if its process had died."""
-        for place in [p for p in self._places.values() if p.key == key]:
-            for connection in list(place.connections.values()):
-                self.disconnect(connection)
-
-    async def connect(self, dialer: _MemoryTransport, key: bytes, address: str) -> None:
-        # TCP connect and proof of the key take two round trips
-        await trio.sleep(2 * self.links.get_round_trip_s(dialer.key, key))
-        place = self._places.get(address)
-        if place is None or self.links.is_cut(dialer.key, key) or dialer.address not in self._places:
-            raise NetworkError(f"peer {key.hex()[:16]}: nobody answers at {address}")
-        if place.key != key:
-            raise NetworkError(f"peer {key.hex()[:16]}: another key answers at {address}")
-        if key in dialer.connections:
-            return
-        connection = _Connection((dialer, place))
-        dialer.connections[key] = place.connections[dialer.key] = connection
-        dialer.node.peers.add_connection(key, is_dialer=True)
-        place.node.peers.add_connection(dialer.key, is_dialer=False)
-
-    def open_stream(self, connection: _Connection, opener: _MemoryTransport, protocol: str) -> MemoryStream:
-        other = connection.other(opener.key)
-        weigh = self._weigh_blobs if protocol == BLOB else None
-        near, far = self.links.open_pair(opener.key, other.key, answer_weigh=weigh)
-        connection.streams = [s for s in connection.streams if not s.is_over]
-        connection.streams += [near, far]
-        other.node.start_serving(opener.key, protocol, far)
-        return near
-
-    def open_lane(self, connection: _Connection, sender: _MemoryTransport) -> Lane:
-        other = connection.other(sender.key)
-        receive = functools.partial(other.node.take_announcement, sender.key)
-        waiting = sender.node.limits.outbox_messages
-        lane = connection.lanes[sender.key] = self.links.open_lane(sender.key, other.key, waiting, receive)
-        return lane
-
-    def disconnect(self, connection: _Connection) -> None:
-        for stream in connection.streams:
-            stream.break_off()
-        for lane in connection.lanes.values():
-            lane.is_broken = True
-        for end, other in (connection.ends, connection.ends[::-1]):
-            if end.connections.get(other.key) is connection:
-                del end.connections[other.key]
-                end.node.peers.remove_connections(other.key)
+        for place, connection in self._iter_connections():
+            if place.key == key:
+                connection.close()

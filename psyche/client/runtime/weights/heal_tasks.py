@@ -1,6 +1,6 @@
 """The trainer's part of healing: replay the epoch's sets, or assemble the agreed weights with peers' tensors (S7)."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -22,6 +22,7 @@ from psyche.wire.trainer import LoadReply, SnapshotRequest
 
 ASK_AGAIN_S: Final = 1.0
 REMOVE_S: Final = 5.0
+LoadSource = Callable[..., Awaitable[LoadReply]]  # (source, *, keep_momentum)
 
 
 class HealContext(Protocol):
@@ -31,10 +32,6 @@ class HealContext(Protocol):
     def log(self, event: types.Event) -> None: ...
 
     async def wait_for_replay(self) -> None: ...
-
-
-class LoadSource(Protocol):
-    async def __call__(self, source: Source, *, keep_momentum: bool) -> LoadReply: ...
 
 
 class SetsDiffer(TrainerError):

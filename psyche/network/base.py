@@ -88,7 +88,6 @@ class BaseNode:
             self._inbox.close()
 
     async def _keep_addresses(self, kept: KeptAddresses) -> None:
-        """Recall the addresses of the last start, and keep the known ones for the next (N5)."""
         self.peers.remember(await self._run_io(kept.load))
         try:
             while True:
@@ -127,7 +126,6 @@ class BaseNode:
         return known
 
     def set_allowed(self, keys: frozenset[bytes], members: frozenset[bytes] = frozenset()) -> None:
-        """Set which keys may connect; others are disconnected, their messages refused. Non-members are cut first."""
         self._inbox.allowed = keys
         self.peers.set_allowed(keys)
         self.peers.members = members

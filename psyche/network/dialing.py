@@ -82,7 +82,6 @@ class DialTurns:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Start as many dials as there is room for, and shorten the deadlines of those that delay others."""
         while self._waiting and len(self._running) < MAX_DIALS:
             turn = min(self._waiting, key=lambda waiting: waiting.rank)
             self._waiting.remove(turn)
@@ -142,7 +141,6 @@ class Dialer:
             redial.silences = 0
 
     def note_gone(self, key: bytes, *, was_connected: bool) -> None:
-        """Note that the last connection to a peer is closed; redial it if it was connected."""
         if was_connected:
             redial = self._schedule(key, self._rng.random() * self._limits.redial_first_s)
             redial.was_here = True
@@ -195,7 +193,6 @@ class Dialer:
         return has_answered
 
     async def _try_address(self, key: bytes, address: str) -> str:
-        """Dial one address; return why that failed, or an empty text on success."""
         try:
             with trio.fail_after(self._limits.dial_s):
                 await self._dial_address(key, address)

@@ -75,7 +75,6 @@ def get_reachable_addresses(ip: str, port: int) -> tuple[str, ...]:
 
 
 def get_machine_addresses() -> list[str]:
-    """Return the IP addresses of this machine's interfaces, except link-local ones."""
     import ifaddr  # comes with libp2p
 
     found: list[str] = []

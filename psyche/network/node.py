@@ -25,18 +25,11 @@ from multiaddr import Multiaddr
 
 from psyche.core.state.state import ZERO32
 from psyche.errors import NetworkError
+from psyche.network import safe
 from psyche.network.addresses.kept import FILE_NAME, KeptAddresses
 from psyche.network.base import CLOSE_S, BaseNode
 from psyche.network.limits import NetworkLimits
 from psyche.network.listening import build_address, get_reachable_addresses, lock_port
-from psyche.network.safe import (
-    NOT_SECURE,
-    build_host,
-    build_pubsub,
-    describe_connection_failure,
-    reset_stream,
-    silence_libp2p,
-)
 from psyche.network.streams import PROTOCOLS, Signal, StreamError
 from psyche.network.unread import Standing, UnreadBudget, give_memory_back
 from psyche.wire.crypto import Identity
@@ -108,7 +101,7 @@ class _Stream:
             _log.debug("close: %s", type(error).__name__)
 
     async def reset(self) -> None:
-        await reset_stream(self._stream)
+        await safe.reset_stream(self._stream)
 
 
 class _Notifee(INotifee):
@@ -155,8 +148,8 @@ class _LibP2PTransport:
         except NetworkError:
             raise
         except Exception as error:
-            reason = describe_connection_failure(error)
-            if reason.startswith(NOT_SECURE):
+            reason = safe.describe_connection_failure(error)
+            if reason.startswith(safe.NOT_SECURE):
                 _log.info("peer %s at %s: %s", key.hex()[:16], address, reason)
             raise NetworkError(f"peer {key.hex()[:16]} at {address}: {reason}") from error
 
@@ -268,7 +261,6 @@ class P2PNode(BaseNode):
         pubsub.is_allowed = self._is_allowed
 
     def set_plan(self, run_uid: bytes, plan_hash: bytes) -> None:
-        """Set the run and plan that hello compares, and join the run's gossip topic."""
         super().set_plan(run_uid, plan_hash)
         self._topic = "" if run_uid == ZERO32 else f"psyche/{run_uid.hex()}"
         self._topic_changed.notify()
@@ -360,14 +352,13 @@ class _Stack:
 async def open_node(
     identity: Identity, listen: str, port: int, data_dir: Path, *, limits: NetworkLimits | None = None
 ) -> AsyncIterator[P2PNode]:
-    """Open a running node."""
     limits = limits or NetworkLimits()
-    silence_libp2p()
+    safe.silence_libp2p()
     with lock_port(listen, port) as number:
         address = Multiaddr(build_address(listen, number))
         unread = UnreadBudget(limits.unread_bytes, limits.unread_per_connection_bytes, limits.cut_rest_s)
-        host = build_host(identity.seed, address, limits, unread)
-        pubsub, router = build_pubsub(host, frozenset())
+        host = safe.build_host(identity.seed, address, limits, unread)
+        pubsub, router = safe.build_pubsub(host, frozenset())
         transport = _LibP2PTransport(host, get_reachable_addresses(listen, number), limits, unread)
         node = P2PNode(identity, transport, data_dir, limits=limits, pubsub=pubsub, unread=unread)
         stack = _Stack(host, address, pubsub, router, transport, unread, trio.Event())

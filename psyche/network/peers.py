@@ -65,8 +65,6 @@ class Peer:
 
 
 class PeerTable:
-    """The peers of a node."""
-
     def __init__(
         self, key: bytes, limits: NetworkLimits, transport: Transport, rng: random.Random, *,
         get_record: Callable[[], AddressRecord], get_unix: Callable[[], int], start_soon: Callable[..., None],
@@ -312,32 +310,25 @@ class PeerTable:
             self.drop(peer.key, NO_PLACE if self.run_uid != ZERO32 else "this node has no run yet")
             return
 
-        async def offer(stream: ByteStream) -> hello.Hello:
+        async def offer() -> hello.Hello:
+            stream = await self._transport.open_stream(peer.key, HELLO)
             return await hello.offer(stream, self._get_hello(), lambda theirs: self._judge(peer.key, theirs))
 
-        await self._say_hello(peer, lambda: self._transport.open_stream(peer.key, HELLO), offer)
+        await self._say_hello(peer, offer)
 
     async def answer_hello(self, key: bytes, stream: ByteStream) -> None:
-        peer = self._peers.get(key)
-        if peer is None:
-            return
-
-        async def opened() -> ByteStream:
+        async def answer() -> hello.Hello:
             await trio.lowlevel.checkpoint()
-            return stream
-
-        async def answer(stream: ByteStream) -> hello.Hello:
             return await hello.answer(stream, self._get_hello, lambda theirs: self._judge(key, theirs))
 
-        await self._say_hello(peer, opened, answer)
+        peer = self._peers.get(key)
+        if peer is not None:
+            await self._say_hello(peer, answer)
 
-    async def _say_hello(
-        self, peer: Peer, open_stream: Callable[[], Awaitable[ByteStream]],
-        exchange: Callable[[ByteStream], Awaitable[hello.Hello]],
-    ) -> None:  # fmt: skip
+    async def _say_hello(self, peer: Peer, exchange: Callable[[], Awaitable[hello.Hello]]) -> None:
         with trio.move_on_after(self._limits.hello_s):
             try:
-                theirs = await exchange(await open_stream())
+                theirs = await exchange()
             except PsycheError as error:
                 peer.reason = str(error)
                 if isinstance(error, hello.HelloRefused):  # the reason is on its way: let it arrive

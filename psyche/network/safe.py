@@ -166,7 +166,6 @@ class _Frames:
         return self._split(header) if len(header) == yamux.HEADER_SIZE else header
 
     def _split(self, header: bytes) -> bytes:
-        """Return the header of the first part of a frame, and keep one for the rest."""
         version, kind, flags, stream_id, size = struct.unpack(yamux.YAMUX_HEADER_FORMAT, header)
         if kind != yamux.TYPE_DATA:
             return header

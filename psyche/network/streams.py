@@ -83,7 +83,6 @@ class Signal:
             self._event = None
 
     async def wait(self) -> None:
-        """Wait for the next `notify`; the caller sets a timeout."""
         if self._event is None:
             self._event = trio.Event()
         await self._event.wait()
@@ -112,7 +111,6 @@ class StreamPool:
         self._idle_s = idle_s / 2  # the other side drops them after `idle_s`
 
     async def take(self) -> tuple[ByteStream, bool]:
-        """Take a stream, and whether it was used before."""
         await take(self._streams)
         try:
             while self._idle:

@@ -136,7 +136,6 @@ class Questions:
             self._statistics.bytes_sent += len(reply)
 
     async def _answer(self, key: bytes, request: SyncRequest) -> bytes:
-        """Call the handler; if it fails or takes too long, reply "not found"."""
         if request.kind == ADDRESSES:
             records = self._peers.get_records(request.key)
             return encode_sync_reply(SyncReply(True, tuple(map(encode_address_record, records))))

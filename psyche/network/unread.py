@@ -135,7 +135,6 @@ class Account:
 
     @contextmanager
     def expecting(self, size_bytes: int) -> Iterator[None]:
-        """Count bytes of a frame while it is being received."""
         self.take(size_bytes)
         try:
             yield
@@ -180,7 +179,6 @@ class StreamBuffers(dict[int, Any]):
         return found
 
     def clear(self) -> None:
-        """Drop all buffers and, at once, the bytes in them, even if they are still referenced elsewhere."""
         for buffer in list(self.values()):
             buffer.clear()
         super().clear()

@@ -11,7 +11,6 @@ The engine's applies and loads are answered at once unless `manual` names them.
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from kits.log import E, choose
@@ -91,7 +90,7 @@ class Bench(StateMachine):
                 return self.build_applied(action)
             case act.WriteSnapshot():
                 reply = SnapshotReply(path="", size_bytes=1, weight_root=ZERO32, seconds=0.0)
-                return act.SnapshotWritten(action.epoch, action.height, action.digest, Path(), reply)
+                return act.SnapshotWritten(action.epoch, action.height, action.digest, reply)
             case _:
                 return None
 
@@ -131,11 +130,11 @@ class Bench(StateMachine):
     def get_reasons(self, kind: type[Message]) -> list[str]:
         """The logged reasons for sending messages of a kind."""
         sent = [a for a in self.actions if isinstance(a, act.Submit) and isinstance(a.message, kind)]
-        said = [log.event for a in sent if (log := a.before or a.after) is not None]
+        said = [a.before or a.after for a in sent]
         return [event.reason for event in said if isinstance(event, types.WitnessSent | types.Withdrew)]
 
     def get_logs(self, kind: type[E]) -> list[E]:
-        return choose((a.event for a in self.actions if isinstance(a, act.Log)), kind)
+        return choose((a for a in self.actions if isinstance(a, types.Event)), kind)
 
     def get_said(self, kind: type = object) -> list[Gossip]:
         """The published gossip with a body of this kind."""

@@ -64,13 +64,6 @@ def test_a_signed_message_with_any_byte_flipped_is_refused(kind: str) -> None:
             assert is_accepted(changed) is None, f"byte {position} of {kind} does not count"
 
 
-@pytest.mark.parametrize("kind", BODIES)
-def test_a_signed_message_that_is_longer_or_shorter_is_refused(kind: str) -> None:
-    raw = encode_gossip(sign_gossip(IDENTITY, RUN, EPOCH, HEIGHT, MEMBER, BODIES[kind]()))
-    for changed in (raw[:-1], raw + b"\0", raw[1:], b"\0" + raw, b"", raw + raw):
-        assert is_accepted(changed) is None
-
-
 def test_a_header_with_any_bit_flipped_is_another_commitment_or_no_header_at_all() -> None:
     """Nothing of a header is outside its hash, and a header that does not encode back is refused (R1, R3)."""
     header = build_header()
@@ -85,15 +78,6 @@ def test_a_header_with_any_bit_flipped_is_another_commitment_or_no_header_at_all
         except WireError:
             continue
         assert other != read, f"bit {bit} is not part of any field"
-
-
-def test_a_header_under_another_ones_signature_is_refused() -> None:
-    """The signature covers the commitment, the commitment the header: a swapped header does not fit."""
-    raw = encode_gossip(sign_gossip(IDENTITY, RUN, EPOCH, HEIGHT, MEMBER, build_result()))
-    changed = bytearray(raw)
-    changed[-1 - 8 - 32] ^= 1  # the trainer key's last byte
-    with pytest.raises(WireError, match="R1"):
-        decode_gossip(bytes(changed))
 
 
 def test_a_signature_of_another_kind_round_or_run_does_not_fit() -> None:

@@ -11,7 +11,6 @@ import pytest
 import trio
 from kits.middle import Change, Middle, open_middle, open_port
 from libp2p.utils import encode_uvarint
-from multistream_kit import HEADER, INSECURE, NOISE, PLAINTEXT, REFUSED, encode, replace_names, split
 from network_kit import PLAN, RUN
 
 from psyche.errors import NetworkError
@@ -19,7 +18,32 @@ from psyche.network.node import P2PNode, get_peer_id, open_node
 from psyche.testing.builders import build_identity
 from psyche.wire.address_record import sign_address_record
 
+HEADER = b"/multistream/1.0.0\n"
+NOISE = b"/noise\n"
+PLAINTEXT = b"/plaintext/2.0.0\n"
+REFUSED = b"na\n"
+INSECURE = (PLAINTEXT, b"/plaintext/1.0.0\n", b"/secio/1.0.0\n")
 SPOKEN = {HEADER, NOISE, REFUSED}  # all that may ever be said in the clear: names of protocols
+
+
+def encode(message: bytes) -> bytes:
+    """A message of multistream-select: its length as one byte of varint, then the message."""
+    assert len(message) < 128
+    return bytes([len(message)]) + message
+
+
+def split(data: bytes) -> tuple[list[bytes], bytes]:
+    """The whole messages at the front of `data`, and the rest."""
+    messages: list[bytes] = []
+    while data and len(data) > data[0]:
+        messages.append(data[1 : 1 + data[0]])
+        data = data[1 + data[0] :]
+    return messages, data
+
+
+def replace_names(old: bytes, new: bytes) -> Change:
+    """Rewrite a message of the negotiation, its length included."""
+    return lambda data: data.replace(encode(old), encode(new))
 
 
 @asynccontextmanager

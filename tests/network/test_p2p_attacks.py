@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trio
+from libp2p.pubsub.pb import rpc_pb2
 from network_kit import MEMBER, PROBE, RUN, VICTIM_S, Victim, open_beside, open_peer
 
 from psyche.errors import NetworkError
@@ -102,39 +103,34 @@ async def test_attack_03_a_question_that_trips_a_bug_of_the_handler(victim: Vict
     await assert_alive(victim, tmp_path)
 
 
-async def test_attack_04_a_gossip_frame_of_rubbish(victim: Victim, tmp_path: Path) -> None:
+def build_message(**changes: Any) -> bytes:
+    values = {"data": b"z" * 100, "topicIDs": [get_topic()], "seqno": bytes(8), "signature": b"s" * 64} | changes
+    return rpc_pb2.RPC(publish=[rpc_pb2.Message(**values)]).SerializeToString()
+
+
+def build_control() -> bytes:
+    rpc: Any = rpc_pb2.RPC()
+    prune = rpc.control.prune.add(topicID=get_topic(), backoff=2**40)
+    prune.peers.add(peerID=b"\xff\xff", signedPeerRecord=b"junk")
+    rpc.control.graft.add(topicID="x" * 10)
+    rpc.control.ihave.add(topicID=get_topic(), messageIDs=[b"\xff" * 10, b""])
+    rpc.control.iwant.add(messageIDs=[b"\xff" * 10, b"abc"])
+    return rpc.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "payloads",
+    [
+        [os.urandom(300), b"\xff" * 50],
+        [build_message(from_id=b"\x12\x20" + os.urandom(32), key=b"\xff" * 40)],
+        [build_message(from_id=sender, key=b"k") for sender in (b"", b"\xff" * 5, os.urandom(600))],
+        [build_control()],
+    ],
+    ids=["rubbish", "a broken key", "broken senders", "control messages of rubbish"],
+)
+async def test_attacks_04_to_06_and_08_gossip_frames(victim: Victim, tmp_path: Path, payloads: list[bytes]) -> None:
     async with open_peer(MEMBER, victim, tmp_path / "m") as member:
-        await send_rpc(member, victim, os.urandom(300), b"\xff" * 50)
-    await assert_alive(victim, tmp_path)
-
-
-async def test_attack_05_a_gossip_message_with_a_broken_key(victim: Victim, tmp_path: Path) -> None:
-    from libp2p.pubsub.pb import rpc_pb2
-
-    message = rpc_pb2.Message(
-        data=b"z" * 100, topicIDs=[get_topic()], from_id=b"\x12\x20" + os.urandom(32), seqno=bytes(8),
-        signature=b"s" * 64, key=b"\xff" * 40,
-    )  # fmt: skip
-    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
-        await send_rpc(member, victim, rpc_pb2.RPC(publish=[message]).SerializeToString())
-    await assert_alive(victim, tmp_path)
-
-
-async def test_attack_06_gossip_messages_with_broken_senders(victim: Victim, tmp_path: Path) -> None:
-    from libp2p.pubsub.pb import rpc_pb2
-
-    rpcs = [
-        rpc_pb2.RPC(
-            publish=[
-                rpc_pb2.Message(
-                    data=b"z" * 100, topicIDs=[get_topic()], from_id=sender, seqno=b"", signature=b"s", key=b"k"
-                )
-            ]
-        ).SerializeToString()
-        for sender in (b"", b"\xff" * 5, os.urandom(600))
-    ]
-    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
-        await send_rpc(member, victim, *rpcs)
+        await send_rpc(member, victim, *payloads)
     await assert_alive(victim, tmp_path)
 
 
@@ -151,20 +147,6 @@ async def test_attack_07_a_gossip_frame_of_a_gigabyte(victim: Victim, tmp_path: 
         with trio.fail_after(VICTIM_S), pytest.raises((StreamEOF, StreamReset)):
             await direct.read(1)
     assert await assert_alive(victim, tmp_path) < before + 20 * MIB
-
-
-async def test_attack_08_gossip_control_messages_of_rubbish(victim: Victim, tmp_path: Path) -> None:
-    from libp2p.pubsub.pb import rpc_pb2
-
-    rpc: Any = rpc_pb2.RPC()
-    prune = rpc.control.prune.add(topicID=get_topic(), backoff=2**40)
-    prune.peers.add(peerID=b"\xff\xff", signedPeerRecord=b"junk")
-    rpc.control.graft.add(topicID="x" * 10)
-    rpc.control.ihave.add(topicID=get_topic(), messageIDs=[b"\xff" * 10, b""])
-    rpc.control.iwant.add(messageIDs=[b"\xff" * 10, b"abc"])
-    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
-        await send_rpc(member, victim, rpc.SerializeToString())
-    await assert_alive(victim, tmp_path)
 
 
 async def test_attack_09_a_question_whose_answer_never_ends(victim: Victim, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Times named `at` or `deadline` are on the caller's monotonic clock, in seconds.
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from pathlib import Path
 
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.messages import Message
@@ -14,19 +13,12 @@ from psyche.wire.trainer import ApplyReply, LoadReply, SentResult, SnapshotReply
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
-    """Write one event to the log. The deadline of a wait is on the caller's clock, which is not the log's."""
-
-    event: types.Event
-
-
-@dataclass(frozen=True, slots=True)
 class Submit:
     """Send a message to the coordinator; log `before` when it is sent, `after` once it is on record."""
 
     message: Message
-    before: Log | None = None
-    after: Log | None = None
+    before: types.Event | None = None
+    after: types.Event | None = None
     evidence: Evidence | None = None
 
 
@@ -275,7 +267,8 @@ Action = (
     Submit | Publish | Announce
     | FetchPayload | FetchData | Train | CancelTrain | Apply | Load | Heal | AskWeights | Compare
     | WriteSnapshot | Export | ShareCheckpoint | FetchSnapshot | FetchAhead | AskAnnouncements | AskTable | SetPeers
-    | SetPlan | Expire | ReconnectSoon | Log | Exit
+    | SetPlan | Expire | ReconnectSoon | Exit
+    | types.Event  # to be logged; the deadline of a wait is on the caller's clock, which is not the log's
 )  # fmt: skip
 
 
@@ -388,7 +381,6 @@ class SnapshotWritten:
     epoch: int
     height: int
     digest: bytes
-    path: Path
     reply: SnapshotReply | None
     failed: WriteSnapshot | None = None
 

@@ -9,25 +9,11 @@ from psyche.client.engine.context import EngineContext, describe_awaited
 from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.client.engine.tables import Tables
 from psyche.client.engine.weights import Weights
-from psyche.core.committee.decision import (
-    Decided,
-    DecisionView,
-    Undecided,
-    Void,
-    compute_apply_order,
-    decide,
-    find_contradictors,
-    get_deciding_height,
-)
+from psyche.core.committee import decision
 from psyche.core.committee.schedule import get_lr_bits
+from psyche.core.state import timeline
 from psyche.core.state.limits import BEHIND_LIMIT_ROUNDS
 from psyche.core.state.state import ClientFlag, Coordinator, Round, RoundFlag, RunState
-from psyche.core.state.timeline import (
-    get_applied_height,
-    get_attested_height,
-    get_round,
-    is_full_digest_height,
-)
 from psyche.telemetry import types
 from psyche.wire.gossip import decode_gossip
 from psyche.wire.trainer import SentResult
@@ -91,7 +77,7 @@ class ApplyInputs:
 class OpenDecision:
     """A closed round whose set this client cannot determine yet, and how much it knew at its last try."""
 
-    outcome: Undecided
+    outcome: decision.Undecided
     knowledge: int
 
 
@@ -122,8 +108,8 @@ class Chain:
         state = self.context.state
         # A decision stands if the round that made it has left the ring: nobody can decide it again. What the ring still
         # has may come out otherwise on the other fork, so it is decided anew.
-        past = {h: get_deciding_height(state.config, h) for h in self._decisions}
-        kept = {h for h, by in past.items() if by <= state.current.height and get_round(state, by) is None}
+        past = {h: decision.get_deciding_height(state.config, h) for h in self._decisions}
+        kept = {h for h, by in past.items() if by <= state.current.height and timeline.get_round(state, by) is None}
         self._decisions = {h: d for h, d in self._decisions.items() if h in kept}
         self._inputs = {h: f for h, f in self._inputs.items() if h <= state.current.height}
         self._open.clear()
@@ -162,8 +148,8 @@ class Chain:
         self._inputs[round_.height] = ApplyInputs(
             step=round_.step,
             random_seed=round_.random_seed,
-            is_full=is_full_digest_height(state.config, state.epoch, round_.height),
-            applied_height=get_applied_height(state.config, state.epoch, round_.height),
+            is_full=timeline.is_full_digest_height(state.config, state.epoch, round_.height),
+            applied_height=timeline.get_applied_height(state.config, state.epoch, round_.height),
         )
 
     # --- decisions -------------------------------------------------------------------------------
@@ -180,26 +166,26 @@ class Chain:
 
     def _get_deciding(self, height: int) -> Round | None:
         state = self.context.state
-        return get_round(state, get_deciding_height(state.config, height))
+        return timeline.get_round(state, decision.get_deciding_height(state.config, height))
 
     def _try_decide(self, height: int, now: float) -> None:
         x = self.context
         record, deciding = x.book.get(height), self._get_deciding(height)
         if record is None or deciding is None or not deciding.flags & RoundFlag.CLOSED:
             return
-        assert get_attested_height(x.state.config, x.state.epoch, deciding.height) == height, "the round decides it"
+        assert x.get_attested(deciding.height) is record, "the round decides it"
         # a decision without a root searches all tables (C2): only again when more results or tables are known
         knowledge = record.count_known()
         known = self._open.get(height)
         if known is None or known.knowledge != knowledge:
             view = self._make_view(record, deciding)
-            outcome = decide(view)
-            if not isinstance(outcome, Undecided):
+            outcome = decision.decide(view)
+            if not isinstance(outcome, decision.Undecided):
                 self._open.pop(height, None)
                 x.end_wait(f"decide {height}", types.WaitOutcome.DECIDED)
-                if isinstance(outcome, Decided):
+                if isinstance(outcome, decision.Decided):
                     # C3: decided all the same, but these tables show what else a member has signed (R7)
-                    contradictors = find_contradictors(view, outcome, record.signed)
+                    contradictors = decision.find_contradictors(view, outcome, record.signed)
                     self.tables.ask(record, deciding, contradictors[:EVIDENCE_WITNESSES], now)
                 self._settle(record, outcome, now)
                 return
@@ -207,8 +193,8 @@ class Chain:
             known = self._open[height] = OpenDecision(outcome, record.count_known())
         self._ask(record, deciding, known.outcome, now)
 
-    def _make_view(self, record: RoundRecord, deciding: Round) -> DecisionView:
-        return DecisionView(
+    def _make_view(self, record: RoundRecord, deciding: Round) -> decision.DecisionView:
+        return decision.DecisionView(
             members=record.members,
             owed=sum(1 << m for m in record.assignments),
             seed=deciding.seed,
@@ -220,16 +206,16 @@ class Chain:
             tables=self.tables.find_all(record, deciding),
         )
 
-    def _settle(self, record: RoundRecord, outcome: Decided | Void, now: float) -> None:
+    def _settle(self, record: RoundRecord, outcome: decision.Decided | decision.Void, now: float) -> None:
         x = self.context
-        listed = dict(outcome.commitments) if isinstance(outcome, Decided) else {}
+        listed = dict(outcome.commitments) if isinstance(outcome, decision.Decided) else {}
         for member, commitment in listed.items():
             self._adopt(record, member, commitment, now)
         chosen = {m: c for m, c in listed.items() if not self._is_newcomer(m, record.height)}
         self._decisions[record.height] = chosen
         # R8: the trainer takes its values out for good, or puts them back
         self.own.decide(record.height, chosen, x.member)
-        is_void = isinstance(outcome, Void)
+        is_void = isinstance(outcome, decision.Void)
         x.log(types.Decided(height=record.height, members=tuple(sorted(chosen)), void=is_void))
 
     def _adopt(self, record: RoundRecord, member: int, commitment: bytes, now: float) -> None:
@@ -240,7 +226,7 @@ class Chain:
         assert raw is not None, "what is decided stands in a shown table"
         self.announcements.take_listed(decode_gossip(raw), record, now=now)
 
-    def _ask(self, record: RoundRecord, deciding: Round, outcome: Undecided, now: float) -> None:
+    def _ask(self, record: RoundRecord, deciding: Round, outcome: decision.Undecided, now: float) -> None:
         x = self.context
         x.wait(
             f"decide {record.height}", types.Wait.WITNESS_LISTS, f"the witnesses' lists of round {record.height}",
@@ -264,7 +250,7 @@ class Chain:
             if x.book.get(applied) is None:
                 return f"round {applied} was not seen"
             if self._get_deciding(applied) is None:
-                return f"the records of round {get_deciding_height(x.state.config, applied)} were not seen"
+                return f"the records of round {decision.get_deciding_height(x.state.config, applied)} were not seen"
         return ""
 
     def advance(self, now: float) -> bool:
@@ -326,7 +312,7 @@ class Chain:
             )  # fmt: skip
             return None
         results = {m: r for m, r in found if r is not None}
-        order = compute_apply_order({m: r.header.batch_start for m, r in results.items()})
+        order = decision.compute_apply_order({m: r.header.batch_start for m, r in results.items()})
         return [(m, results[m]) for m in order]
 
     def _is_newcomer(self, member: int, height: int) -> bool:

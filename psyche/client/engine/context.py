@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from psyche.client.engine.actions import Action, Log
+from psyche.client.engine.actions import Action
 from psyche.client.engine.records import RoundBook, RoundRecord
 from psyche.core.state.bits import get_members
 from psyche.core.state.state import ZERO32, ClientState, Coordinator, RunState
@@ -80,7 +80,7 @@ class EngineContext:
         self.actions.append(action)
 
     def log(self, event: types.Event) -> None:
-        self.actions.append(Log(event))
+        self.actions.append(event)
 
     def drain(self) -> list[Action]:
         actions, self.actions = self.actions, []
@@ -117,10 +117,8 @@ class EngineContext:
         """This client's index among the epoch's members, healthy or not; None if it is none of them."""
         if self.state.run_state not in ACTIVE_STATES:
             return None
-        for index, client in enumerate(self.state.clients):
-            if client.p2p == self.identity.public:
-                return index
-        return None
+        own = self.identity.public
+        return next((index for index, client in enumerate(self.state.clients) if client.p2p == own), None)
 
     def is_healthy(self, index: int) -> bool:
         return self.state.clients[index].state is ClientState.HEALTHY

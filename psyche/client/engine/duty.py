@@ -4,7 +4,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from psyche.client.engine.actions import Log, Publish, SnapshotWritten, Submit
+from psyche.client.engine.actions import Publish, SnapshotWritten, Submit
 from psyche.client.engine.chain import Chain
 from psyche.client.engine.context import EngineContext, describe_awaited
 from psyche.client.engine.records import RoundRecord, compute_pace
@@ -85,7 +85,6 @@ class Duty:
             self._publish_finished(record, attested)
 
     def finish_epoch(self) -> None:
-        """Cooldown has begun: cancel training, and write the resume snapshot if the last round allows one (P6)."""
         x = self.context
         self.training.cancel()
         record = x.book.get(x.height)
@@ -261,7 +260,7 @@ class Duty:
             is_complete=complete, now=now, metadata=self._make_metadata(record),
         )  # fmt: skip
         sent = types.WitnessSent(epoch=message.epoch, height=message.height, reason=reason)
-        x.do(Submit(message, before=Log(sent)))
+        x.do(Submit(message, before=sent))
 
     def _has_kept(self, record: RoundRecord) -> bool:
         """P6: the last drain round is only done once its weights are on disk."""

@@ -44,7 +44,6 @@ class GossipRepair:
         return sum(len(r.finished) + sum(map(len, r.results.values())) for r in self._x.book.all())
 
     def on_news(self) -> None:
-        """A peer knew more, so gossip is losing messages: ask again soon."""
         self._every_s = ASK_FIRST_S
 
     def _ask_for(self, record: RoundRecord | None) -> None:

@@ -137,7 +137,7 @@ class Membership:
         key = (x.epoch, registry.next_active)
         if self.joined != key or now >= self.join_at:
             self.joined, self.join_at = key, now + JOIN_AGAIN_S
-            x.do(actions.Submit(Join(x.identity.public), after=actions.Log(types.Joined(epoch=x.epoch))))  # M2
+            x.do(actions.Submit(Join(x.identity.public), after=types.Joined(epoch=x.epoch)))  # M2
 
     def _fetch_ahead(self, now: float) -> None:
         """Begin to fetch the weights of the next epoch before its Warmup, half of which a slow line may outlast (T8).
@@ -173,7 +173,7 @@ class Membership:
         self._ensure_weights(now)
         if self.weights.is_loaded and self.weights_digest is not None and self.warm_digest != self.weights_digest:
             self.warm_digest = self.weights_digest
-            ready = actions.Log(types.WarmupReady(epoch=x.epoch, digest=self.weights_digest))
+            ready = types.WarmupReady(epoch=x.epoch, digest=self.weights_digest)
             x.do(actions.Submit(WarmupWitness(x.epoch, index, self.weights_digest), after=ready))
 
     def _ensure_weights(self, now: float) -> None:
@@ -331,7 +331,7 @@ class Membership:
     def _send_withdrawal(self, member: int, cause: LeaveCause, reason: str) -> None:
         x = self.context
         withdrew = types.Withdrew(epoch=x.epoch, reason=reason, cause=cause)
-        x.do(actions.Submit(Withdraw(x.epoch, member), after=actions.Log(withdrew)))
+        x.do(actions.Submit(Withdraw(x.epoch, member), after=withdrew))
 
     def _has_joined(self, slot: Slot) -> bool:
         return slot.state is SlotState.JOINED and slot.active >= self.context.state.registry.next_active

@@ -30,8 +30,6 @@ MANY_MEMBERS: Final = 32
 
 
 class RoundEngine:
-    """One participant, from its first state to its exit."""
-
     def __init__(self, identity: Identity, *, export: ExportTime = ExportTime.NEVER, share: bool = False) -> None:
         self._x = EngineContext(identity)
         self.weights = Weights(self._x)
@@ -72,10 +70,6 @@ class RoundEngine:
             return ()
         results = [k.raw for m, known in record.results.items() if not have >> m & 1 for k in known.values()]
         return (*results, *(raw for m, raw in record.finished_raw.items() if not have >> m & 1))
-
-    def get_table(self, root: bytes) -> tuple[bytes, ...] | None:
-        """The signed results behind a results root that this client reported or can rebuild (W7); None otherwise."""
-        return self.tables.show(root)
 
     def get_deadline(self, now: float) -> float | None:
         """When to call `on_events` next, at the latest."""
@@ -123,7 +117,6 @@ class RoundEngine:
         return self._go_on(now)
 
     def on_answer(self, items: Sequence[bytes], now: float) -> list[act.Action]:
-        """A peer answered `AskAnnouncements`."""
         known = self.gossip_repair.count_known()
         for raw in items:
             self.announcements.on_gossip(raw, now)

@@ -93,14 +93,8 @@ def get_announced(attested: RoundRecord) -> int:
 
 def _get_settled(attested: RoundRecord) -> int:
     """Bitmap of the members whose known results are all held or refused."""
-    settled = 0
-    for member, results in attested.results.items():
-        for result in results.values():
-            if result.status in _OPEN:
-                break
-        else:
-            settled |= 1 << member
-    return settled
+    results = attested.results.items()
+    return compute_bits(m for m, known in results if not any(result.status in _OPEN for result in known.values()))
 
 
 def is_over_gossip_budget(state: Coordinator) -> bool:

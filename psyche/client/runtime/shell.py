@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import trio
 from msgspec.structs import replace
@@ -20,15 +20,10 @@ from psyche.client.runtime.peer_queries import PeerQueries
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.trainer_inputs import DataAhead, PayloadCache
 from psyche.client.runtime.trainer_tasks import RestartableTrainer, TrainerAction, TrainerTasks
+from psyche.client.runtime.weights import sharing
 from psyche.client.runtime.weights.loading import Loader
 from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.client.runtime.weights.serving import Serving
-from psyche.client.runtime.weights.sharing import (
-    get_names_on_record,
-    get_shared_name,
-    remove_old_shared,
-    share_snapshot,
-)
 from psyche.core.state.errors import CoordinatorError, Halted, InvalidRunState, WrongRound
 from psyche.core.state.messages import Join, NameCheckpoint, Withdraw
 from psyche.core.state.state import ZERO32, Coordinator
@@ -42,7 +37,6 @@ from psyche.wire.line.turns import AtOnce
 from psyche.wire.messages import get_kind
 from psyche.wire.ports import Network, Proof, SyncReply, SyncRequest
 
-T = TypeVar("T")
 FETCHES: Final = 1_024  # payload fetches at once: 256 members, four rounds; the node limits the transfers itself
 STATISTICS_EVERY_S: Final = 5.0
 IDLE_TICK_S: Final = 1.0
@@ -102,6 +96,18 @@ class Shell:
         self._newest = ZERO32  # digest of the newest snapshot
         self._keeping = trio.Lock()
         self._nursery: trio.Nursery | None = None
+        self._started: dict[type[act.Action], Callable[[Any], Awaitable[object]]] = {
+            act.Publish: self._publish,
+            act.Announce: self._announce,
+            act.FetchPayload: self._fetch_payload,
+            act.CancelTrain: self._tasks.cancel,
+            act.AskAnnouncements: self._queries.ask_announcements,
+            act.AskTable: self._queries.ask_table,
+            act.AskWeights: self._queries.ask_weights,
+            act.Submit: self._send,
+            act.ShareCheckpoint: self._send,
+            act.Exit: self._departure.leave,
+        }
 
     # --- TrainerContext ---------------------------------------------------------------------------
 
@@ -159,32 +165,12 @@ class Shell:
         self._follow_addresses()
         self._next_tick.deadline = self._compute_next_tick()
 
-    def _do(self, action: act.Action) -> None:  # noqa: PLR0912  # one line per action
+    def _do(self, action: act.Action) -> None:
         match action:
-            case act.Log():
+            case types.Event():
                 self._write_log(action)
-            case act.Publish():
-                self._start(self._publish, action.raw)
-            case act.Announce():
-                self._payloads.keep(action.blob_id, action.epoch, action.height, action.body)  # may be applied soon
-                self._start(self._announce, action)
-            case act.FetchPayload():
-                self._start(self._fetch_payload, action)
             case act.FetchData():
                 self._start(self._data.fetch, action, self._data.expect(action))
-            case act.Apply():
-                # S7: stored first, so that a replay finds also the set whose apply went wrong
-                self._replay_writes += 1
-                self._start(self._store_replay, action, self._payloads.find(action.blobs))
-                self._tasks.put(action)
-            case act.CancelTrain():
-                self._start(self._tasks.cancel, action)
-            case act.AskAnnouncements():
-                self._start(self._queries.ask_announcements, action)
-            case act.AskTable():
-                self._start(self._queries.ask_table, action)
-            case act.AskWeights():
-                self._start(self._queries.ask_weights, action)
             case act.SetPeers():
                 self._parts.network.set_allowed(action.keys, action.members)
             case act.SetPlan():
@@ -194,19 +180,25 @@ class Shell:
                     self._parts.backend.reconnect_soon()
             case act.Expire():
                 self._expire(action)
-            case act.Exit():
-                self._start(self._departure.leave, action)
+            case _ if isinstance(action, TrainerAction):
+                self._put(action)
             case _:
-                self._do_elsewhere(action)
+                self._start_on(action)
 
-    def _do_elsewhere(self, action: act.Action) -> None:
-        if isinstance(action, TrainerAction):
-            self._tasks.put(action)
-            return
-        if isinstance(action, act.Submit) and isinstance(action.message, Withdraw):
+    def _put(self, action: TrainerAction) -> None:
+        if isinstance(action, act.Apply):
+            # S7: stored first, so that a replay finds also the set whose apply went wrong
+            self._replay_writes += 1
+            self._start(self._store_replay, action, self._payloads.find(action.blobs))
+        self._tasks.put(action)
+
+    def _start_on(self, action: act.Action) -> None:
+        """Start the task of an action; what others may rely on at once is noted before it."""
+        if isinstance(action, act.Announce):
+            self._payloads.keep(action.blob_id, action.epoch, action.height, action.body)  # may be applied soon
+        elif isinstance(action, act.Submit) and isinstance(action.message, Withdraw):
             self._departure.note_withdrawing()
-        assert isinstance(action, act.Submit | act.ShareCheckpoint), f"no way to do {action}"
-        self._start(self._send, action)
+        self._start(self._started[type(action)], action)
 
     def _start(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         assert self._nursery is not None, "actions are executed while running"
@@ -219,8 +211,7 @@ class Shell:
         except (PsycheError, OSError) as error:  # F16: not even a full disk ends the client
             self.log(types.Error(message=str(error), action=getattr(function, "__name__", "task")))
 
-    def _write_log(self, action: act.Log) -> None:
-        event = action.event
+    def _write_log(self, event: types.Event) -> None:
         if isinstance(event, types.WaitStarted | types.WaitEnded) and event.until is not None:
             # the engine's deadlines are monotonic; the log needs unix time
             event = replace(event, until=self._parts.unix_now() + event.until - trio.current_time())
@@ -324,18 +315,18 @@ class Shell:
         own = await self._loader.find_local(action.digest)
         if own is None or settings.checkpoint_dir is None:
             return  # another epoch has certified newer weights meanwhile
-        path = settings.checkpoint_dir / get_shared_name(state.run_id, action.epoch, action.step)
-        place = await trio.to_thread.run_sync(share_snapshot, own.path, path, settings.local_root)
+        path = settings.checkpoint_dir / sharing.get_shared_name(state.run_id, action.epoch, action.step)
+        place = await trio.to_thread.run_sync(sharing.share_snapshot, own.path, path, settings.local_root)
         await self._parts.backend.submit(NameCheckpoint(action.epoch, action.digest, place))
         shared = types.CheckpointShared(epoch=action.epoch, step=action.step, digest=action.digest, path=place.name)
         self.log(shared)
-        kept = get_names_on_record(self.state)
+        kept = sharing.get_names_on_record(self.state)
         await trio.to_thread.run_sync(
-            remove_old_shared, settings.checkpoint_dir, state.run_id, settings.local_root, kept
+            sharing.remove_old_shared, settings.checkpoint_dir, state.run_id, settings.local_root, kept
         )  # fmt: skip
 
-    async def _publish(self, raw: bytes) -> None:
-        await self._parts.network.publish(raw)
+    async def _publish(self, action: act.Publish) -> None:
+        await self._parts.network.publish(action.raw)
 
     async def _announce(self, action: act.Announce) -> None:
         await self._parts.network.provide(action.body, expires=(action.epoch, action.height + 4))

@@ -75,7 +75,7 @@ class TrainerTasks:
         self._cancelled: set[tuple[int, int]] = set()
         self._training: tuple[int, int] | None = None
         self._waiting_for_data: tuple[tuple[int, int], trio.CancelScope] | None = None
-        self._open = 0  # requests queued or running
+        self.open_requests = 0  # requests queued or running
         self._idle = trio.Event()
         self._send, self._receive = trio.open_memory_channel[_Queued](QUEUE)
 
@@ -84,16 +84,11 @@ class TrainerTasks:
 
         The payloads are looked up now: they may have expired by the time the request runs.
         """
-        self._open += 1
+        self.open_requests += 1
         bodies = self._payloads.find(action.blobs) if isinstance(action, act.Apply) else None
         self._send.send_nowait((action, bodies))
 
-    @property
-    def open_requests(self) -> int:
-        return self._open
-
     async def cancel(self, action: act.CancelTrain) -> None:
-        """Cancel a training, queued or running (A4)."""
         key = (action.epoch, action.height)
         self._cancelled.add(key)
         if self._waiting_for_data is not None and self._waiting_for_data[0] == key:
@@ -102,7 +97,7 @@ class TrainerTasks:
             await self._trainer.cancel()
 
     async def wait_idle(self) -> None:
-        while self._open:
+        while self.open_requests:
             await self._idle.wait()
 
     async def run(self) -> None:
@@ -123,7 +118,7 @@ class TrainerTasks:
                 self._close(1)
 
     def _close(self, requests: int) -> None:
-        self._open -= requests
+        self.open_requests -= requests
         self._idle.set()
         self._idle = trio.Event()
 
@@ -185,7 +180,7 @@ class TrainerTasks:
             case act.FetchSnapshot():
                 self._x.feed(act.SnapshotFetched(action.digest, ok=False))
             case act.WriteSnapshot() if not is_lost:
-                self._x.feed(act.SnapshotWritten(action.epoch, action.height, action.digest, Path(), None, action))
+                self._x.feed(act.SnapshotWritten(action.epoch, action.height, action.digest, None, action))
             case act.FetchAhead() if not is_lost:
                 self._x.feed(act.FetchedAhead(action.digest, ok=False))
             case _:
@@ -381,7 +376,7 @@ class TrainerTasks:
             await trio.to_thread.run_sync(shutil.rmtree, path)
             raise TrainerError(f"snapshot {path}: the weights in the trainer have changed since their digest was taken")
         self._x.log(types.SnapshotWritten(path=str(path), bytes=reply.size_bytes, digest=action.digest))
-        self._x.feed(act.SnapshotWritten(action.epoch, action.height, action.digest, path, reply))
+        self._x.feed(act.SnapshotWritten(action.epoch, action.height, action.digest, reply))
 
     async def _write_export(self, action: act.Export) -> None:
         """A Hugging Face folder of the certified weights; older ones beyond `keep_steps` go.

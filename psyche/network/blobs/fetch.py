@@ -12,13 +12,7 @@ from typing import Final
 import trio
 
 from psyche.errors import NetworkError, WireError
-from psyche.network.blobs.messages import (
-    Status,
-    compute_chunk_list_bytes,
-    compute_range_bytes,
-    decode_chunk_list,
-    read_reply_head,
-)
+from psyche.network.blobs import messages
 from psyche.network.blobs.planner import FIRST_RETRY_S, LONGEST_RETRY_S, AskedRange, RequestPlanner, Target
 from psyche.network.blobs.ranges import Range, RangeScheduler
 from psyche.network.blobs.sinks import SinkError
@@ -137,7 +131,7 @@ class FetchJob:
 
     def _count_chunk(self, number: int, chunk: int) -> None:
         self._scheduler.mark(number, chunk)
-        self._present += compute_range_bytes(self._targets[number].size_bytes, chunk, 1)
+        self._present += messages.compute_range_bytes(self._targets[number].size_bytes, chunk, 1)
         if self._progress is not None:
             self._progress(self._present)
 
@@ -244,10 +238,10 @@ class FetchJob:
 
         async def read(patient: PatientStream) -> None:
             started = trio.current_time()
-            status = await read_reply_head(patient, request.size_bytes)
+            status = await messages.read_reply_head(patient, request.size_bytes)
             began = trio.current_time()
             statistics.add_wait(began - started)
-            if status != Status.OK:
+            if status != messages.Status.OK:
                 self._failures[source] = f"does not have it ({status.name.lower()})"
                 self._planner.note_lack(source, request.item)
                 return
@@ -260,16 +254,16 @@ class FetchJob:
     async def _receive_body(self, source: bytes, stream: Readable, item: Range) -> None:
         target = self._targets[item.target]
         if not item.count:
-            body = await read_exactly(stream, compute_chunk_list_bytes(target.size_bytes))
+            body = await read_exactly(stream, messages.compute_chunk_list_bytes(target.size_bytes))
             self._count_bytes(source, len(body))
-            hashes = decode_chunk_list(body, target.size_bytes)
+            hashes = messages.decode_chunk_list(body, target.size_bytes)
             if compute_blob_id(target.size_bytes, hashes) != target.blob_id:
                 raise _Lie("a chunk list that does not belong to its id")
             if not target.hashes:  # a second list may arrive after another source took the request over
                 await self._open_target(item.target, hashes)
             return
         for chunk in range(item.first, item.first + item.count):
-            data = await read_exactly(stream, compute_range_bytes(target.size_bytes, chunk, 1))
+            data = await read_exactly(stream, messages.compute_range_bytes(target.size_bytes, chunk, 1))
             self._count_bytes(source, len(data))
             if not target.is_right(chunk, data):
                 raise _Lie(f"chunk {chunk} of {target.blob_id.hex()[:16]} is wrong")

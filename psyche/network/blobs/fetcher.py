@@ -63,7 +63,6 @@ class Fetcher:
                 self._locks.pop(blob_id, None)
 
     async def fetch(self, blob_id: bytes, sources: Sequence[bytes], size: int, deadline: float) -> bytes:
-        """Return a payload of `size` bytes, from the store or from one source after another."""
         check_blob_size(size)
         async with self._take_turn(blob_id, deadline):
             found = await self._store.get_data(blob_id)

@@ -54,6 +54,11 @@ def compute_chunk_list_bytes(size_bytes: int) -> int:
     return _SIZE.size + HASH_BYTES * compute_chunk_count(size_bytes)
 
 
+def compute_reply_bytes(size_bytes: int, first: int, count: int) -> int:
+    """The length of the body that answers a request."""
+    return compute_range_bytes(size_bytes, first, count) if count else compute_chunk_list_bytes(size_bytes)
+
+
 def encode_blob_request(request: BlobRequest) -> bytes:
     return _REQUEST.pack(b"R" if request.count else b"M", request.blob_id, request.first, request.count)
 

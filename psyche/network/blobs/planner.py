@@ -7,14 +7,7 @@ from typing import Final
 
 import trio
 
-from psyche.network.blobs.messages import (
-    HASH_BYTES,
-    BlobRequest,
-    compute_chunk_count,
-    compute_chunk_list_bytes,
-    compute_range_bytes,
-    encode_blob_request,
-)
+from psyche.network.blobs import messages
 from psyche.network.blobs.ranges import Range, RangeScheduler
 from psyche.network.blobs.sinks import Sink
 from psyche.network.blobs.sources import SourceBook
@@ -37,13 +30,13 @@ class Target:
 
     @property
     def chunks(self) -> int:
-        return compute_chunk_count(self.size_bytes)
+        return messages.compute_chunk_count(self.size_bytes)
 
     def is_right(self, chunk: int, data: bytes) -> bool:
         found = blake3_hash(data)
         if self.chunks == 1:
             return compute_blob_id(self.size_bytes, found) == self.blob_id
-        return found == self.hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
+        return found == self.hashes[chunk * messages.HASH_BYTES : (chunk + 1) * messages.HASH_BYTES]
 
 
 @dataclass(slots=True)
@@ -77,13 +70,11 @@ class RequestPlanner:
             item = self._scheduler.take_over(source, now, now - self._limits.take_over_s, is_usable)
         if item is None:
             return None
-        size = self._targets[item.target].size_bytes
-        wanted = compute_range_bytes(size, item.first, item.count) if item.count else compute_chunk_list_bytes(size)
+        wanted = messages.compute_reply_bytes(self._targets[item.target].size_bytes, item.first, item.count)
         self._book.asked_bytes += wanted
         return AskedRange(item, wanted)
 
     def take_more(self, source: bytes, asked: deque[AskedRange]) -> list[AskedRange]:
-        """Take ranges for the room that the requests in flight to the source leave."""
         more: list[AskedRange] = []
         room = self._book.get_statistics(source).compute_window(WINDOW_TARGET_S, WINDOW_BYTES, 2 * BLOB_CHUNK_BYTES)
         room -= sum(a.size_bytes for a in asked)
@@ -99,7 +90,6 @@ class RequestPlanner:
         return more
 
     def give_back(self, request: AskedRange) -> None:
-        """Offer a range to other sources, because this request will not be answered."""
         self._book.asked_bytes -= request.size_bytes
         self._scheduler.drop(request.item)
 
@@ -114,5 +104,5 @@ class RequestPlanner:
         self._scheduler.drop(item)
 
     def encode(self, request: AskedRange) -> bytes:
-        item = request.item
-        return encode_blob_request(BlobRequest(self._targets[item.target].blob_id, item.first, item.count))
+        item, blob_id = request.item, self._targets[request.item.target].blob_id
+        return messages.encode_blob_request(messages.BlobRequest(blob_id, item.first, item.count))

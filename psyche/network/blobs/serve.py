@@ -5,16 +5,7 @@ from typing import Final
 
 import trio
 
-from psyche.network.blobs.messages import (
-    REQUEST_BYTES,
-    BlobRequest,
-    Status,
-    compute_chunk_count,
-    compute_range_bytes,
-    decode_blob_request,
-    encode_chunk_list,
-    encode_reply_head,
-)
+from psyche.network.blobs import messages
 from psyche.network.blobs.store import BlobStore
 from psyche.network.limits import NetworkLimits
 from psyche.network.streams import ByteStream, read_exactly
@@ -37,10 +28,10 @@ class BlobServer:
         with trio.CancelScope() as scope:  # pyright: ignore[reportCallIssue]
             while True:
                 scope.deadline = trio.current_time() + self._limits.idle_stream_s
-                raw = await read_exactly(stream, REQUEST_BYTES)
+                raw = await read_exactly(stream, messages.REQUEST_BYTES)
                 scope.deadline = math.inf
                 async with AtOnce(self._get_limiter(key)), AtOnce(self._total):
-                    await self._answer(stream, decode_blob_request(raw))
+                    await self._answer(stream, messages.decode_blob_request(raw))
 
     def _get_limiter(self, key: bytes) -> trio.CapacityLimiter:
         found = self._per_peer.get(key)
@@ -51,28 +42,29 @@ class BlobServer:
             found = self._per_peer[key] = trio.CapacityLimiter(self._limits.ranges_per_peer)
         return found
 
-    async def _answer(self, stream: ByteStream, request: BlobRequest) -> None:
+    async def _answer(self, stream: ByteStream, request: messages.BlobRequest) -> None:
         found = self._store.get_chunk_list(request.blob_id)
         if found is None:
-            await stream.write(encode_reply_head(Status.UNKNOWN))
+            await stream.write(messages.encode_reply_head(messages.Status.UNKNOWN))
             return
         size, hashes = found
         if not request.count:
-            body = encode_chunk_list(size, hashes)
-            await self._send(stream, encode_reply_head(Status.OK, len(body)) + body)
-        elif request.first + request.count > compute_chunk_count(size):
-            await stream.write(encode_reply_head(Status.REFUSED))
+            body = messages.encode_chunk_list(size, hashes)
+            await self._send(stream, messages.encode_reply_head(messages.Status.OK, len(body)) + body)
+        elif request.first + request.count > messages.compute_chunk_count(size):
+            await stream.write(messages.encode_reply_head(messages.Status.REFUSED))
         else:
             await self._send_range(stream, request, size)
 
-    async def _send_range(self, stream: ByteStream, request: BlobRequest, size: int) -> None:
+    async def _send_range(self, stream: ByteStream, request: messages.BlobRequest, size: int) -> None:
         """Send head and first part in one write; the stream ends if the file disappears meanwhile."""
         end = request.first + request.count
-        head = encode_reply_head(Status.OK, compute_range_bytes(size, request.first, request.count))
+        wanted = messages.compute_range_bytes(size, request.first, request.count)
+        head = messages.encode_reply_head(messages.Status.OK, wanted)
         for first in range(request.first, end, READ_CHUNKS):
             part = await self._store.read(request.blob_id, first, min(READ_CHUNKS, end - first))
             if part is None and head:
-                await stream.write(encode_reply_head(Status.UNKNOWN))
+                await stream.write(messages.encode_reply_head(messages.Status.UNKNOWN))
                 return
             if part is None:
                 await stream.reset()

@@ -118,7 +118,6 @@ class PartFile:
 
 
 def check_room(folder: Path, size_bytes: int) -> None:
-    """Check that `size_bytes` fit on the disk of `folder`, creating the folder if needed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free

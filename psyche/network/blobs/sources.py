@@ -29,7 +29,6 @@ class SourceStatistics:
         self._waits.append(seconds)
 
     def add_transfer(self, size_bytes: int, seconds: float) -> None:
-        """Note that `size_bytes` of a reply took `seconds`; replies too small to measure the rate are ignored."""
         if size_bytes < MIN_SAMPLE_BYTES:
             return
         rate, known = size_bytes / max(seconds, 1e-6), self._measured
@@ -46,7 +45,6 @@ class SourceStatistics:
         return max(at_least_s, 3 * wait_s + size_bytes / self.rate_bytes_s)
 
     def compute_chunks(self, chunk_bytes: int, target_s: float, max_chunks: int) -> int:
-        """Compute how many chunks to request at once so that they take about `target_s`."""
         return max(1, min(max_chunks, int(self.rate_bytes_s * target_s / chunk_bytes)))
 
     def compute_window(self, target_s: float, at_most_bytes: int, at_least_bytes: int) -> int:

@@ -74,17 +74,12 @@ class BlobStore:
         self._entries: dict[bytes, _Entry] = {}
         self._memory = 0
         self._reserved = 0
-        self._disk = 0
+        self.disk_bytes = 0
         self._lock = trio.Lock()
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of payloads in memory, reserved bytes included."""
         return self._memory + self._reserved
-
-    @property
-    def disk_bytes(self) -> int:
-        return self._disk
 
     def __contains__(self, blob_id: bytes) -> bool:
         return blob_id in self._entries
@@ -196,7 +191,7 @@ class BlobStore:
             entry.offers.clear()
             self._drop_if_empty(blob_id, entry)
             return
-        if self._disk + entry.size_bytes > self._disk_max:
+        if self.disk_bytes + entry.size_bytes > self._disk_max:
             raise NetworkError(f"blob store: the disk quota of {self._disk_max} bytes is full")
         path, data = self._folder / f"{blob_id.hex()}.blob", entry.data
         try:
@@ -207,7 +202,7 @@ class BlobStore:
             path.unlink(missing_ok=True)
             return
         entry.spilled, entry.data = path, None
-        self._disk += entry.size_bytes
+        self.disk_bytes += entry.size_bytes
         self._memory -= entry.size_bytes
 
     def _drop_if_empty(self, blob_id: bytes, entry: _Entry) -> None:
@@ -217,7 +212,7 @@ class BlobStore:
         if entry.data is not None:
             self._memory -= entry.size_bytes
         if entry.spilled is not None:
-            self._disk -= entry.size_bytes
+            self.disk_bytes -= entry.size_bytes
             entry.spilled.unlink(missing_ok=True)
 
     async def _hash_file(self, path: Path, size_bytes: int) -> bytes:

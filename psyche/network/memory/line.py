@@ -52,7 +52,6 @@ class Arrivals:
             self._waiting.deadline = time_s
 
     async def _run(self) -> None:
-        """Run the due calls, as a system task that ends with trio's run loop."""
         while True:
             with trio.CancelScope(deadline=self._times[0] if self._times else math.inf) as self._waiting:  # pyright: ignore[reportCallIssue]
                 await trio.sleep_forever()

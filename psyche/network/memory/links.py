@@ -90,12 +90,10 @@ class Links:
         return wire
 
     def get_round_trip_s(self, source: bytes, target: bytes) -> float:
-        """Return the latency of both directions in seconds, without jitter."""
         there = self.get_wire(source, target).conditions.latency_s
         return there + self.get_wire(target, source).conditions.latency_s
 
     def set_access(self, key: bytes, up_bytes_s: float, down_bytes_s: float) -> None:
-        """Set the bandwidths of a machine's uplink and downlink, which all its bulk transfers share."""
         ways = self._access.setdefault(key, (AccessLine(), AccessLine()))
         for way, bandwidth_bytes_s in zip(ways, (up_bytes_s, down_bytes_s), strict=True):
             way.bandwidth_bytes_s = bandwidth_bytes_s

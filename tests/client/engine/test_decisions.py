@@ -223,13 +223,13 @@ def test_a_witness_shows_the_list_it_reported_whatever_it_learns_later() -> None
     bench.close()
     bench.play()
     root = bench.get_all(WitnessMessage)[-1].results_root
-    listed = bench.engine.get_table(root)
+    listed = bench.engine.tables.show(root)
     assert listed is not None
     assert len(listed) == 4
     for member in (1, 2, 3):
         bench.hear(bench.build_result(member, 0, data_hash=build_hash("second")))
     assert bench.get_record(0).compute_held() == 0b0001
-    assert bench.engine.get_table(root) == listed
+    assert bench.engine.tables.show(root) == listed
 
 
 def test_whoever_decided_by_a_root_shows_the_list_behind_it() -> None:
@@ -238,11 +238,11 @@ def test_whoever_decided_by_a_root_shows_the_list_behind_it() -> None:
     close_round(bench, results)
     show_table(bench, bench.get_all(act.AskTable)[0], encode_all(results))
     root = bench.state.rounds[1].agreed_root
-    listed = bench.engine.get_table(root)
+    listed = bench.engine.tables.show(root)
     assert listed is not None
     assert sorted(listed) == sorted(encode_all(results))
     bench.hear(bench.build_result(2, 0, data_hash=build_hash("second")))
-    assert bench.engine.get_table(root) == listed
+    assert bench.engine.tables.show(root) == listed
 
 
 def test_a_list_on_record_is_shown_if_the_own_table_gives_its_root() -> None:
@@ -253,7 +253,7 @@ def test_a_list_on_record_is_shown_if_the_own_table_gives_its_root() -> None:
     held = 0b0101
     bench.record(2, held=held, commitments=bench.get_record(0).get_commitments(held))
     bench.show()
-    listed = bench.engine.get_table(bench.state.current.witnesses[0].results_root)
+    listed = bench.engine.tables.show(bench.state.current.witnesses[0].results_root)
     assert listed is not None
     assert {decode_gossip(raw).member for raw in listed} == {0, 2}
 
@@ -261,8 +261,8 @@ def test_a_list_on_record_is_shown_if_the_own_table_gives_its_root() -> None:
 def test_a_root_that_nobody_reported_is_not_searched_for() -> None:
     bench = build_bench(4).start()
     bench.run_round()
-    assert bench.engine.get_table(build_hash("unknown")) is None
-    assert bench.engine.get_table(ZERO32) is None
+    assert bench.engine.tables.show(build_hash("unknown")) is None
+    assert bench.engine.tables.show(ZERO32) is None
 
 
 # --- C6

@@ -1,7 +1,5 @@
 """A member's own work: training, drain rounds, snapshots, roles (A4, P1, P2, P6, R1, W1)."""
 
-from pathlib import Path
-
 import pytest
 from kits.bench import Bench, build_bench, go_to_last_drain
 from kits.results import build_train_reply
@@ -173,7 +171,7 @@ def test_a_snapshot_that_cannot_be_written_is_no_reason_to_call_the_round_comple
     height = bench.state.current.height
     bench.play()
     (snapshot,) = bench.get_all(act.WriteSnapshot)
-    bench.feed(act.SnapshotWritten(0, height, snapshot.digest, Path(), None))
+    bench.feed(act.SnapshotWritten(0, height, snapshot.digest, None))
     bench.wait(15.0)
     assert height not in {a.height for a in bench.get_all(WitnessMessage)}
     bench.pass_time(100)

@@ -61,7 +61,7 @@ def test_who_was_kept_from_a_commitment_decides_as_those_who_know_it() -> None:
     asked = kept_from_it.get_all(act.AskTable)
     assert {1, 2} <= {a.member for a in asked}
     for question in asked:
-        items = informed.engine.get_table(question.root)
+        items = informed.engine.tables.show(question.root)
         kept_from_it.feed(act.TableArrived(question.epoch, question.height, question.member, question.root, items))
     assert kept_from_it.get_decided() == {0: [LIAR]}
     fetched = kept_from_it.get_all(act.FetchPayload)[-1]
@@ -78,7 +78,7 @@ def test_the_table_of_a_witness_that_is_gone_is_asked_of_others_until_one_has_it
         for question in kept_from_it.get_all(act.AskTable):
             asked.add((question.member, question.key))
             gone = question.key in nobody
-            items = None if gone else informed.engine.get_table(question.root)
+            items = None if gone else informed.engine.tables.show(question.root)
             kept_from_it.feed(act.TableArrived(question.epoch, question.height, question.member, question.root, items))
         kept_from_it.forget()
         kept_from_it.wait(ASK_AGAIN_S + 0.1)
@@ -93,18 +93,18 @@ def test_what_came_in_a_table_is_kept_and_shown_to_others() -> None:
     """Also a third commitment, which gossip would have dropped: the list must not end with its witness."""
     informed, kept_from_it = build_client(0), build_client(1, 2, 0)
     question = next(a for a in kept_from_it.get_all(act.AskTable) if a.member == 1)
-    assert kept_from_it.engine.get_table(question.root) is None
-    items = informed.engine.get_table(question.root)
+    assert kept_from_it.engine.tables.show(question.root) is None
+    items = informed.engine.tables.show(question.root)
     assert items is not None
     kept_from_it.feed(act.TableArrived(question.epoch, question.height, question.member, question.root, items))
-    assert kept_from_it.engine.get_table(question.root) == items
+    assert kept_from_it.engine.tables.show(question.root) == items
 
 
 def test_a_table_whose_entries_are_not_all_signed_is_refused() -> None:
     """The root is right and the signature is not: nobody is said to have signed what it did not."""
     informed, kept_from_it = build_client(0), build_client(1, 2, 0)
     question = next(a for a in kept_from_it.get_all(act.AskTable) if a.member == 1)
-    items = informed.engine.get_table(question.root)
+    items = informed.engine.tables.show(question.root)
     assert items is not None
     stranger = build_identity(77)
     for place, raw in enumerate(items):
@@ -113,7 +113,7 @@ def test_a_table_whose_entries_are_not_all_signed_is_refused() -> None:
         changed = (*items[:place], encode_gossip(forged), *items[place + 1 :])
         kept_from_it.feed(act.TableArrived(question.epoch, question.height, question.member, question.root, changed))
     assert [f.what for f in kept_from_it.get_logs(types.Refused)] == [types.Refusable.TABLE] * len(items)
-    assert kept_from_it.engine.get_table(question.root) is None
+    assert kept_from_it.engine.tables.show(question.root) is None
 
 
 def build_large(witnesses: int, *, versions: int = 1) -> tuple[Bench, list[dict[int, Gossip]]]:
@@ -200,11 +200,11 @@ def test_a_root_that_cannot_be_shown_is_not_looked_for_again_until_more_is_known
     root = bench.get_all(act.AskTable)[0].root
     monkeypatch.setattr(RoundRecord, "get_signed", lambda record: looked.append(record.height) or get_signed(record))
     for _ in range(3):
-        assert bench.engine.get_table(root) is None
+        assert bench.engine.tables.show(root) is None
     assert looked == []
     for message in signed[0].values():
         bench.hear(message)
-    assert bench.engine.get_table(root) == items
+    assert bench.engine.tables.show(root) == items
     assert looked
 
 

@@ -107,7 +107,11 @@ class NoEngine:
     def get_announcements(self, _epoch: int, _height: int, _have: int) -> tuple[bytes, ...]:
         return ()
 
-    def get_table(self, root: bytes) -> tuple[bytes, ...] | None:
+    @property
+    def tables(self) -> "NoEngine":
+        return self
+
+    def show(self, root: bytes) -> tuple[bytes, ...] | None:
         return (b"signed",) if root == KEYS[1] else None
 
 

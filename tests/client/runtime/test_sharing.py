@@ -176,7 +176,7 @@ def test_weights_that_are_still_being_written_are_shared_when_they_are_on_disk()
     assert bench.state.run_state is RunState.COOLDOWN
     (asked,) = bench.get_all(act.WriteSnapshot)
     assert bench.get_all(act.ShareCheckpoint) == []
-    bench.feed(act.SnapshotWritten(asked.epoch, asked.height, asked.digest, Path(), None))
+    bench.feed(act.SnapshotWritten(asked.epoch, asked.height, asked.digest, None))
     assert bench.get_all(act.ShareCheckpoint) == [], "it could not be written"
     bench.manual = ()
     written = bench.answer(asked)

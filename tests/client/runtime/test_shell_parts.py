@@ -282,7 +282,7 @@ async def test_a_set_is_in_the_replay_store_once_waiting_for_it_is_over(
 
 async def test_evidence_is_a_file_for_whoever_wants_to_judge(autojump_clock: MockClock, place: Place) -> None:
     """Section 9, last table."""
-    await place.do(act.Log(types.Evidence(digests={3: b"\1" * 32}, reason="replay contradicts")))
+    await place.do(types.Evidence(digests={3: b"\1" * 32}, reason="replay contradicts"))
     (path,) = place.root.glob("evidence-epoch-*.json")
     assert json.loads(path.read_text()) == {"digests": {"3": "01" * 32}, "reason": "replay contradicts"}
 
@@ -348,7 +348,7 @@ async def test_stopping_ends_with_code_0_once_the_withdrawal_is_answered_or_soon
 ) -> None:
     """F26: within five seconds."""
     place.backend.answer_s = answer_s
-    withdraw = act.Submit(Withdraw(0, 1), after=act.Log(make(types.Withdrew)))
+    withdraw = act.Submit(Withdraw(0, 1), after=make(types.Withdrew))
     place.shell._execute([withdraw, act.Exit(0, "stopped", LeaveCause.STOPPED)])
     await trio.sleep(3.0)
     assert place.code == 0
@@ -357,7 +357,7 @@ async def test_stopping_ends_with_code_0_once_the_withdrawal_is_answered_or_soon
 
 
 async def test_waits_are_logged_in_the_time_of_people(autojump_clock: MockClock, place: Place) -> None:
-    place.shell._execute([act.Log(make(types.WaitStarted, until=trio.current_time() + 60.0))])
+    place.shell._execute([make(types.WaitStarted, until=trio.current_time() + 60.0)])
     (wait,) = place.log.get(types.WaitStarted)
     assert wait.until == pytest.approx(1_000_060.0, abs=1e-3)
 

@@ -14,15 +14,7 @@ from psyche.core.state.limits import NO_UPLOADER
 from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator, Mark, Model
 from psyche.durable import resolve_path
 from psyche.errors import NetworkError, PsycheError, TrainerError, WireError
-from psyche.modeling.snapshot import (
-    INFO_NAME,
-    SnapshotInfo,
-    assemble_snapshot,
-    get_tensor_bytes,
-    list_snapshots,
-    read_file_entries,
-    read_snapshot_info,
-)
+from psyche.modeling import snapshot as disk
 from psyche.telemetry import types
 from psyche.telemetry.types import WeightSource
 from psyche.wire.crypto import blake3_hash, compute_state_digest
@@ -68,7 +60,7 @@ class Loader:
         return self._local_root / model.checkpoint.name
 
     async def find_local(self, digest: bytes) -> Source | None:
-        snapshots = await trio.to_thread.run_sync(list_snapshots, self._snapshots)
+        snapshots = await trio.to_thread.run_sync(disk.list_snapshots, self._snapshots)
         found = next((s for s in snapshots if s.digest == digest), None)
         return Source(found.path, is_snapshot=True, name=WeightSource.OWN_SNAPSHOT) if found else None
 
@@ -97,7 +89,7 @@ class Loader:
         root = resolve_path(self._local_root, "")
         for source in (state.model.checkpoint, *state.model.extra_checkpoints)[owners:]:
             path = resolve_path(root, source.name)
-            if source.kind is CheckpointKind.LOCAL and path.is_relative_to(root) and (path / INFO_NAME).is_file():
+            if source.kind is CheckpointKind.LOCAL and path.is_relative_to(root) and (path / disk.INFO_NAME).is_file():
                 yield path
 
     async def fetch(
@@ -153,7 +145,7 @@ class Loader:
         The digest covers only the applied sets, so this member is trusted for the values.
         """
         own = await self.find_local(digest)
-        own_root = (await trio.to_thread.run_sync(read_snapshot_info, own.path)).weight_root if own else None
+        own_root = (await trio.to_thread.run_sync(disk.read_snapshot_info, own.path)).weight_root if own else None
         for member in state.clients:
             if member.p2p == self._network.key:
                 if own is not None:
@@ -232,7 +224,7 @@ class Loader:
             return  # a member named that place, not this client's user
         try:
             path = self.get_configured(state.model)
-            own = await trio.to_thread.run_sync(read_file_entries, path)
+            own = await trio.to_thread.run_sync(disk.read_file_entries, path)
         except (PsycheError, OSError):
             return
         differing = describe_file_differences(own, decode_manifest(offer.manifest).files)
@@ -246,7 +238,7 @@ class Loader:
         `newest` is the digest of the snapshot written last: epoch and step cannot tell apart repetitions of
         the last drain round, nor snapshots that another run left in this folder.
         """
-        snapshots = await trio.to_thread.run_sync(list_snapshots, self._snapshots)
+        snapshots = await trio.to_thread.run_sync(disk.list_snapshots, self._snapshots)
         others = sorted((s for s in snapshots if s.digest != certified), key=lambda s: s.digest != newest)
         kept = [s for s in snapshots if s.digest == certified][:1] + others[:1]
         for snapshot in kept:
@@ -260,10 +252,6 @@ class Loader:
         """Remove what failed or killed fetches left behind; to be called once the weights are loaded."""
         await trio.to_thread.run_sync(_remove_leftovers, self._snapshots)
 
-    async def read(self, digest: bytes) -> SnapshotInfo | None:
-        source = await self.find_local(digest)
-        return await trio.to_thread.run_sync(read_snapshot_info, source.path) if source else None
-
 
 def compute_offer_digest(model: Model, offer: Offer) -> bytes:
     """The full digest of an offer; in full-value mode it does not cover the tensors' values (S2)."""
@@ -276,13 +264,13 @@ def compute_offer_digest(model: Model, offer: Offer) -> bytes:
 
 def _list_parts(offer: Offer) -> Iterator[tuple[bytes, int]]:
     manifest = decode_manifest(offer.manifest)
-    yield from ((entry.blob_id, get_tensor_bytes(entry)) for entry in manifest.tensors)
+    yield from ((entry.blob_id, disk.get_tensor_bytes(entry)) for entry in manifest.tensors)
     yield from ((file.blob_id, file.size_bytes) for file in manifest.files)
 
 
-def _assemble(path: Path, state: Coordinator, offer: Offer, digest: bytes, parts: Mapping[bytes, Path]) -> SnapshotInfo:
+def _assemble(path: Path, state: Coordinator, offer: Offer, digest: bytes, parts: Mapping[bytes, Path]) -> None:
     mark = _get_mark(state)
-    return assemble_snapshot(
+    disk.assemble_snapshot(
         path,
         manifest=offer.manifest,
         parts=parts,

@@ -36,7 +36,7 @@ class Serving:
                 items = self._engine.get_announcements(request.epoch, request.height, request.have)
                 return SyncReply(found=bool(items), items=items)
             case "table":
-                table = self._engine.get_table(request.key)
+                table = self._engine.tables.show(request.key)
                 return NOT_FOUND if table is None else SyncReply(found=True, items=table)
             case "manifest":
                 offer = self._offers.get(request.key)

@@ -62,7 +62,7 @@ class BaseNode:
             get_record=self.address_record, get_unix=self._get_unix, start_soon=self.start_soon,
         )  # fmt: skip
         self._outboxes = Outboxes(self.peers, limits, self._statistics, self.start_soon)
-        self._fetcher = Fetcher(identity.public, self.store, self.peers, limits, self._statistics, run_io)
+        self._fetcher = Fetcher(identity.public, self.store, self.peers, limits, run_io)
         self.questions = Questions(self.peers, limits, self._statistics)
         self._exchange = AddressExchange(self.peers, limits, rng, self.questions.ask)
         self._is_exchanging = False

@@ -80,7 +80,6 @@ class NetworkStatistics:
     gossip_sent: int = 0
     gossip_received: int = 0
     gossip_refused: int = 0
-    blobs_fetched: int = 0
     peers: int = 0
     unread_bytes: int = 0  # received on all connections and not read yet
     cuts: int = 0  # connections closed because they held too many unread bytes

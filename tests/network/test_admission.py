@@ -63,14 +63,6 @@ async def test_a_joiner_that_does_not_know_the_plan_yet_is_let_in_until_it_has_a
         assert (b.key in a.connected()) == (plan == PLAN)
 
 
-async def test_who_has_no_place_is_closed_and_told(open_any: OpenNode) -> None:
-    async with AsyncExitStack() as stack:
-        a, stranger = await open_two(stack, open_any)
-        introduce([a, stranger])
-        a.set_allowed(frozenset())
-        await until_refused(stranger, a.key, "no place in the run yet")
-
-
 async def test_that_a_newcomer_must_wait_for_its_place_is_no_news_on_either_side(
     open_any: OpenNode, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -253,19 +245,6 @@ async def test_another_key_at_an_address_is_not_believed(open_any: OpenNode) -> 
         a.set_addresses([lie])
         await trio.sleep(0.3)
         assert a.connected() == frozenset()
-
-
-async def test_a_restarted_peer_is_found_and_heard_again(open_any: OpenNode) -> None:
-    async with open_any(1, QUICK) as a:
-        for round_ in range(2):
-            async with open_any(2, QUICK) as b:
-                await meet(a, b)
-                await b.publish(b"again %d" % round_)
-                with trio.fail_after(10):
-                    assert await a.messages().receive() == (b.key, b"again %d" % round_)
-            with trio.fail_after(10):
-                while a.connected():
-                    await a.peers.changed.wait()
 
 
 async def test_another_run_closes_everybody_and_forgives_liars(open_group: OpenGroup) -> None:

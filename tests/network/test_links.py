@@ -4,7 +4,6 @@ import random
 
 import pytest
 import trio
-from network_kit import set_link
 from trio.testing import MockClock
 
 from psyche.network.memory.line import SEND_BUFFER_BYTES, LinkConditions
@@ -59,18 +58,6 @@ async def test_announcements_are_packets_of_their_own(
     assert (found == sorted(found)) == (in_order or "duplicate" in conditions)
 
 
-async def test_a_packet_that_overtakes_others_comes_when_it_arrives(autojump_clock: MockClock) -> None:
-    links = build_links(latency_s=2.0)
-    came: list[tuple[float, bytes]] = []
-    lane = links.open_lane(A, B, 16, lambda packet: came.append((trio.current_time(), packet)))
-    lane.send(b"slow")
-    set_link(links, A, B, LinkConditions(latency_s=0.25))
-    await trio.sleep(1.0)
-    lane.send(b"quick")
-    await trio.sleep(5.0)
-    assert came == [(1.25, b"quick"), (2.0, b"slow")]
-
-
 async def test_packets_wait_for_a_slow_line_and_the_oldest_make_room(autojump_clock: MockClock) -> None:
     links = build_links(bandwidth_bytes_s=SEND_BUFFER_BYTES)
     came: list[tuple[float, int]] = []
@@ -109,21 +96,6 @@ async def test_a_stalled_line_delivers_what_was_sent_once_it_is_healed(autojump_
     assert await far.read_some(4) == b"late"
 
 
-async def test_a_stalled_line_that_breaks_tells_its_reader(autojump_clock: MockClock) -> None:
-    links = build_links()
-    near, far = links.open_pair(A, B)
-    links.stall([A], [B])
-    async with trio.open_nursery() as nursery:
-
-        async def read() -> None:
-            with pytest.raises(StreamError, match="reset"):
-                await far.read_some(1)
-
-        nursery.start_soon(read)
-        await trio.sleep(1)
-        near.break_off()
-
-
 async def test_a_writer_is_ahead_of_the_line_by_a_buffer_and_no_more(autojump_clock: MockClock) -> None:
     near, _far = build_links(bandwidth_bytes_s=SEND_BUFFER_BYTES).open_pair(A, B)
     started = trio.current_time()
@@ -131,19 +103,6 @@ async def test_a_writer_is_ahead_of_the_line_by_a_buffer_and_no_more(autojump_cl
     assert trio.current_time() == started, "it fits into the buffer"
     await near.write(bytes(2 * SEND_BUFFER_BYTES))
     assert trio.current_time() - started == pytest.approx(2.0)
-
-
-async def test_a_heavier_byte_of_an_answer_takes_more_of_the_line_and_a_request_does_not(
-    autojump_clock: MockClock,
-) -> None:
-    near, far = build_links(bandwidth_bytes_s=1_000).open_pair(A, B, answer_weigh=lambda size: 50.0 * size)
-    started = trio.current_time()
-    await near.write(bytes(100))
-    await far.read_some(100)
-    assert trio.current_time() - started == pytest.approx(0.1)
-    await far.write(bytes(100))
-    assert await read_exactly(near, 100) == bytes(100)
-    assert trio.current_time() - started == pytest.approx(5.1)
 
 
 async def test_what_is_heavier_is_told_by_its_length_and_counted_apart(autojump_clock: MockClock) -> None:

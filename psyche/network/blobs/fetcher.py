@@ -17,22 +17,17 @@ from psyche.network.limits import MAX_BLOBS_AT_ONCE, NetworkLimits
 from psyche.network.peers import PeerTable
 from psyche.wire.crypto import blob_id_of
 from psyche.wire.line.turns import take
-from psyche.wire.ports import NetworkStatistics
 
 Progress = Callable[[int], None]  # called with the bytes present
 
 
 class Fetcher:
-    def __init__(
-        self, key: bytes, store: BlobStore, peers: PeerTable, limits: NetworkLimits, statistics: NetworkStatistics,
-        run_io: RunIo,
-    ) -> None:  # fmt: skip
+    def __init__(self, key: bytes, store: BlobStore, peers: PeerTable, limits: NetworkLimits, run_io: RunIo) -> None:
         self.book = SourceBook(limits)
         self._key = key
         self._store = store
         self._peers = peers
         self._limits = limits
-        self._statistics = statistics
         self._run_io = run_io
         self._round = (0, 0)
         self._locks: dict[bytes, trio.Lock] = {}
@@ -83,7 +78,6 @@ class Fetcher:
             await job.run(deadline)
         finally:
             self._store.release(size)
-        self._statistics.blobs_fetched += 1
         epoch, height = self._round
         await self._store.add_bytes(sink.data, (epoch, height + self._limits.keep_fetched_rounds), is_fetched=True)
         return sink.data
@@ -125,7 +119,6 @@ class Fetcher:
         await self._build_job(targets, sources, parallel=True, progress=_add(progress, present)).run(deadline)
         for target in targets:
             await self._store.add_file(paths[target.blob_id], None)
-            self._statistics.blobs_fetched += 1
         return paths
 
     async def _is_there(self, blob_id: bytes, size: int, path: Path) -> bool:

@@ -15,7 +15,7 @@ from psyche.core.state.gossip import Finished, Leave, Ready, ReadyFlag, Result
 from psyche.core.state.messages import ReportEquivocation
 from psyche.core.state.state import ZERO32, RunState
 from psyche.telemetry import types
-from psyche.testing.builders import build_hash, build_identity
+from psyche.testing.builders import build_hash
 from psyche.wire.crypto import compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip
 
@@ -110,15 +110,6 @@ def test_a_header_that_is_not_canonical_is_refused(bench: Bench) -> None:
     assert bench.get_all(act.FetchPayload) == []
 
 
-def test_a_header_that_does_not_hash_to_the_commitment_is_refused(bench: Bench) -> None:
-    """R1."""
-    raw = encode_header(bench.build_header(1))
-    bench.hear(bench.sign(1, Result(OTHER, raw)))
-    (reason,) = get_refusals(bench)
-    assert "R1" in reason
-    assert not bench.get_record().heard >> 1 & 1
-
-
 # --- R2: who signed
 
 
@@ -128,11 +119,6 @@ def test_a_message_that_the_member_did_not_sign_counts_for_nothing(bench: Bench)
     assert "did not sign" in get_refusals(bench)[0]
     assert bench.get_record().finished == {}
     assert not bench.get_record().heard >> 1 & 1
-
-
-def test_a_message_of_somebody_who_takes_no_part_in_the_round_is_refused(bench: Bench) -> None:
-    bench.hear(bench.sign(9, Leave(), identity=build_identity(9)))
-    assert "did not sign" in get_refusals(bench)[0]
 
 
 def test_noise_and_messages_of_other_runs_or_epochs_change_nothing(bench: Bench) -> None:
@@ -318,12 +304,6 @@ def test_the_same_result_twice_is_no_evidence(bench: Bench) -> None:
     assert len(bench.get_all(act.FetchPayload)) == 1
 
 
-def test_results_of_two_rounds_are_no_evidence(bench: Bench) -> None:
-    bench.run_round()
-    bench.run_round()
-    assert bench.get_all(ReportEquivocation) == []
-
-
 def test_somebody_who_signs_another_result_with_the_own_key_is_shown_to_the_backend(bench: Bench) -> None:
     """R7, M9: a second process with this key cannot stay unseen."""
     bench.train()
@@ -392,20 +372,15 @@ def test_peers_are_asked_for_what_is_missing_ever_more_rarely(bench: Bench) -> N
     assert count_asked(bench) == 4, "but never more rarely than every 8 s"
 
 
-def test_where_a_peer_knew_more_it_is_asked_again_soon(bench: Bench) -> None:
-    bench.wait(2.0)
-    bench.take_in(bench.engine.on_answer([encode_gossip(bench.build_finished(1))], bench.now))
-    bench.wait(2.0)
-    assert count_asked(bench) == 2
-
-
-def test_an_answer_that_is_known_already_is_no_news(bench: Bench) -> None:
+@pytest.mark.parametrize("is_news", [True, False])
+def test_where_a_peer_knew_more_it_is_asked_again_soon(bench: Bench, is_news: bool) -> None:
     finished = encode_gossip(bench.build_finished(1))
-    bench.hear(finished)
+    if not is_news:
+        bench.hear(finished)
     bench.wait(2.0)
     bench.take_in(bench.engine.on_answer([finished], bench.now))
     bench.wait(2.0)
-    assert count_asked(bench) == 1
+    assert count_asked(bench) == 1 + is_news
 
 
 def test_who_has_done_its_own_work_asks_soon_again(bench: Bench) -> None:

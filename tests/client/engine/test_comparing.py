@@ -45,22 +45,16 @@ def get_right_digest(bench: Bench) -> bytes:
 # --- who heals
 
 
-def test_a_replay_that_cannot_be_done_is_followed_by_a_comparison_in_the_same_round() -> None:
-    """S7: the round whose digest is agreed already, if its weights are still in the trainer."""
-    bench = build_bench_in_second_epoch(2)
-    fail_to_replay(bench)
-    asked = bench.get_all(act.AskWeights)
-    assert [(a.epoch, a.height, a.member) for a in asked] == [(1, 3, 1), (1, 3, 2)]
-    assert len(asked) == HELPERS
-    assert [a.key for a in asked] == [bench.get_identity(m).public for m in (1, 2)]
-    assert bench.get_all(Withdraw) == []
-
-
-def test_what_is_compared_is_the_agreed_digest_with_the_own_weights_of_that_round() -> None:
-    """S7."""
+def test_a_replay_that_cannot_be_done_is_followed_by_a_comparison_with_the_own_weights_of_that_round() -> None:
+    """S7: of the round whose digest is agreed already, once somebody keeps a copy of it."""
     bench = build_bench_in_second_epoch(2)
     agreed = fail_to_replay(bench)
     own, chain = bench.engine.weights.digests[3], bench.engine.weights.chain
+    asked = bench.get_all(act.AskWeights)
+    assert [(a.epoch, a.height, a.member) for a in asked] == [(1, 3, 1), (1, 3, 2)]
+    assert [a.key for a in asked] == [bench.get_identity(m).public for m in (1, 2)]
+    assert len(asked) == HELPERS
+    assert bench.get_all(act.Compare) == bench.get_all(Withdraw) == []
     promise(bench)
     (compare,) = bench.get_all(act.Compare)
     assert (compare.epoch, compare.height, compare.agreed) == (1, 3, agreed)
@@ -91,13 +85,6 @@ def test_weights_that_the_trainer_lost_are_fetched_whole() -> None:
     promise(bench)
     (compare,) = bench.get_all(act.Compare)
     assert compare.own == ZERO32
-
-
-def test_nothing_is_compared_before_somebody_keeps_a_copy() -> None:
-    bench = build_bench_in_second_epoch(2)
-    fail_to_replay(bench)
-    bench.show()
-    assert bench.get_all(act.Compare) == []
 
 
 def test_while_it_compares_a_client_applies_nothing_and_keeps_what_it_will_apply() -> None:

@@ -4,7 +4,7 @@ from kits.bench import Bench, build_bench
 from kits.results import get_commitment
 
 from psyche.client.engine import actions as act
-from psyche.client.engine.records import PayloadStatus
+from psyche.client.engine.chain import OwnResults
 from psyche.core.committee.results import compute_results_root
 from psyche.core.state.bits import compute_bits
 from psyche.core.state.gossip import Gossip
@@ -13,6 +13,7 @@ from psyche.core.state.state import ZERO32, ClientFlag
 from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 from psyche.wire.gossip import decode_gossip, encode_gossip
+from psyche.wire.trainer import SentResult
 
 ALL = 0b1111
 
@@ -96,26 +97,17 @@ def test_results_that_come_by_gossip_after_the_close_decide_too() -> None:
     assert bench.get_decided() == {0: [0, 1, 2, 3]}
 
 
-def test_a_list_with_a_result_of_another_round_is_refused() -> None:
-    """C1: the height is signed; a root alone does not say which round a result is of."""
-    bench, results = build_bench_without_news()
-    close_round(bench, results)
-    asked = bench.get_all(act.AskTable)[0]
-    foreign = bench.sign(1, results[1].body, height=1)
-    show_table(bench, asked, encode_all(results | {1: foreign}))
-    assert bench.get_decided() == {}
-    assert [f.what for f in bench.get_logs(types.Refused)] == [types.Refusable.TABLE]
-
-
 def test_a_list_that_does_not_give_the_root_is_refused() -> None:
     bench, results = build_bench_without_news()
     close_round(bench, results)
     asked = bench.get_all(act.AskTable)[0]
     other = bench.build_result(1, 0, data_hash=build_hash("other"))
-    for items in ((), encode_all({m: results[m] for m in (0, 2, 3)}), encode_all(results | {1: other}), (b"noise",)):
+    foreign = bench.sign(1, results[1].body, height=1)  # C1: a root alone does not say which round a result is of
+    lists = [{m: results[m] for m in (0, 2, 3)}, results | {1: other}, results | {1: foreign}]
+    for items in ((), (b"noise",), *map(encode_all, lists)):
         show_table(bench, asked, items)
     assert bench.get_decided() == {}
-    assert len(bench.get_logs(types.Refused)) == 4
+    assert [f.what for f in bench.get_logs(types.Refused)] == [types.Refusable.TABLE] * 5
     assert bench.get_all(act.FetchPayload) == []
 
 
@@ -373,13 +365,6 @@ def test_a_refused_batch_leaves_the_fates_to_be_told_again() -> None:
     assert told == [(0, True), (1, True)]
 
 
-def test_an_own_result_is_held_from_the_start() -> None:
-    bench = build_bench(4).start()
-    bench.train()
-    assert [k.status for k in bench.get_known(0)] == [PayloadStatus.HELD]
-    assert bench.get_record().compute_held() == 1
-
-
 def test_a_reported_root_covers_exactly_what_is_held() -> None:
     """W2."""
     bench = build_bench(4).start()
@@ -390,3 +375,32 @@ def test_a_reported_root_covers_exactly_what_is_held() -> None:
     known = {m: bench.get_known(m, 0)[0].commitment for m in range(4)}
     assert message.held == ALL
     assert message.results_root == compute_results_root(0, 0, ALL, known)
+
+
+def test_a_result_counts_as_applied_where_the_set_has_it_under_the_own_number() -> None:
+    """R8; P3: what an epoch did not decide was not applied."""
+    own = OwnResults()
+    for height in range(1, 6):
+        own.note_sent(height, b"own")
+    sets: list[tuple[dict[int, bytes], int | None]] = [
+        ({0: b"own"}, 0),
+        ({0: b"other"}, 0),
+        ({1: b"own"}, 0),
+        ({0: b"own"}, None),
+    ]
+    for height, (chosen, member) in enumerate(sets, 1):
+        own.decide(height, chosen, member)
+    own.end_epoch()
+    own.decide(5, {0: b"own"}, 0)
+    assert own.take() == tuple(SentResult(height=h, applied=h == 1) for h in range(1, 6))
+
+
+def test_a_lost_trainer_has_lost_its_momentum_too_and_is_told_nothing_again() -> None:
+    """R8."""
+    bench, results = build_bench_without_news()
+    play_round(bench, results)
+    train = bench.get_all(act.Train)[-1]
+    assert train.decided
+    bench.feed(act.TrainFailed(train.epoch, train.height, "gone", trainer_lost=True))
+    assert bench.engine.training.work.is_done
+    assert bench.engine.chain.own.take() == ()

@@ -175,14 +175,6 @@ def test_who_is_behind_and_wrong_leaves() -> None:
     assert reason.startswith("cannot heal")
 
 
-def test_a_healed_of_another_epoch_changes_nothing() -> None:
-    bench = build_bench_in_second_epoch(2)
-    before = dict(bench.engine.weights.digests)
-    bench.feed(act.Healed(0, 1, WRONG, {0: WRONG, 1: WRONG}, {0: True, 1: True}))
-    assert bench.engine.weights.digests == before
-    assert bench.engine.weights.next_height == 3
-
-
 def test_digests_of_the_last_epoch_are_not_held_against_the_next() -> None:
     """A client that takes no part in an epoch has no digest in it."""
     bench = build_bench_in_second_epoch(2)

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 from kits.bench import Bench, build_bench
-from kits.results import FIRST_DIGEST, build_load_reply
+from kits.results import FIRST_DIGEST
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
-from psyche.core.encoding.plan import compute_plan, encode_plan
 from psyche.core.state.gossip import Leave
 from psyche.core.state.messages import (
     Join,
@@ -25,7 +24,6 @@ from psyche.core.state.state import ZERO32, ClientState, Mark, Round, RunState, 
 from psyche.telemetry import types
 from psyche.telemetry.types import Wait
 from psyche.testing.builders import build_hash
-from psyche.wire.crypto import blake3_hash
 
 OTHER = build_hash("other weights")
 
@@ -86,14 +84,6 @@ def test_a_client_joins_whenever_the_run_waits_for_members() -> None:
     bench.wait(60.0)
     assert len(bench.get_all(Join)) == 2
     assert ("3 more members", Wait.MORE_MEMBERS) in [(f.what, f.wait) for f in bench.get_logs(types.WaitStarted)]
-
-
-def test_a_join_holds_for_one_epoch_only() -> None:
-    """M2: so an epoch counts only who is there."""
-    bench = build_bench(4, rounds_per_epoch=1).start()
-    finish_epoch(bench)
-    assert bench.state.run_state is RunState.WAITING_FOR_MEMBERS
-    assert len(bench.get_all(Join)) == 1
 
 
 def test_who_is_not_a_member_waits_for_the_next_epoch_without_a_word() -> None:
@@ -300,15 +290,6 @@ def test_a_second_load_is_not_asked_for_while_one_runs() -> None:
     bench.feed(bench.build_loaded(bench.get_all(act.Load)[0]))
     assert [a.epoch for a in bench.get_all(WarmupWitness)] == [0]
     assert bench.engine.weights.is_loaded
-
-
-def test_a_plan_that_cannot_be_read_ends_the_client() -> None:
-    bench = build_bench(4, manual={act.Load})
-    bench.warm_up()
-    bench.feed(act.Loaded(0, FIRST_DIGEST, "test", build_load_reply(b"no plan")))
-    (left,) = bench.get_all(act.Exit)
-    assert left.code == 1
-    assert "plan" in left.reason
 
 
 # --- P4: pause and resume
@@ -649,22 +630,3 @@ def test_a_load_that_fails_leaves_no_claim_on_the_weights_that_were_there() -> N
     bench.feed(act.LoadFailed(load.epoch, "the disk failed"))
     assert bench.engine.membership.weights_digest is None
     assert len(bench.get_all(WarmupWitness)) == 1
-
-
-def test_a_heal_that_fails_in_the_next_epoch_starts_no_second_load() -> None:
-    """Two loads would follow one another into a round."""
-    bench = build_bench(4, rounds_per_epoch=1, manual={act.Load})
-    bench.warm_up()
-    bench.feed(act.HealFailed(7, "of another epoch", weights_kept=False))
-    bench.wait(5.0)
-    assert len(bench.get_all(act.Load)) == 1
-
-
-def test_an_unknown_optimizer_plan_of_another_size_changes_what_is_allowed() -> None:
-    """R3: the limit follows from the plan of the loaded model."""
-    bench = build_bench(4).start()
-    before = bench.engine._x.facts.max_body_bytes
-    plan = encode_plan(compute_plan({"w": (512, 64)}, chunk=64, topk=8, one_bit=True))
-    bench.feed(act.Loaded(0, FIRST_DIGEST, "test", build_load_reply(plan)))
-    assert bench.engine._x.facts.max_body_bytes > before
-    assert bench.engine._x.facts.plan_hash == blake3_hash(plan)

@@ -6,7 +6,7 @@ import pytest
 from kits.bench import Bench, build_bench
 
 from psyche.client.engine import actions as act
-from psyche.client.engine.records import PayloadStatus
+from psyche.client.engine.records import PayloadStatus, compute_pace, compute_patience
 from psyche.client.engine.witness_report import (
     compute_report,
     compute_standing,
@@ -27,66 +27,48 @@ def get_finished(bench: Bench) -> list[tuple[int, Finished]]:
 # --- A1: who is awaited
 
 
-def test_members_that_were_heard_in_eight_rounds_running_are_awaited() -> None:
-    """A1: founding members start with eight."""
-    bench = build_bench(5).start()
-    state = bench.engine.state
-    assert get_awaited(state, bench.get_record()) == [0, 1, 2, 3, 4]
-    state.clients[3].good_streak = 7
-    assert get_awaited(state, bench.get_record()) == [0, 1, 2, 4]
+Counts = dict[int, dict[str, object]]  # member -> what the record counts of it
+AWAITED: dict[str, tuple[Counts, set[int], list[int]]] = {  # (counts, who was heard, who is awaited) of five electors
+    "all with eight rounds running, as founding members have": ({}, set(), [0, 1, 2, 3, 4]),
+    "not those with seven": ({3: {"good_streak": 7}}, set(), [0, 1, 2, 4]),
+    "below half, all without an absence": (
+        {0: {"good_streak": 0}, 1: {"good_streak": 0, "missed": 1}, 2: {"good_streak": 0}}, set(), [0, 2, 3, 4],
+    ),
+    "from half on, the steady": (
+        {1: {"good_streak": 0, "missed": 1}, 2: {"good_streak": 0}}, set(), [0, 3, 4],
+    ),
+    "an elector that was absent, where it is heard": ({3: {"good_streak": 0, "missed": 1}}, {3}, [0, 1, 2, 3, 4]),
+    "and not where it is not": ({3: {"good_streak": 0, "missed": 1}}, set(), [0, 1, 2, 4]),
+    "a glitch is common whoever has spoken": (
+        {m: {"good_streak": 1, "missed": int(m == 1)} for m in range(5)}, {2, 3}, [0, 2, 3, 4],
+    ),
+    "nobody that withdrew or was dropped": (
+        {2: {"state": ClientState.WITHDRAWN}, 3: {"state": ClientState.DROPPED}}, {2, 3}, [0, 1, 4],
+    ),
+}  # fmt: skip
 
 
-def test_with_fewer_than_half_steady_members_all_without_an_absence_are_awaited() -> None:
-    """A1: a common glitch must not empty the list."""
-    bench = build_bench(5).start()
-    state = bench.engine.state
-    for member in (0, 1, 2):
-        state.clients[member].good_streak = 0
-    state.clients[1].missed = 1
-    assert get_awaited(state, bench.get_record()) == [0, 2, 3, 4], "two of five are steady: fewer than half"
-    state.clients[0].good_streak = 8
-    assert get_awaited(state, bench.get_record()) == [0, 3, 4], "three of five are steady: half are enough"
-
-
-def test_exactly_half_steady_members_are_enough() -> None:
-    bench = build_bench(4).start()
-    state, record = bench.engine.state, bench.get_record()
-    record.heard = 0
-    state.clients[0].good_streak = state.clients[1].good_streak = 0
-    assert get_awaited(state, record) == [2, 3]
-
-
-def test_an_elector_that_was_absent_is_awaited_in_each_round_in_which_it_is_heard() -> None:
-    """A1: else the slowest elector would be late again and again after one glitch, and have a strike."""
+@pytest.mark.parametrize(("counts", "heard", "awaited"), AWAITED.values(), ids=AWAITED)
+def test_electors_are_awaited_by_what_the_record_counts_of_them(
+    counts: Counts, heard: set[int], awaited: list[int]
+) -> None:
+    """A1, M4: a common glitch must not empty the list, and one glitch must not make a slow elector late for good."""
     bench = build_bench(5).start()
     state, record = bench.engine.state, bench.get_record()
-    state.clients[3].good_streak, state.clients[3].missed = 0, 1
-    assert get_awaited(state, record) == [0, 1, 2, 4], "silence costs the others nothing"
-    bench.hear(bench.build_ready(3, b"\1" * 32))
-    assert get_awaited(state, record) == [0, 1, 2, 3, 4]
-    bench.hear(bench.sign(3, Leave()))
-    assert get_awaited(state, record) == [0, 1, 2, 4]
-
-
-def test_an_elector_that_is_heard_does_not_keep_those_without_an_absence_off_the_list() -> None:
-    """A1: whether a glitch was a common one does not depend on who has spoken so far."""
-    bench = build_bench(5).start()
-    state, record = bench.engine.state, bench.get_record()
-    for member in range(5):
-        state.clients[member].good_streak = 1
-    state.clients[1].missed = 1
-    for member in (2, 3):
+    for member, changes in counts.items():
+        for name, value in changes.items():
+            setattr(state.clients[member], name, value)
+    for member in heard:
         bench.hear(bench.build_ready(member, b"\1" * 32))
-    assert get_awaited(state, record) == [0, 2, 3, 4]
+    assert get_awaited(state, record) == awaited
 
 
-def test_nobody_waits_for_those_who_left_or_were_dropped() -> None:
-    """A1, M4: Withdrawn, Dropped, and who said Leave."""
+def test_nobody_waits_for_who_says_that_it_leaves() -> None:
+    """A1."""
     bench = build_bench(5).start()
-    bench.hear(bench.sign(1, Leave()))
-    bench.engine.state.clients[2].state = ClientState.WITHDRAWN
-    bench.engine.state.clients[3].state = ClientState.DROPPED
-    assert get_awaited(bench.engine.state, bench.get_record()) == [0, 4]
+    bench.hear(bench.build_ready(3, b"\1" * 32))
+    bench.hear(bench.sign(3, Leave()))
+    assert get_awaited(bench.engine.state, bench.get_record()) == [0, 1, 2, 4]
 
 
 def start_with_newcomers() -> Bench:
@@ -136,6 +118,36 @@ def test_a_newcomer_that_was_late_twice_is_not_awaited_before_it_has_delivered()
 
 
 # --- A2: pace
+
+
+@pytest.mark.parametrize(
+    ("awaited", "at", "pace"),
+    [
+        ([], {}, 0.0),  # nobody awaited means no wait at all
+        ([0, 1, 2, 3], {0: 11.0, 1: 12.0, 2: 17.0, 3: 13.0}, 3.0),  # q(4) = 3: the third fastest
+        ([0, 1], {0: 3.0, 1: 4.0}, 0.0),  # there before the round began
+        ([0, 1, 2, 3], {0: 11.0, 1: 12.0}, None),  # no quorum yet
+    ],
+)
+def test_the_pace_is_the_moment_when_a_quorum_was_there(
+    awaited: list[int], at: dict[int, float], pace: float | None
+) -> None:
+    assert compute_pace(awaited, at, 10.0) == pace
+
+
+@pytest.mark.parametrize(
+    ("paces", "factor", "patience"),
+    [
+        ((1.0, 0.5), 150, 3.0),  # at least two seconds more
+        ((10.0, 0.5), 150, 15.0),
+        ((1.0, 1.0), 0, None),  # waits for all
+        ((1.0, None), 150, None),  # unknown while a pace is
+    ],
+)
+def test_a_straggler_has_one_and_a_half_times_the_pace(
+    paces: tuple[float | None, ...], factor: int, patience: float | None
+) -> None:
+    assert compute_patience(paces, factor) == patience
 
 
 def test_the_pace_is_that_of_the_awaited_electors_so_silent_newcomers_cost_no_more_than_one_slow_member() -> None:

@@ -25,17 +25,6 @@ def build_bench_in_round(height: int) -> Bench:
     return bench
 
 
-def test_one_skipped_state_costs_nothing() -> None:
-    bench = build_bench_in_round(3)
-    bench.blind = True
-    bench.run_round()
-    bench.blind = False
-    bench.run_round()
-    bench.show()
-    assert bench.engine.weights.next_height == bench.state.current.height + 1
-    assert bench.get_all(Withdraw) == []
-
-
 def test_results_that_wait_for_their_decision_are_kept_while_states_are_skipped() -> None:
     """Round 5 is seen, then 8: the record of round 5 is still there, and decides what was announced in round 4."""
     bench = build_bench_in_round(5)

@@ -89,17 +89,6 @@ def test_the_table_of_a_witness_that_is_gone_is_asked_of_others_until_one_has_it
     assert others == {kept_from_it.state.clients[m].p2p for m in (1, 2, LIAR)}, "itself first, then who else there is"
 
 
-def test_what_came_in_a_table_is_kept_and_shown_to_others() -> None:
-    """Also a third commitment, which gossip would have dropped: the list must not end with its witness."""
-    informed, kept_from_it = build_client(0), build_client(1, 2, 0)
-    question = next(a for a in kept_from_it.get_all(act.AskTable) if a.member == 1)
-    assert kept_from_it.engine.tables.show(question.root) is None
-    items = informed.engine.tables.show(question.root)
-    assert items is not None
-    kept_from_it.feed(act.TableArrived(question.epoch, question.height, question.member, question.root, items))
-    assert kept_from_it.engine.tables.show(question.root) == items
-
-
 def test_a_table_whose_entries_are_not_all_signed_is_refused() -> None:
     """The root is right and the signature is not: nobody is said to have signed what it did not."""
     informed, kept_from_it = build_client(0), build_client(1, 2, 0)

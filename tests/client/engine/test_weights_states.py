@@ -1,12 +1,10 @@
 """The state of a client's weights: whatever the record, the trainer and peers do, only the table's steps are taken."""
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import hypothesis.strategies as st
-import pytest
 from healing_kit import build_bench_in_second_epoch, diverge, let_go
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -14,73 +12,24 @@ from kits.bench import Bench
 from kits.results import build_train_reply
 
 from psyche.client.engine import actions as act
-from psyche.client.engine.context import EngineContext
 from psyche.client.engine.weights import (
     Absent,
     Comparing,
     Diverged,
-    Doubt,
     Following,
-    Held,
     Replaying,
     Weights,
     WeightsState,
 )
 from psyche.core.state.state import ZERO32
 from psyche.testing.builders import build_hash
-from psyche.wire.crypto import Identity
 
-DOUBT = Doubt(3)
 RARELY = st.integers(0, 9).map(lambda n: n == 9)
-EXAMPLES: dict[str, WeightsState] = {
-    "absent": Absent(),
-    "following": Following(),
-    "diverged": Diverged(DOUBT),
-    "replaying": Replaying(DOUBT),
-    "comparing": Comparing(3, weights_kept=True),
-    "holding": Comparing(3, weights_kept=True, held=Held(4)),
-    "fetching": Comparing(3, weights_kept=True, held=Held(4, until=9.0)),
-}
-HEALED = act.Healed(1, 3, build_hash("chain"), {3: build_hash("replayed")}, {3: True})
-TRANSITIONS: dict[str, tuple[Callable[[Weights], None], dict[str, WeightsState]]] = {
-    "forget": (Weights.forget, dict.fromkeys(EXAMPLES, Absent())),
-    "begin": (lambda w: w.begin(ZERO32), {"absent": Following()}),
-    "lose": (
-        Weights.lose,
-        {name: Absent(was_diverged=name not in ("absent", "following")) for name in EXAMPLES},
-    ),
-    "begin_replay": (Weights.begin_replay, {"diverged": Replaying(Doubt(3, is_contradicted=False))}),
-    "end_replay": (lambda w: w.end_replay(HEALED), {"replaying": Diverged(Doubt(3, is_replayed=True))}),
-    "begin_comparison": (
-        lambda w: w.begin_comparison(weights_kept=False),
-        {"replaying": Comparing(3, weights_kept=False)},
-    ),
-    "hold": (lambda w: w.hold(4), {"comparing": EXAMPLES["holding"]}),
-    "release": (Weights.release, {"holding": EXAMPLES["comparing"], "comparing": EXAMPLES["comparing"]}),
-    "fetch": (lambda w: w.fetch(9.0), {"holding": EXAMPLES["fetching"], "fetching": EXAMPLES["fetching"]}),
-    "end_comparison": (lambda w: w.end_comparison(HEALED), {"fetching": Following()}),
-}
 STEPS = {
     (Absent, Following), (Following, Diverged), (Diverged, Following), (Diverged, Replaying), (Replaying, Diverged),
     (Replaying, Comparing), (Comparing, Following), (Absent, Absent), (Following, Absent), (Diverged, Absent),
     (Replaying, Absent), (Comparing, Absent), (Diverged, Diverged), (Replaying, Replaying), (Comparing, Comparing),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(("transition", "start"), list(itertools.product(TRANSITIONS, EXAMPLES)))
-def test_a_transition_is_made_from_the_states_of_the_table_and_refused_from_all_others(
-    transition: str, start: str
-) -> None:
-    """S4, S7, S8."""
-    make, ends = TRANSITIONS[transition]
-    weights = Weights(EngineContext(Identity(bytes(32))), EXAMPLES[start])
-    if start in ends:
-        make(weights)
-        assert weights.state == ends[start]
-    else:
-        with pytest.raises(AssertionError):
-            make(weights)
-        assert weights.state == EXAMPLES[start]
 
 
 @contextmanager

@@ -150,16 +150,6 @@ def test_a_body_is_checked_against_the_plan_of_the_loaded_model() -> None:
 # --- data
 
 
-async def test_data_is_opened_when_the_first_batch_is_asked_for(settings: ClientSettings) -> None:
-    state = Coordinator(model=build_model(data_location=DataLocation(DataLocationKind.DUMMY)))
-    data = LazyData(lambda: state, Identity(SECRET), settings)
-    data.vocab_size = 100
-    first = await data.get(0, 1)
-    assert len(first) == 2 * state.model.max_seq_len * 4
-    assert await data.get(0, 1) == first
-    await data.aclose()
-
-
 async def test_p9_data_is_opened_again_where_the_owner_has_changed_what_it_is(settings: ClientSettings) -> None:
     state = Coordinator(model=build_model(data_location=DataLocation(DataLocationKind.DUMMY)))
     data = LazyData(lambda: state, Identity(SECRET), settings)

@@ -16,7 +16,7 @@ from kits.log import Log
 from kits.models import write_model_folder
 
 from psyche.backends.port import Backend
-from psyche.client.runtime import app, preflight
+from psyche.client.runtime import app
 from psyche.client.runtime.preflight import check_participation
 from psyche.client.runtime.reporting import Reporter
 from psyche.client.runtime.settings import ClientSettings
@@ -275,8 +275,3 @@ async def test_a_device_that_nobody_has_is_refused_before_anything_is_made(place
     with pytest.raises(ConfigError, match=f"--device {device}: there is no such device; use auto, cpu, cuda or cuda:N"):
         await app.run_client(place.settings, EventLog(None, node="n"), lambda *_: pytest.fail("it never gets so far"))
     assert not place.settings.data_dir.exists()
-
-
-def test_the_snapshots_that_are_counted_are_those_that_a_run_keeps() -> None:
-    """P6: two are kept, and a third is written before one of them goes."""
-    assert preflight.SNAPSHOTS == 3

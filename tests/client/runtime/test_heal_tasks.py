@@ -153,15 +153,6 @@ async def test_weights_that_are_lost_are_fetched_whole(place: Place) -> None:
     assert sorted(place.network.wanted) == sorted(map(blob_id_of, (*RIGHT, b"{}")))
 
 
-async def test_a_liar_is_passed_over(place: Place) -> None:
-    """S7: everything is checked against the agreed digest."""
-    place.network.answers = {
-        KEYS[1]: answer_with(place.offer((b"lie" + b"a" * 29, *RIGHT[1:]))),
-        KEYS[2]: answer_with(place.offer()),
-    }
-    assert isinstance(await place.tasks.do(COMPARE), act.Healed)
-
-
 async def test_a_copy_that_is_still_being_written_is_waited_for(place: Place, autojump_clock: MockClock) -> None:
     nothing, offer = SyncReply(found=False), answer_with(place.offer())(SyncRequest("manifest"))
     answers = iter([nothing, nothing, offer])

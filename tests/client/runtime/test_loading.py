@@ -1,6 +1,5 @@
 """Where weights come from, and what is believed of those who offer them (P6, S2, S8, S9, B17, B21)."""
 
-import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -221,16 +220,6 @@ async def test_of_two_snapshots_of_one_step_the_one_written_last_is_kept(place: 
     assert place.get_digests() == {certified, one}
 
 
-async def test_what_another_run_left_does_not_push_out_a_new_snapshot(place: Place) -> None:
-    """P6: epochs of another run may be higher."""
-    left = await place.write_snapshot("another run", epoch=900, step=9_000)
-    certified = await place.write_snapshot("certified", epoch=0, step=1)
-    newest = await place.write_snapshot("newest", epoch=0, step=5)
-    await place.loader.keep(certified, newest)
-    assert place.get_digests() == {certified, newest}
-    assert left not in place.get_digests()
-
-
 async def test_blobs_that_a_kept_snapshot_shares_are_still_offered(place: Place) -> None:
     first = await place.write_snapshot("same weights", epoch=0, step=1, chain=build_hash(1))
     second = await place.write_snapshot("same weights", epoch=1, step=2, chain=build_hash(2))
@@ -300,9 +289,3 @@ async def test_in_full_value_mode_the_first_members_copy_leads(tmp_path: Path) -
     assert source is not None
     assert source.name == types.WeightSource.PEERS
     assert [peer for peer, _ in place.network.asked] == [KEYS[0], KEYS[1]], "the first of them is not connected"
-
-
-def test_entries_are_frozen_where_a_digest_rests_on_them() -> None:
-    offer, _ = build_offer()
-    with pytest.raises((AttributeError, dataclasses.FrozenInstanceError)):
-        offer.manifest = b"other"  # type: ignore[misc]

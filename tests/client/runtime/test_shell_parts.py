@@ -330,15 +330,6 @@ async def test_a_backend_that_gives_up_ends_the_client_with_the_exit_code_of_the
 # --- peers
 
 
-async def test_peers_are_asked_for_announcements_and_what_they_say_is_heard(
-    autojump_clock: MockClock, place: Place
-) -> None:
-    await place.do(act.AskAnnouncements(0, 3, 0b0101))
-    assert len(place.network.asked) == 4
-    assert {request.have for _, request in place.network.asked} == {0b0101}
-    assert sorted(place.engine.heard) == [b"one"] * 4 + [b"two"] * 4
-
-
 # --- leaving
 
 

@@ -84,10 +84,3 @@ def test_equal_bodies_of_two_rounds_stay_as_long_as_the_later_one_needs_them() -
     cache.expire(0, 7)
     assert cache.find((b"1",)) is None
     assert len(cache) == 0
-
-
-def test_bodies_of_an_earlier_epoch_go_whatever_their_height() -> None:
-    cache = PayloadCache()
-    cache.keep(b"1", 0, 900, BODY)
-    cache.expire(1, 0)
-    assert cache.find((b"1",)) is None

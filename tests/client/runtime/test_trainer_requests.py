@@ -26,18 +26,36 @@ from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 from psyche.testing.dummy_trainer import DummyTrainer, build_weights
 from psyche.wire.crypto import compute_chain_digest, compute_state_digest
-from psyche.wire.trainer import ApplyReply, ApplyRequest, LoadReply, LoadRequest, SnapshotReply, SnapshotRequest
+from psyche.wire.trainer import (
+    ApplyReply,
+    ApplyRequest,
+    LoadReply,
+    LoadRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    TrainReply,
+    TrainRequest,
+)
 
 LIMIT_S = 20
 
 
 class Trainer(DummyTrainer):
+    """Fails as told, once it may, and starts again once it may."""
+
     def __init__(self) -> None:
         super().__init__()
         self.failures: dict[str, list[Exception]] = {}
         self.calls: list[str] = []
         self.loads: list[LoadRequest] = []
         self.restarts = 0
+        self.may_go_on = trio.Event()
+        self.may_go_on.set()
+
+    async def train(self, request: TrainRequest) -> TrainReply:
+        await self.may_go_on.wait()
+        self.note("train")
+        return await super().train(request)
 
     def note(self, call: str) -> None:
         self.calls.append(call)
@@ -64,6 +82,8 @@ class Trainer(DummyTrainer):
 
     async def restart(self) -> None:
         self.restarts += 1
+        self.calls.append("restart")
+        await self.may_go_on.wait()
         await super().restart()
 
 
@@ -513,3 +533,49 @@ async def test_an_export_of_the_same_weights_is_left_as_its_user_made_it(
         await place.tasks.wait_idle()
     assert (folder / "converted.gguf").exists() == is_left
     assert [event.path for event in place.shell.told.get(types.Exported)] == [str(folder)]
+
+
+# --- a trainer that fails between the engine's requests
+
+
+async def test_a_lost_trainer_is_reported_before_the_new_one_is_up(place: Place) -> None:
+    """The others must not wait for a member whose trainer takes half a minute to come back."""
+    place.trainer.failures["load"] = [TrainerFailure(FailureKind.HUNG, "it hung")]
+    place.loader.own, digest = await place.write_snapshot(types.WeightSource.OWN_SNAPSHOT)
+    place.trainer.may_go_on = trio.Event()
+    (event,) = await place.ask(build_load(digest))
+    assert isinstance(event, act.LoadFailed)
+    await trio.testing.wait_all_tasks_blocked()
+    assert place.trainer.calls == ["load", "restart"]
+
+
+async def test_what_was_asked_of_lost_weights_is_never_run_on_new_ones(place: Place) -> None:
+    place.shell.data.set()
+    place.trainer.failures["train"] = [TrainerFailure(FailureKind.CRASHED, "it died")]
+    place.trainer.may_go_on = trio.Event()
+    place.tasks.put(build_train(3))
+    await wait_until_all_rest()
+    for action in (build_apply(4), build_train(4), build_load()):
+        place.tasks.put(action)
+    place.trainer.may_go_on.set()
+    with trio.fail_after(LIMIT_S):
+        await place.tasks.wait_idle()
+    assert place.trainer.calls == ["train", "restart"], "nothing of the former weights was run"
+    lost, stale, failed = place.shell.events
+    assert lost == act.TrainFailed(0, 3, "it died", trainer_lost=True)
+    assert (type(stale), stale.height, stale.trainer_lost) == (act.TrainFailed, 4, False)  # type: ignore[union-attr]
+    assert isinstance(failed, act.LoadFailed), "what does not need the former weights was"
+
+
+@pytest.mark.parametrize("known", [b"blob", b"other"])
+async def test_an_apply_has_the_payloads_of_its_asking_and_without_them_costs_the_weights(
+    place: Place, known: bytes
+) -> None:
+    place.shell.bodies = {known: build_body(4)}
+    place.tasks.put(build_apply(4, (b"blob",)))
+    place.shell.bodies = {}  # its round is over for everybody else
+    with trio.fail_after(LIMIT_S):
+        await place.tasks.wait_idle()
+    (event,) = place.shell.events
+    assert isinstance(event, act.Applied if known == b"blob" else act.TrainerLost)
+    assert place.trainer.calls == (["apply"] if known == b"blob" else [])

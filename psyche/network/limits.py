@@ -11,6 +11,11 @@ SYNC_REQUEST_BYTES: Final = 1 << 10
 SYNC_REPLY_BYTES: Final = 4 << 20
 SYNC_ITEMS: Final = 4_096
 MAX_BLOBS_AT_ONCE: Final = 65_536  # tensors of one model
+ASKED_BYTES: Final = 64 << 20  # requested and not yet received, all sources: 1 s of a fast line; then one chunk each
+# received and not yet read, of all connections: twice what is requested, so that replies always have room
+UNREAD_BYTES: Final = 128 << 20
+UNREAD_PER_CONNECTION_BYTES: Final = 64 << 20  # one source may send all that is requested
+CUT_REST_S: Final = 60.0  # how long a cut non-member stays out, lest it fill the buffers again at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +58,10 @@ class NetworkLimits:
 
     connections: int = 512
     pending_per_ip: int = 64  # connections from one address that are still in the handshake
-    asked_bytes: int = 64 << 20  # requested and not yet received, all sources: 1 s of a fast line; then one chunk each
-    # received and not yet read, of all connections: twice what is requested, so that replies always have room
-    unread_bytes: int = 128 << 20
-    unread_per_connection_bytes: int = 64 << 20  # one source may send all that is requested
-    cut_rest_s: float = 60.0  # how long a cut non-member stays out, lest it fill the buffers again at once
+    unread_bytes: int = UNREAD_BYTES
+    unread_per_connection_bytes: int = UNREAD_PER_CONNECTION_BYTES
+    asked_bytes: int = ASKED_BYTES
+    cut_rest_s: float = CUT_REST_S
     streams_per_connection: int = 256
     health_check_s: float = 15.0
     ping_s: float = 15.0

@@ -52,23 +52,18 @@ class _Token(msgspec.Struct):
     access_token: str
 
 
-def open_bucket(
-    bucket: str, prefix: str, options: StorageOptions, *, generations: Mapping[str, str] | None = None
-) -> "BucketStorage":
-    """Open the objects below a folder of a bucket; "": all of it.
+class BucketStorage(HttpStorage):
+    """The objects below a folder of a bucket; "": all of it.
 
-    `generations`: read these objects alone, by name below the folder, each of that generation ("": the newest one);
-    the bucket is then not listed, which not everybody may do.
+    `generations`: these objects alone, by name below the folder, each of that generation ("": the newest one); the
+    bucket is then not listed, which not everybody may do.
 
     Raises:
         StorageRefused: there can be no such bucket or folder.
     """
-    return BucketStorage(bucket, prefix, options, generations)
 
-
-class BucketStorage(HttpStorage):
     def __init__(
-        self, bucket: str, prefix: str, options: StorageOptions, generations: Mapping[str, str] | None
+        self, bucket: str, prefix: str, options: StorageOptions, *, generations: Mapping[str, str] | None = None
     ) -> None:
         if not _BUCKET.fullmatch(bucket):
             raise StorageRefused(f"{bucket[:100]!a}: is no name of a bucket")
@@ -117,6 +112,9 @@ class BucketStorage(HttpStorage):
 
     async def _sign(self) -> Headers:
         return {} if self._account is None else {"authorization": f"Bearer {await self._account.get_token()}"}
+
+
+open_bucket: Final = BucketStorage
 
 
 class ServiceAccount:

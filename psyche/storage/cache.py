@@ -1,9 +1,7 @@
 """A cache of files' bytes on disk, with a limit; processes of one machine may share it."""
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Final
@@ -13,7 +11,7 @@ import trio
 from blake3 import blake3
 
 from psyche.durable import make_folder, read_file, replace_file
-from psyche.storage.port import MAX_RANGE_BYTES, Storage, StoredFile, check_range, gather
+from psyche.storage.port import Storage, StoredFile, check_range, read_ranges
 
 CHUNK_BYTES: Final = 1 << 20
 _SCANS: Final = 16  # the folder is looked through after each such part of the limit that this process has written
@@ -53,9 +51,11 @@ class DiskCache:
             self._fetching |= dict.fromkeys(mine.values(), event := trio.Event())
             try:
                 chunks |= await trio.to_thread.run_sync(_load, file, mine)
-                runs = _join([number for number in mine if number not in chunks])
-                for found in await gather([partial(self._fetch, storage, file, run, mine) for run in runs]):
-                    chunks |= found
+                absent = [number for number in mine if number not in chunks]
+                ranges = [(file, n * CHUNK_BYTES, min((n + 1) * CHUNK_BYTES, file.size_bytes)) for n in absent]
+                fetched = dict(zip(absent, await read_ranges(storage, ranges), strict=True))
+                await trio.to_thread.run_sync(self._keep, {mine[number]: raw for number, raw in fetched.items()})
+                chunks |= fetched
             finally:
                 for path in mine.values():
                     del self._fetching[path]
@@ -69,12 +69,6 @@ class DiskCache:
     def _find(self, storage: Storage, file: StoredFile, number: int) -> Path:
         key = blake3("\0".join((storage.address, file.name, file.version, str(number))).encode()).hexdigest()
         return self._folder / key[:2] / key[2:]
-
-    async def _fetch(self, storage: Storage, file: StoredFile, run: range, paths: dict[int, Path]) -> dict[int, bytes]:
-        raw = await storage.read(file, run.start * CHUNK_BYTES, min(run.stop * CHUNK_BYTES, file.size_bytes))
-        chunks = {n: raw[(n - run.start) * CHUNK_BYTES :][:CHUNK_BYTES] for n in run}
-        await trio.to_thread.run_sync(self._keep, {paths[number]: chunk for number, chunk in chunks.items()})
-        return chunks
 
     def _keep(self, chunks: dict[Path, bytes]) -> None:
         try:
@@ -98,10 +92,9 @@ class DiskCache:
                 stat = path.stat()
                 found.append((stat.st_mtime, stat.st_size, path))
         used_bytes = sum(size_bytes for _, size_bytes, _ in found)
-        if used_bytes <= self._limit_bytes:
-            return
+        kept_bytes = self._limit_bytes * (_KEPT if used_bytes > self._limit_bytes else 1.0)
         for _, size_bytes, path in sorted(found):
-            if used_bytes <= self._limit_bytes * _KEPT:
+            if used_bytes <= kept_bytes:
                 break
             path.unlink(missing_ok=True)
             used_bytes -= size_bytes
@@ -118,13 +111,3 @@ def _load(file: StoredFile, paths: dict[int, Path]) -> dict[int, bytes]:
                 chunks[number] = raw[32:]
                 os.utime(path)
     return chunks
-
-
-def _join(numbers: list[int]) -> Iterator[range]:
-    """Chunks that follow each other, as many as one request has."""
-    while numbers:
-        count = 1
-        while count < min(len(numbers), MAX_RANGE_BYTES // CHUNK_BYTES) and numbers[count] == numbers[0] + count:
-            count += 1
-        yield range(numbers[0], numbers[0] + count)
-        numbers = numbers[count:]

@@ -2,16 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import Final
 
 import trio
 
 from psyche.durable import open_file
 from psyche.errors import StorageError, StorageRefused
 from psyche.storage.port import StoredFile, check_range, sort_files
-
-
-def open_folder(path: Path) -> "FolderStorage":
-    return FolderStorage(path)
 
 
 class FolderStorage:
@@ -66,3 +63,6 @@ class FolderStorage:
 
 def _get_version(found: os.stat_result) -> str:
     return f"{found.st_size}-{found.st_mtime_ns}"
+
+
+open_folder: Final = FolderStorage

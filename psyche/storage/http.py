@@ -84,15 +84,15 @@ class HttpSource:
     """The requests to one storage: so many at once, each with tries, redirects and a deadline."""
 
     def __init__(self, options: StorageOptions) -> None:
-        from psyche.storage.dialing import make_pool
-
-        self._allow_private_hosts = options.allow_private_hosts
+        self._options = options
         self._limiter = trio.CapacityLimiter(options.max_concurrent_downloads)
         self._pace = float(_FIRST_PACE)
-        self._pool = make_pool(options)
+        self._pool: httpcore2.AsyncConnectionPool | None = None
+        self._opening = trio.Lock()
 
     async def aclose(self) -> None:
-        await self._pool.aclose()
+        if self._pool is not None:
+            await self._pool.aclose()
 
     async def ask(self, request: Request) -> Answer:
         """Ask until there is an answer that fits.
@@ -122,13 +122,14 @@ class HttpSource:
             raise StorageError(f"{request.what}: an answer of another form: {error}") from error
 
     async def _try(self, request: Request) -> Answer:
+        pool = await self._open_pool()
         import httpcore2
 
         began = trio.current_time()
         allowed_s = _FLOOR_S + request.max_bytes * _SLACK / self._pace
         with trio.move_on_after(allowed_s) as scope:
             try:
-                answer = await self._follow(request)
+                answer = await self._follow(request, pool)
             except HostRefused as error:
                 raise TryFailed(str(error), is_final=True) from error
             except httpcore2.LocalProtocolError:  # its text may have a token
@@ -145,7 +146,14 @@ class HttpSource:
             self._pace = max(0.8 * self._pace + 0.2 * len(answer.body) / max(took_s, 0.001), _LOWEST_PACE)
         return answer
 
-    async def _follow(self, request: Request) -> Answer:
+    async def _open_pool(self) -> "httpcore2.AsyncConnectionPool":
+        """The connections; in a thread, since the packages and the certificates are read only now."""
+        async with self._opening:
+            if self._pool is None:
+                self._pool = await trio.to_thread.run_sync(_make_pool, self._options)
+            return self._pool
+
+    async def _follow(self, request: Request, pool: "httpcore2.AsyncConnectionPool") -> Answer:
         """Send a request, and again to where redirects lead; each address is judged anew."""
         url, heads = request.url, ()
         headers: dict[str | bytes, str | bytes] = {
@@ -153,12 +161,13 @@ class HttpSource:
             "user-agent": "psyche",
             **request.headers,
         }
-        home = check_url(url, allow_private_hosts=self._allow_private_hosts)
+        allowed = self._options.allow_private_hosts
+        home = check_url(url, allow_private_hosts=allowed)
         for _ in range(MAX_REDIRECTS + 1):
-            if check_url(url, allow_private_hosts=self._allow_private_hosts) != home:
+            if check_url(url, allow_private_hosts=allowed) != home:
                 headers.pop("authorization", None)
             # The fragment stays here, as with every client.
-            async with self._pool.stream(
+            async with pool.stream(
                 request.method, url.partition("#")[0], headers=headers, content=request.body or None,
                 extensions={"timeout": dict.fromkeys(("connect", "read", "write"), _SILENCE_S)},
             ) as response:  # fmt: skip
@@ -176,6 +185,12 @@ class HttpSource:
                     raise HostRefused("a redirect to no address") from None
                 await _read_body(response, 0, _MEASURED_BYTES)  # so that the connection serves again
         raise TryFailed(f"more than {MAX_REDIRECTS} redirects", is_final=True)
+
+
+def _make_pool(options: StorageOptions) -> "httpcore2.AsyncConnectionPool":
+    from psyche.storage.dialing import make_pool
+
+    return make_pool(options)
 
 
 def _judge_status(answer: Answer) -> None:
@@ -238,7 +253,7 @@ class HttpStorage(ABC):
     async def list_files(self) -> tuple[StoredFile, ...]:
         async with self._listing:
             if self._files is None:
-                self._files = sort_files(self.address, await self._list())
+                self._files = await trio.to_thread.run_sync(sort_files, self.address, await self._list())
             return self._files
 
     async def read(self, file: StoredFile, start: int, end: int) -> bytes:

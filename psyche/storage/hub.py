@@ -10,6 +10,7 @@ from psyche.errors import StorageError, StorageRefused
 from psyche.storage.http import Answer, Headers, HttpStorage, Request
 from psyche.storage.port import MAX_FILES, StorageOptions, StoredFile
 
+Kind = Literal["model", "dataset"]
 _REPO_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _NEXT: Final = re.compile(r'<([^>]*)>; *rel="next"')
@@ -31,24 +32,19 @@ class _Entry(msgspec.Struct):
     lfs: _Lfs | None = None
 
 
-def open_hub(
-    repo_id: str, revision: str | None, options: StorageOptions, *, kind: Literal["model", "dataset"] = "model"
-) -> "HubStorage":
-    """Open a repository at a branch, a tag or a commit; None: `main`.
+class HubStorage(HttpStorage):
+    """A repository at a branch, a tag or a commit; None: `main`. `revision` is the commit once the files are listed:
+    refs move, the record does not.
 
     Raises:
         StorageRefused: there can be no such repository or revision.
     """
-    return HubStorage(repo_id, revision or "main", options, kind)
 
-
-class HubStorage(HttpStorage):
-    """`revision` is the commit once the files are listed; refs move, the record does not."""
-
-    def __init__(self, repo_id: str, revision: str, options: StorageOptions, kind: str) -> None:
+    def __init__(self, repo_id: str, revision: str | None, options: StorageOptions, *, kind: Kind = "model") -> None:
+        revision = revision or "main"
         if not _REPO_ID.fullmatch(repo_id) or ".." in repo_id:
             raise StorageRefused(f"{repo_id[:100]!a}: is no name of a repository on the Hub, as owner/name is")
-        if not (0 < len(revision) <= 200 and revision.isprintable()) or ".." in revision:
+        if len(revision) > 200 or not revision.isprintable() or ".." in revision:
             raise StorageRefused(f"{repo_id}: {revision[:100]!a} is no name of a revision")
         self._repo = f"datasets/{repo_id}" if kind == "dataset" else repo_id
         super().__init__(f"hf://{self._repo}@{revision}", options)
@@ -98,3 +94,6 @@ class HubStorage(HttpStorage):
                 tag = head.get("x-linked-etag") or ("" if "location" in head else head.get("etag", ""))
                 return head["x-repo-commit"] == self.revision and tag.strip('W/"') in ("", file.version)
         return False
+
+
+open_hub: Final = HubStorage

@@ -1,6 +1,7 @@
 """Which addresses may be asked (B21)."""
 
 import ipaddress
+import re
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -43,6 +44,5 @@ def check_url(url: str, *, allow_private_hosts: bool) -> tuple[str, str, int | N
 
 
 def hide_query(url: str) -> str:
-    """An address as messages may name it: what follows `?` may be a signature."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    """An address, also a broken one, as messages may name it: what follows `?` may be a signature."""
+    return re.sub(r"//[^/]*@", "//", re.split(r"[?#]", url, maxsplit=1)[0])

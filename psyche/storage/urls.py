@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from os.path import commonprefix
+from typing import Final
 
 from psyche.errors import StorageRefused
 from psyche.storage.http import Answer, Headers, HttpStorage, Request, TryFailed
@@ -10,24 +11,20 @@ from psyche.storage.judging import HostRefused, check_url, hide_query
 from psyche.storage.port import StorageOptions, StoredFile, gather
 
 
-def open_urls(urls: Sequence[str], options: StorageOptions) -> "UrlStorage":
-    """Open files that have an address each.
+class UrlStorage(HttpStorage):
+    """Files that have an address each; `names` has their names in the order of the addresses: the path below what all
+    of them begin with.
 
     Raises:
         StorageRefused: there is none, one is not an https address, or two differ in nothing but what follows a `?`.
     """
-    return UrlStorage(urls, options)
-
-
-class UrlStorage(HttpStorage):
-    """`names` has the files' names in the order of the addresses: the path below what all of them begin with."""
 
     def __init__(self, urls: Sequence[str], options: StorageOptions) -> None:
         for url in urls:
             try:
                 check_url(url, allow_private_hosts=options.allow_private_hosts)
             except HostRefused as error:
-                raise StorageRefused(f"{hide_query(url)}: {error}") from error
+                raise StorageRefused(f"{hide_query(url)!a}: {error}") from error
         shown = [hide_query(url) for url in urls]
         # Of one address, or of others that begin alike: the last "/" ends the place.
         place = commonprefix(shown).rpartition("/")[0]  # noqa: RUF071 (the "/" is found afterwards)
@@ -59,3 +56,6 @@ class UrlStorage(HttpStorage):
 
     def _is_version(self, file: StoredFile, answer: Answer) -> bool:
         return file.version in ("", answer.head.get("etag"))
+
+
+open_urls: Final = UrlStorage

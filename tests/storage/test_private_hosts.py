@@ -112,6 +112,7 @@ def test_an_address_of_the_open_internet_is_public(address: str) -> None:
         ("https://a.example/x\r\nhost: b", "is no address"),
         ("https://a.example:port/x", "is no address"),
         ("https:///x", "is no address"),
+        ("https://[x/y", "is no address"),
         ("https://a..example/x", "is no address"),
         ("a.example/x", "is no address"),
     ],

@@ -3,6 +3,8 @@
 Payloads and token ids are bytes; tensors are exchanged only as files.
 """
 
+from typing import TypeAlias
+
 import msgspec
 
 from psyche.core.state.state import Model
@@ -15,17 +17,17 @@ class SentResult(msgspec.Struct, frozen=True, kw_only=True):
     applied: bool
 
 
-class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CheckRequest(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
     """Ask, before anything is loaded, whether the trainer can compute on a device of its machine."""
 
     device: str
 
 
-class CheckReply(msgspec.Struct, frozen=True, kw_only=True):
+class CheckReply(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
     device: str
 
 
-class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
+class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     """Load weights from a folder.
 
     `path` is a Hugging Face folder or a resume snapshot (`is_snapshot`), whose `chain` and `digest` the client checks,
@@ -40,7 +42,7 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     keep_momentum: bool = True
 
 
-class LoadReply(msgspec.Struct, frozen=True, kw_only=True):
+class LoadReply(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     """What was loaded.
 
     `plan` is the transform plan's canonical bytes (`core.encoding.plan`), `weight_root` the full weight part
@@ -60,7 +62,7 @@ class LoadReply(msgspec.Struct, frozen=True, kw_only=True):
     prev_commitment: bytes = bytes(32)
 
 
-class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
+class TrainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     """Train one batch with the current weights.
 
     `tokens` are u32 little-endian ids: `samples` rows of `sequence_length`. `lr` is that of this round,
@@ -81,7 +83,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: bool
 
 
-class TrainReply(msgspec.Struct, frozen=True, kw_only=True):
+class TrainReply(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     """The payload (empty if cancelled or refused) and statistics of the batch.
 
     `loss` is in nats per token. `refused` is the reason why no result may be sent ("non-finite gradient"),
@@ -100,7 +102,7 @@ class TrainReply(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""
 
 
-class ApplyRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ApplyRequest(msgspec.Struct, frozen=True, kw_only=True, tag="apply"):
     """Apply the decided payloads, in ascending order of batch start, with the lr of round `height` (S1).
 
     `full_digest` asks for the weight part over all tensors, otherwise over the slice of `random_seed`.
@@ -115,7 +117,7 @@ class ApplyRequest(msgspec.Struct, frozen=True, kw_only=True):
     random_seed: int
 
 
-class ApplyReply(msgspec.Struct, frozen=True, kw_only=True):
+class ApplyReply(msgspec.Struct, frozen=True, kw_only=True, tag="apply"):
     """The weight part of D(h)."""
 
     weight_part: bytes
@@ -123,7 +125,7 @@ class ApplyReply(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
     """Write the current weights to disk.
 
     kind "resume": fp32 tensors as one file each, manifest, momentum, sent values, chain, digest.
@@ -144,10 +146,14 @@ class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
     decided: tuple[SentResult, ...] = ()
 
 
-class SnapshotReply(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotReply(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
     """Where the snapshot was written, and its size; `weight_root` is as in `LoadReply`."""
 
     path: str
     size_bytes: int
     weight_root: bytes
     seconds: float
+
+
+Request: TypeAlias = CheckRequest | LoadRequest | TrainRequest | ApplyRequest | SnapshotRequest
+Reply: TypeAlias = CheckReply | LoadReply | TrainReply | ApplyReply | SnapshotReply

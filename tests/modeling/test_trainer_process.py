@@ -18,7 +18,6 @@ from psyche.modeling.trainer.frames import (
     Call,
     CallReply,
     Cancel,
-    decode_call_body,
     decode_to_child,
     decode_to_parent,
     encode,
@@ -136,7 +135,7 @@ async def test_a_child_survives_its_faults_and_resumes_after_a_crash(load_reques
     assert (await trainer.train(train_request(3))).train_count == 3
     await check_out_of_memory_and_hang(trainer)
     await trainer.stop()
-    assert not trainer.running
+    assert trainer.pid is None
     with pytest.raises(TrainerFailure, match="stopped"):
         await trainer.train(train_request(6))
 
@@ -194,14 +193,6 @@ async def test_a_child_that_cannot_start_is_reported_with_its_own_words(tmp_path
     assert "'sneeze@1' must have the form kind" in str(caught.value)
 
 
-def test_the_parent_imports_no_torch() -> None:
-    code = (
-        "import sys, psyche.modeling.trainer.process, psyche.modeling.snapshot, psyche.modeling.trainer.failure\n"
-        "sys.exit(bool({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
 def test_the_watchdog_allows_twice_the_median_step() -> None:
     watchdog = Watchdog(WatchdogLimits(unknown_s=120, floor_s=10))
     assert watchdog.get_limit_s("train") == 120
@@ -218,21 +209,14 @@ def test_the_watchdog_allows_twice_the_median_step() -> None:
 
 
 def test_envelopes_survive_the_wire_and_bad_ones_are_refused(load_request: LoadRequest) -> None:
-    for request, name in ((load_request, "load"), (train_request(0), "train")):
-        call = decode_to_child(encode(Call(3, name, msgspec.Raw(encode(request)))))
-        assert isinstance(call, Call)
-        assert decode_call_body(call) == request
-    assert decode_to_child(encode(Cancel(3))) == Cancel(3)
-    assert decode_to_parent(encode(CallReply(1, kind="refused", error="no"))) == CallReply(
-        1, kind="refused", error="no"
-    )
-    for decode in (decode_to_child, decode_to_parent):
+    for message in (Call(3, load_request), Call(4, train_request(0)), Cancel(3)):
+        assert decode_to_child(encode(message)) == message
+    reply = CallReply(1, kind="refused", error="no")
+    assert decode_to_parent(encode(reply)) == reply
+    dance = encode(Call(1, train_request(0))).replace(b"\xa5train", b"\xa5dance")
+    for decode, raw in ((decode_to_child, b"\xff"), (decode_to_parent, b"\xff"), (decode_to_child, dance)):
         with pytest.raises(WireError, match="trainer frame"):
-            decode(b"\xff")
-    with pytest.raises(WireError, match="unknown operation 'dance'"):
-        decode_call_body(Call(1, "dance", msgspec.Raw(b"\xc0")))
-    with pytest.raises(WireError, match="trainer call train"):
-        decode_call_body(Call(1, "train", msgspec.Raw(encode(load_request))))
+            decode(raw)
 
 
 def test_faults_strike_at_their_call_as_often_as_asked() -> None:

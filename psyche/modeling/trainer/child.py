@@ -17,8 +17,6 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from psyche.errors import ConfigError, PsycheError, UnusableModelError, WireError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.fault import VARIABLE, FaultInjector
@@ -30,14 +28,11 @@ from psyche.modeling.trainer.frames import (
     CallReply,
     Cancel,
     ChildStarted,
-    ReplyBody,
-    decode_call_body,
     decode_to_child,
-    encode,
     receive_frame,
     send_frame,
 )
-from psyche.wire.trainer import ApplyRequest, CheckRequest, LoadRequest, SnapshotRequest, TrainRequest
+from psyche.wire.trainer import ApplyRequest, CheckRequest, LoadRequest, Reply, SnapshotRequest, TrainRequest
 
 if TYPE_CHECKING:
     from psyche.modeling.trainer.engine import TrainerEngine
@@ -111,7 +106,7 @@ class CallLoop:
     def _answer(self, call: Call) -> CallReply:
         self._faults.begin(call.operation)
         try:
-            return CallReply(call.number, body=msgspec.Raw(encode(self._run(call))))
+            return CallReply(call.number, body=self._run(call))
         except TrainerFailure as error:
             return CallReply(call.number, kind=error.kind, error=str(error))
         except (ConfigError, UnusableModelError) as error:
@@ -129,14 +124,12 @@ class CallLoop:
             return CallReply(call.number, kind=FailureKind.OUT_OF_MEMORY, error=text)
         return CallReply(call.number, kind=FailureKind.CRASHED, error=traceback.format_exc()[-ERROR_CHARACTERS:])
 
-    def _run(self, call: Call) -> ReplyBody:
-        request = decode_call_body(call)
-
+    def _run(self, call: Call) -> Reply:
         def beat() -> None:
             send_frame(self._connection, Beat(call.number))
             self._faults.strike()
 
-        match request:
+        match request := call.request:
             case CheckRequest():
                 return self._engine.check(request)
             case LoadRequest():

@@ -9,43 +9,24 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from psyche.errors import WireError
 from psyche.wire.line.length import LENGTH_BYTES, pack_length, read_length
-from psyche.wire.msgpack import UNREADABLE
-from psyche.wire.trainer import (
-    ApplyReply,
-    ApplyRequest,
-    CheckReply,
-    CheckRequest,
-    LoadReply,
-    LoadRequest,
-    SnapshotReply,
-    SnapshotRequest,
-    TrainReply,
-    TrainRequest,
-)
+from psyche.wire.msgpack import decode_msgpack
+from psyche.wire.trainer import Reply, Request
 
 REFUSED: Final = "refused"  # the kind of an error after which the same call may succeed
 UNUSABLE: Final = "unusable"  # the kind of an error of the model itself
 MAX_FRAME_BYTES: Final = 1 << 30  # a decided set of 256 payloads of 4 MiB; both ends are trusted
 
-Request: TypeAlias = CheckRequest | LoadRequest | TrainRequest | ApplyRequest | SnapshotRequest
-ReplyBody: TypeAlias = CheckReply | LoadReply | TrainReply | ApplyReply | SnapshotReply
-OPERATIONS: Final[dict[str, tuple[type[Request], type[ReplyBody]]]] = {
-    "check": (CheckRequest, CheckReply),
-    "load": (LoadRequest, LoadReply),
-    "train": (TrainRequest, TrainReply),
-    "apply": (ApplyRequest, ApplyReply),
-    "snapshot": (SnapshotRequest, SnapshotReply),
-}
-
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
-    """Run `operation` with `body`, its request in msgpack."""
+    """Do what the request asks for."""
 
     number: int
-    operation: str
-    body: msgspec.Raw
+    request: Request
+
+    @property
+    def operation(self) -> str:
+        return get_operation(self.request)
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -71,43 +52,29 @@ class CallReply(msgspec.Struct, frozen=True, tag="reply"):
     """The end of a call: `body`, or an `error` with its kind ("refused", "unusable", or a `FailureKind`)."""
 
     number: int
-    body: msgspec.Raw = msgspec.Raw(b"\xc0")
+    body: Reply | None = None
     kind: str = ""
     error: str = ""
 
 
 ToChild: TypeAlias = Call | Cancel
 ToParent: TypeAlias = ChildStarted | Beat | CallReply
-_ENCODER: Final = msgspec.msgpack.Encoder()
 _TO_CHILD: Final = msgspec.msgpack.Decoder(ToChild)
 _TO_PARENT: Final = msgspec.msgpack.Decoder(ToParent)
+encode: Final = msgspec.msgpack.encode
 
 
-def encode(message: ToChild | ToParent | Request | ReplyBody) -> bytes:
-    return _ENCODER.encode(message)
+def get_operation(request: Request) -> str:
+    """The name of what a request asks for: check, load, train, apply or snapshot."""
+    return str(request.__struct_config__.tag)
 
 
 def decode_to_child(raw: bytes) -> ToChild:
-    try:
-        return _TO_CHILD.decode(raw)
-    except UNREADABLE as error:
-        raise WireError(f"trainer frame: {error}") from error
+    return decode_msgpack(_TO_CHILD, raw, "trainer frame")
 
 
 def decode_to_parent(raw: bytes) -> ToParent:
-    try:
-        return _TO_PARENT.decode(raw)
-    except UNREADABLE as error:
-        raise WireError(f"trainer frame: {error}") from error
-
-
-def decode_call_body(call: Call) -> Request:
-    if call.operation not in OPERATIONS:
-        raise WireError(f"trainer call: unknown operation {call.operation!r}")
-    try:
-        return msgspec.msgpack.decode(call.body, type=OPERATIONS[call.operation][0])
-    except UNREADABLE as error:
-        raise WireError(f"trainer call {call.operation}: {error}") from error
+    return decode_msgpack(_TO_PARENT, raw, "trainer frame")
 
 
 def receive_frame(connection: socket.socket) -> bytes | None:

@@ -27,14 +27,11 @@ from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.fault import VARIABLE as FAULT_VARIABLE
 from psyche.modeling.trainer.frames import (
     MAX_FRAME_BYTES,
-    OPERATIONS,
     UNUSABLE,
     Call,
     CallReply,
     Cancel,
     ChildStarted,
-    ReplyBody,
-    Request,
     decode_to_parent,
     encode,
 )
@@ -46,6 +43,8 @@ from psyche.wire.trainer import (
     CheckRequest,
     LoadReply,
     LoadRequest,
+    Reply,
+    Request,
     SnapshotReply,
     SnapshotRequest,
     TrainReply,
@@ -216,10 +215,6 @@ class TrainerProcess:
     def pid(self) -> int | None:
         return self._child.process.pid if self._child else None
 
-    @property
-    def running(self) -> bool:
-        return self._child is not None
-
     async def start(self) -> None:
         """Start the child and wait until it has imported what it needs (at most `limits.start_s`)."""
         async with self._lock:
@@ -233,10 +228,10 @@ class TrainerProcess:
             await self._ensure_started()
 
     async def check(self, request: CheckRequest) -> CheckReply:
-        return await self._call("check", request)
+        return await self._call(request)
 
     async def load(self, request: LoadRequest) -> LoadReply:
-        return await self._call("load", request)
+        return await self._call(request)
 
     async def train(self, request: TrainRequest) -> TrainReply:
         """See `TrainerEngine.train`.
@@ -244,13 +239,13 @@ class TrainerProcess:
         A caller that needs the outcome of the batch calls `cancel` and keeps waiting; if the waiting task is
         cancelled instead, the batch also ends, but possibly only after its payload was made.
         """
-        return await self._call("train", request)
+        return await self._call(request)
 
     async def apply(self, request: ApplyRequest) -> ApplyReply:
-        return await self._call("apply", request)
+        return await self._call(request)
 
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
-        return await self._call("snapshot", request)
+        return await self._call(request)
 
     async def cancel(self) -> None:
         child, number = self._child, self._training
@@ -266,32 +261,31 @@ class TrainerProcess:
     async def stop(self) -> None:
         """Kill the child at once, whatever it is doing; waiting calls raise `TrainerFailure` (stopped)."""
         self._failed = "it was stopped"
-        child, self._child = self._child, None
-        if child is not None:
-            await child.end()
+        await self._end()
 
-    async def _call(self, operation: str, request: Request) -> Any:
+    async def _call(self, request: Request) -> Any:
         self._number += 1
         number = self._number
-        if operation == "train":
+        if isinstance(request, TrainRequest):
             self._training = number
         try:
             async with self._lock:
                 child = await self._ensure_started()
-                return await self._exchange(child, number, operation, request)
+                return await self._exchange(child, Call(number, request))
         finally:
             if self._training == number:
                 self._training = -1
 
-    async def _exchange(self, child: _Child, number: int, operation: str, request: Request) -> ReplyBody:
-        started = time.monotonic()
+    async def _exchange(self, child: _Child, call: Call) -> Reply | None:
+        started, operation = time.monotonic(), call.operation
+        limit_s = self._watchdog.get_limit_s(operation)
         try:
             with trio.move_on_after(2 * SEND_TIMEOUT_S) as scope:
                 scope.shield = True  # half a frame would break the stream; the child reads at once
-                await child.stream.send(encode(Call(number, operation, msgspec.Raw(encode(request)))), SEND_TIMEOUT_S)
-            reply = await self._receive(child, number, self._watchdog.get_limit_s(operation))
+                await child.stream.send(encode(call), SEND_TIMEOUT_S)
+            reply = await self._receive(child, call.number, limit_s)
         except FrameTimeout:
-            await self._fail(FailureKind.HUNG, operation, f"no sign of life within {self._describe_limit(operation)}")
+            await self._fail(FailureKind.HUNG, operation, f"no sign of life within {limit_s:.0f} s")
         except (ConnectionLost, WireError) as error:
             await self._fail(FailureKind.CRASHED, operation, str(error))
         except trio.Cancelled:
@@ -302,10 +296,7 @@ class TrainerProcess:
         if reply.error:
             await self._raise(operation, reply)
         self._watchdog.note(operation, time.monotonic() - started)
-        return msgspec.msgpack.decode(reply.body, type=OPERATIONS[operation][1])
-
-    def _describe_limit(self, operation: str) -> str:
-        return f"{self._watchdog.get_limit_s(operation):.0f} s"
+        return reply.body
 
     async def _receive(self, child: _Child, number: int, silence_s: float) -> CallReply:
         """Wait for the reply to call `number`; each beat restarts the time limit; drop replies to abandoned calls."""

@@ -53,7 +53,8 @@ def write_snapshot(
         with write_folder(info.path) as folder:
             manifest = encode_manifest(_write_tensors(folder, tensors, on_progress), get_file_entries(model_files))
             write_file(folder / MANIFEST_NAME, manifest)
-            _write_momentum(folder / MOMENTUM_NAME, momentum)
+            save_file({name: one.detach().cpu().contiguous() for name, one in momentum.items()}, folder / MOMENTUM_NAME)
+            sync_file(folder / MOMENTUM_NAME)
             write_model_files(folder / MODEL_NAME, model_files)
             about = {**momentum_fields, "blake3": compute_file_hash(folder / MOMENTUM_NAME).hex()}
             root = blake3_hash(manifest)
@@ -72,11 +73,6 @@ def _write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], on_progres
         entries.append(TensorEntry(name, tuple(tensor.shape), blob_id_of(data)))
         on_progress()
     return entries
-
-
-def _write_momentum(path: Path, momentum: Mapping[str, torch.Tensor]) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in momentum.items()}, path)
-    sync_file(path)
 
 
 def load_snapshot(info: SnapshotInfo, on_progress: Progress) -> LlamaForCausalLM:

@@ -21,8 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 from blake3 import blake3
 
 from psyche.core.encoding.manifest import (
@@ -79,6 +80,30 @@ class SnapshotInfo:
     def manifest(self) -> bytes:
         """The manifest's bytes; their BLAKE3 is the weight root."""
         return encode_manifest(self.entries, self.files)
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_Hex = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
+
+
+class _Stored(msgspec.Struct):
+    """What snapshot.json holds; the fields that a description has are between the version and the momentum."""
+
+    version: int
+    epoch: _Count
+    step: _Count
+    data_index: _Count
+    chain: _Hash
+    digest: _Hash
+    weight_root: _Hash
+    plan: _Hex
+    prev_commitment: _Hash
+    train_count: _Count
+    momentum: dict[str, Any] | None = None
+
+
+_SHARED: Final = _Stored.__struct_fields__[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,35 +196,17 @@ def clean_leftovers(root: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _get_hash(path: Path, fields: Mapping[str, Any], key: str) -> bytes:
-    value = fields.get(key)
+def _read_stored(path: Path) -> _Stored:
     try:
-        raw = bytes.fromhex(value) if isinstance(value, str) else b""
-    except ValueError:
-        raw = b""
-    if len(raw) != len(ZERO32):
-        raise TrainerError(f"snapshot {path}: {key} is not 64 hex digits; use another snapshot")
-    return raw
-
-
-def _get_count(path: Path, fields: Mapping[str, Any], key: str) -> int:
-    value = fields.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
-        raise TrainerError(f"snapshot {path}: {key} is not a count; use another snapshot")
-    return value
-
-
-def _read_fields(path: Path) -> dict[str, Any]:
-    try:
-        fields = json.loads(read_file(path / INFO_NAME, MAX_INFO_BYTES))
+        fields = msgspec.json.decode(read_file(path / INFO_NAME, MAX_INFO_BYTES))
+        version = fields.get("version") if isinstance(fields, dict) else None
+        if version != SNAPSHOT_VERSION:
+            raise TrainerError(f"snapshot {path}: version {version!r}, but this program reads {SNAPSHOT_VERSION}")
+        return msgspec.convert(fields, _Stored)
     except OSError as error:
         raise TrainerError(f"snapshot {path}: {INFO_NAME}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise TrainerError(f"snapshot {path}: {INFO_NAME} is damaged; use another snapshot") from error
-    version = fields.get("version") if isinstance(fields, dict) else None
-    if version != SNAPSHOT_VERSION:
-        raise TrainerError(f"snapshot {path}: version {version!r}, but this program reads {SNAPSHOT_VERSION}")
-    return fields
+    except (ValueError, RecursionError) as error:  # a ValidationError names the field and what it must be
+        raise TrainerError(f"snapshot {path}: {INFO_NAME} is damaged: {error}; use another snapshot") from error
 
 
 def _read_manifest(path: Path, weight_root: bytes) -> Manifest:
@@ -216,43 +223,26 @@ def _read_manifest(path: Path, weight_root: bytes) -> Manifest:
     return manifest
 
 
-def _get_plan(path: Path, fields: Mapping[str, Any]) -> bytes:
-    try:
-        return bytes.fromhex(fields.get("plan", ""))
-    except (TypeError, ValueError) as error:
-        raise TrainerError(f"snapshot {path}: plan is not hex; use another snapshot") from error
-
-
 def read_snapshot_info(path: Path) -> SnapshotInfo:
     """Read a snapshot's description and check that every file exists with its size (not yet its content)."""
-    fields = _read_fields(path)
-    weight_root = _get_hash(path, fields, "weight_root")
-    manifest = _read_manifest(path, weight_root)
+    stored = _read_stored(path)
+    manifest = _read_manifest(path, bytes.fromhex(stored.weight_root))
     for blob in _list_blobs(path, manifest):
         if not blob.path.is_file() or blob.path.stat().st_size != blob.size_bytes:
             part = blob.name if blob.path.name == blob.name else f"{blob.path.name} of {blob.name}"
             raise TrainerError(f"snapshot {path}: {part} is missing or cut off; use another snapshot")
+    values = {name: getattr(stored, name) for name in _SHARED}
+    fields: dict[str, Any] = {name: bytes.fromhex(one) if isinstance(one, str) else one for name, one in values.items()}
     return SnapshotInfo(
-        path=path,
-        epoch=_get_count(path, fields, "epoch"),
-        step=_get_count(path, fields, "step"),
-        data_index=_get_count(path, fields, "data_index"),
-        chain=_get_hash(path, fields, "chain"),
-        digest=_get_hash(path, fields, "digest"),
-        weight_root=weight_root,
-        plan=_get_plan(path, fields),
-        prev_commitment=_get_hash(path, fields, "prev_commitment"),
-        train_count=_get_count(path, fields, "train_count"),
-        has_momentum=isinstance(fields.get("momentum"), dict) and (path / MOMENTUM_NAME).is_file(),
-        entries=manifest.tensors,
-        files=manifest.files,
-    )
+        path=path, has_momentum=stored.momentum is not None and (path / MOMENTUM_NAME).is_file(),
+        entries=manifest.tensors, files=manifest.files, **fields,
+    )  # fmt: skip
 
 
 def read_momentum_fields(info: SnapshotInfo) -> dict[str, Any]:
     """Check the momentum file and return its description in snapshot.json: `pending` decisions by height."""
-    fields = _read_fields(info.path)["momentum"]
-    if compute_file_hash(info.path / MOMENTUM_NAME) != _get_hash(info.path, fields, "blake3"):
+    fields = _read_stored(info.path).momentum or {}
+    if compute_file_hash(info.path / MOMENTUM_NAME).hex() != fields.get("blake3"):
         raise TrainerError(f"snapshot {info.path}: {MOMENTUM_NAME} is damaged; load without momentum")
     return fields
 
@@ -312,20 +302,10 @@ def read_snapshot_files(info: SnapshotInfo) -> dict[str, bytes]:
 
 def write_info(folder: Path, info: SnapshotInfo, momentum: Mapping[str, Any] | None) -> None:
     """Write snapshot.json into a snapshot's folder; `momentum` describes the momentum file (None: there is none)."""
-    fields = {
-        "version": SNAPSHOT_VERSION,
-        "epoch": info.epoch,
-        "step": info.step,
-        "data_index": info.data_index,
-        "chain": info.chain.hex(),
-        "digest": info.digest.hex(),
-        "weight_root": info.weight_root.hex(),
-        "plan": info.plan.hex(),
-        "prev_commitment": info.prev_commitment.hex(),
-        "train_count": info.train_count,
-        "momentum": momentum,
-    }
-    write_file(folder / INFO_NAME, json.dumps(fields, indent=1).encode())
+    values = {name: getattr(info, name) for name in _SHARED}
+    fields = {name: value.hex() if isinstance(value, bytes) else value for name, value in values.items()}
+    stored = {"version": SNAPSHOT_VERSION, **fields, "momentum": momentum}
+    write_file(folder / INFO_NAME, json.dumps(stored, indent=1).encode())
 
 
 def write_model_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -96,7 +96,7 @@ def make_tensors(plan: TransformPlan, scale: float) -> Tensors:
 def check_same_choice(plan: TransformPlan, chunk: int, gradients: Tensors) -> None:
     """Both ways must choose the same coefficients, or the comparison means nothing."""
     weights = make_tensors(plan, 0.02)
-    body = Distro(weights, plan, DECAY, plan.k, one_bit=True).compress(gradients, LR, (), True, 0)
+    body = Distro(weights, plan, DECAY).compress(gradients, LR, (), True, 0)
     sent = Formulas(weights, chunk, plan.k).compress(gradients)
     for group, sets in zip(plan.groups, decode_payload(plan, body), strict=True):
         names = [plan.tensors[place].name for place in group.tensors]
@@ -122,7 +122,7 @@ def measure_model(
     plan = compute_plan(shapes, chunk, topk, one_bit=True)
     gradients = make_tensors(plan, 1.0)
     check_same_choice(plan, chunk, gradients)
-    ours = Distro(make_tensors(plan, 0.02), plan, DECAY, topk, one_bit=True)
+    ours = Distro(make_tensors(plan, 0.02), plan, DECAY)
     theirs = Formulas(make_tensors(plan, 0.02), chunk, topk)
     bodies = [ours.compress(gradients, LR, (), False, height) for height in range(peers)]
     sent = [theirs.compress(make_tensors(plan, 1.0)) for _ in range(peers)]

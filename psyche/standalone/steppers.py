@@ -98,7 +98,7 @@ class DistroStepper(Stepper):
         one_bit = not settings.values
         plan = compute_plan(get_shapes(parameters), settings.chunk, settings.topk, one_bit=one_bit)
         self._peers = [
-            Distro(parameters, plan, settings.decay, settings.topk, one_bit) for _ in range(settings.peers)
+            Distro(parameters, plan, settings.decay) for _ in range(settings.peers)
         ]  # fmt: skip
         self._delay = 2 if settings.overlap else 1
         self._on_their_way: deque[list[bytes]] = deque()

@@ -197,7 +197,7 @@ def test_payloads_are_encoded_as_on_the_page() -> None:
 
 def test_payloads_are_applied_as_on_the_page() -> None:
     weights, block = make_weights(), PAGE.read_block("apply example")
-    Distro(get_trained(weights), make_plan(), 0.9, 2, one_bit=True).apply([*read_bodies().values()], LR, DECAY)
+    Distro(get_trained(weights), make_plan(), 0.9).apply([*read_bodies().values()], LR, DECAY)
     shown, *_ = PAGE.read_examples("apply example")
     assert {name: bytes(get_bytes(one)) for name, one in weights.items()} == {name: shown[name] for name in weights}
     for edge, numbers in re.findall(r"\| B\((\d)\) \| `(.*)` \|", block):
@@ -232,7 +232,7 @@ def test_full_values_are_applied_as_on_the_page() -> None:
     _, *bodies, after = PAGE.read_bytes("apply example")
     chosen: list[dict[int, float]] = [{0: 0.5, 4: -0.25}, {0: -0.125}]
     assert [encode_payload(plan, [pack_sets(plan.groups[0], [one], one_bit=False)]) for one in chosen] == bodies
-    Distro(weights, plan, 0.9, 2, one_bit=False).apply(bodies, LR, 0.0)
+    Distro(weights, plan, 0.9).apply(bodies, LR, 0.0)
     assert bytes(get_bytes(weights["w"])) == after
 
 
@@ -317,7 +317,7 @@ def test_the_settings_have_the_hash_of_the_page() -> None:
 
 def test_digests_are_those_of_the_page() -> None:
     weights, applied = make_weights(), [*compute_commitments().items()]
-    Distro(get_trained(weights), make_plan(), 0.9, 2, one_bit=True).apply([*read_bodies().values()], LR, DECAY)
+    Distro(get_trained(weights), make_plan(), 0.9).apply([*read_bodies().values()], LR, DECAY)
     chain, (hashed,) = compute_chain(2, applied), PAGE.read_bytes("digests")
     assert chain == blake3_hash(hashed) == PAGE.read_value("digests", "c(2)")
     assert compute_part(weights) == PAGE.read_value("digests", "Weight part after the apply")

@@ -66,7 +66,7 @@ def test_subnormal_numbers_and_zeros_are_changed_as_the_page_says() -> None:
     tensors: Tensors = {"w": np.array([1e-40, -0.0, -0.0, 1.0], dtype=np.float32)}
     body = encode_payload(plan, [[{1: 1}]])  # X is positive, positive, negative, negative
     weights = {"w": torch.from_numpy(tensors["w"].copy())}
-    theirs = Distro(weights, compute_plan({"w": (4,)}, 4, 1, one_bit=True), 0.9, 1, one_bit=True)
+    theirs = Distro(weights, compute_plan({"w": (4,)}, 4, 1, one_bit=True), 0.9)
     theirs.apply([body], 0.0, 0.0)
     ours = apply(plan, tensors, [body], np.float32(0), np.float32(0))["w"]
     assert ours.tobytes() == weights["w"].numpy().tobytes()

@@ -46,7 +46,7 @@ def make_tensors(plan: TransformPlan, seed: int, scale: float = 1.0) -> dict[str
 
 def make_distro(plan: TransformPlan, seed: int = 0, decay: float = 0.9) -> tuple[Distro, dict[str, torch.Tensor]]:
     weights = make_tensors(plan, seed, 0.02)
-    return Distro(weights, plan, decay, plan.k, plan.one_bit), weights
+    return Distro(weights, plan, decay), weights
 
 
 def cut_chunks(plan: TransformPlan, tensors: Mapping[str, torch.Tensor], group: PlanGroup) -> torch.Tensor:

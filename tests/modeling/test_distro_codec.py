@@ -264,6 +264,14 @@ def test_whatever_bytes_are_accepted_encode_back_to_themselves(data: st.DataObje
         assert encode_payload(plan, sets) == body
 
 
-def test_importing_the_codec_loads_no_torch() -> None:
-    code = "import sys, psyche.modeling.distro.codec; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        ("distro.codec", "torch"),
+        ("trainer.process, psyche.modeling.snapshot, psyche.modeling.trainer.failure", "torch transformers numpy"),
+    ],
+    ids=["codec", "what the client's process imports"],
+)
+def test_the_parent_imports_no_torch(modules: str, absent: str) -> None:
+    code = f"import sys, psyche.modeling.{modules}; sys.exit(bool({{*{absent!r}.split()}} & {{*sys.modules}}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -59,23 +59,32 @@ def _places(chosen: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     return torch.zeros(PLAN.groups[0].chunks, PLAN.groups[0].area).scatter_(1, chosen[0].long(), 1.0).bool()
 
 
-def _applied(height: int) -> SentResult:
-    return SentResult(height=height, applied=True)
+def _decide(fate: str, height: int) -> SentResult:
+    return SentResult(height=height, applied=fate == "applied")
 
 
-def _rejected(height: int) -> SentResult:
-    return SentResult(height=height, applied=False)
-
-
-def test_with_overlap_the_last_result_is_out_before_its_fate_is_known() -> None:
+@pytest.mark.parametrize(
+    ("sent", "fate", "height", "in_flight", "is_out", "kept"),
+    [
+        pytest.param(0, "open", 1, True, True, (0,), id="with overlap it is out before its fate is known"),
+        pytest.param(0, "applied", 5, True, True, (), id="with overlap, decided in rounds without training"),
+        pytest.param(0, "rejected", 5, True, False, (), id="with overlap, decided against in such rounds"),
+        pytest.param(79, "open", 1, True, False, (), id="nothing of an earlier epoch is in flight: a joiner"),
+        pytest.param(0, "applied", 1, False, True, (), id="without overlap, applied"),
+        pytest.param(0, "rejected", 1, False, False, (), id="without overlap, rejected"),
+        pytest.param(0, "open", 1, False, False, (), id="without overlap, what is open was not applied"),
+    ],
+)
+def test_the_values_of_the_last_result_are_out_or_in(
+    sent: int, fate: str, height: int, in_flight: bool, is_out: bool, kept: tuple[int, ...]
+) -> None:
     momentum = _make()
-    places = _places(_train(momentum, 0, (), in_flight=True))
+    places = _places(_train(momentum, sent, (), in_flight=in_flight))
     before = _get(momentum)
-    momentum.settle((), 1, in_flight=True)
     assert bool((before[places] != 0).all())
-    assert bool((_get(momentum)[places] == 0).all())
-    assert torch.equal(_get(momentum)[~places], before[~places])
-    assert get_sent_heights(momentum) == (0,)
+    momentum.settle([] if fate == "open" else [_decide(fate, sent)], height, in_flight=in_flight)
+    assert torch.equal(_get(momentum), torch.where(places, torch.zeros(()), before) if is_out else before)
+    assert get_sent_heights(momentum) == kept
 
 
 def test_a_result_decided_against_two_rounds_later_is_as_if_never_sent() -> None:
@@ -88,7 +97,7 @@ def test_a_result_decided_against_two_rounds_later_is_as_if_never_sent() -> None
     gradient = torch.where(_places(first).view(-1, 8, 8), torch.zeros(()), _gradient(1) + 1.0)
     second = _train(momentum, 1, (), in_flight=True, gradient=gradient)
     assert all(map(torch.equal, second, _train(twin, 1, (), in_flight=True, gradient=gradient)))
-    momentum.settle([_rejected(0)], 2, in_flight=True)
+    momentum.settle([_decide("rejected", 0)], 2, in_flight=True)
     twin.settle([], 2, in_flight=True)
     assert torch.equal(_get(momentum), _get(twin))
     assert bool((_get(momentum)[_places(first)] != 0).all())
@@ -100,7 +109,7 @@ def test_a_result_that_was_applied_is_not_given_back() -> None:
     places = _places(_train(momentum, 0, (), in_flight=True))
     second = _places(_train(momentum, 1, (), in_flight=True))
     before = _get(momentum)
-    momentum.settle([_applied(0)], 2, in_flight=True)
+    momentum.settle([_decide("applied", 0)], 2, in_flight=True)
     assert torch.equal(_get(momentum), torch.where(second, torch.zeros(()), before))
     assert bool((places & ~second).any())
 
@@ -113,7 +122,7 @@ def test_what_comes_back_survives_the_zeros_of_the_result_after_it() -> None:
     again = torch.zeros(PLAN.groups[0].chunks, 64).scatter_(1, indices.long(), 1.0).view(-1, 8, 8)
     second = _train(momentum, 1, (), in_flight=True, gradient=again)
     assert torch.equal(second[0], indices)
-    momentum.settle([_rejected(0)], 2, in_flight=True)
+    momentum.settle([_decide("rejected", 0)], 2, in_flight=True)
     assert torch.equal(_get(momentum).gather(1, indices.long()), sent * torch.tensor(DECAY))
 
 
@@ -128,7 +137,7 @@ def test_what_waits_longer_comes_back_decayed_once_for_each_round_trained() -> N
         if height == 1:
             momentum.settle((), 2, in_flight=True)
     assert get_sent_heights(momentum) == (1, 2)  # two are kept, so R(0) counts as applied by now
-    momentum.settle([_rejected(0), _rejected(1)], 3, in_flight=True)
+    momentum.settle([_decide("rejected", 0), _decide("rejected", 1)], 3, in_flight=True)
     assert bool((_get(momentum).gather(1, indices.long()) == 0).all())
     again = _make()
     indices, values = _train(again, 0, (), in_flight=True)
@@ -136,20 +145,8 @@ def test_what_waits_longer_comes_back_decayed_once_for_each_round_trained() -> N
     again.decay_block(0, slice(0, 4), torch.zeros(4, 8, 8))
     again.record_sent(1, [(torch.full((4, 2), 64, dtype=torch.int32), torch.zeros(4, 2))])
     again.settle((), 2, in_flight=True)
-    again.settle([_rejected(0)], 2, in_flight=True)
+    again.settle([_decide("rejected", 0)], 2, in_flight=True)
     assert torch.equal(_get(again).gather(1, indices.long()), sent * torch.tensor(DECAY))
-
-
-@pytest.mark.parametrize("fate", ["applied", "rejected", "open"])
-def test_without_overlap_only_what_the_record_includes_is_taken_out(fate: str) -> None:
-    momentum = _make()
-    places = _places(_train(momentum, 0, (), in_flight=False))
-    before = _get(momentum)
-    decided = {"applied": [_applied(0)], "rejected": [_rejected(0)], "open": []}[fate]
-    momentum.settle(decided, 1, in_flight=False)
-    wanted = torch.where(places, torch.zeros(()), before) if fate == "applied" else before
-    assert torch.equal(_get(momentum), wanted)
-    assert get_sent_heights(momentum) == ()
 
 
 def test_at_an_epochs_edge_take_out_and_give_back_follow_the_record() -> None:
@@ -158,27 +155,10 @@ def test_at_an_epochs_edge_take_out_and_give_back_follow_the_record() -> None:
     sent = _train(momentum, 78, (), in_flight=True)
     last = _places(_train(momentum, 79, (), in_flight=True))
     before = _get(momentum)
-    momentum.settle([_rejected(78), _applied(79)], 0, in_flight=False)
+    momentum.settle([_decide("rejected", 78), _decide("applied", 79)], 0, in_flight=False)
     back = torch.zeros(before.shape).scatter_(1, sent[0].long(), sent[1])
     assert torch.equal(_get(momentum), torch.where(last, torch.zeros(()), before) + back)
     assert get_sent_heights(momentum) == ()
-
-
-def test_nothing_of_an_earlier_epoch_is_in_flight_even_if_overlap_says_so() -> None:
-    momentum = _make()
-    _train(momentum, 79, (), in_flight=True)
-    before = _get(momentum)
-    momentum.settle((), 1, in_flight=True)  # a joiner's first training of the new epoch
-    assert torch.equal(_get(momentum), before)
-    assert get_sent_heights(momentum) == ()
-
-
-def test_a_last_result_already_decided_follows_the_record_also_with_overlap() -> None:
-    for decided, is_out in (([_applied(0)], True), ([_rejected(0)], False)):
-        momentum = _make()
-        places = _places(_train(momentum, 0, (), in_flight=True))
-        momentum.settle(decided, 5, in_flight=True)  # trained nothing for some rounds
-        assert bool((_get(momentum)[places] == 0).all()) is is_out
 
 
 FATES = st.sampled_from(["applied", "rejected", "open"])
@@ -199,13 +179,13 @@ def test_a_trainer_saved_and_restored_before_every_round_equals_its_uninterrupte
         decided = [SentResult(height=h, applied=fate == "applied") for h in sent] if fate != "open" else []
         if is_edge:
             height = 0
-        save_file(other.momentum_state(), file)
+        save_file(other.momentum.get_state(), file)
         other, weights = make_distro(plan, decay=DECAY)
-        other.load_momentum_state(load_file(file))
+        other.momentum.load_state(load_file(file))
         gradients = make_tensors(plan, seed + turn)
         bodies = [each.compress(gradients, 1e-3, decided, height > 0, height) for each in (twin, other)]
         assert bodies[0] == bodies[1]
-        states = [each.momentum_state() for each in (twin, other)]
+        states = [each.momentum.get_state() for each in (twin, other)]
         assert states[0].keys() == states[1].keys()
         assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
         with twin.lookahead(1e-3), other.lookahead(1e-3):
@@ -217,7 +197,7 @@ def test_a_snapshot_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     plan = make_plan()
     distro, _ = make_distro(plan)
     distro.compress(make_tensors(plan, 1), 1e-3, (), True, 0)
-    state = {name: tensor.clone() for name, tensor in distro.momentum_state().items()}
+    state = {name: tensor.clone() for name, tensor in distro.momentum.get_state().items()}
     name = next(name for name in state if name.startswith("momentum."))
     index = next(name for name in state if name.endswith(".indices"))
     for change, message in (
@@ -228,10 +208,10 @@ def test_a_snapshot_that_does_not_fit_is_refused_and_changes_nothing() -> None:
         ({index: state[index] - 10_000}, "an index is not between"),
     ):
         with pytest.raises(TrainerError, match=message):
-            distro.load_momentum_state(state | change)
+            distro.momentum.load_state(state | change)
     with pytest.raises(TrainerError, match="sent is missing"):
-        distro.load_momentum_state({key: value for key, value in state.items() if key != "sent"})
-    after = distro.momentum_state()
+        distro.momentum.load_state({key: value for key, value in state.items() if key != "sent"})
+    after = distro.momentum.get_state()
     assert all(torch.equal(after[key], state[key]) for key in state)
 
 

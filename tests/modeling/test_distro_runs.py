@@ -25,7 +25,7 @@ class Peer:
         shapes = {name: tuple(shape) for name, shape in zip(self.names, settings["shapes"], strict=True)}
         self.plan = compute_plan(shapes, settings["chunk"], settings["k"], one_bit=one_bit)
         self.weights = {name: tensors[f"{name}.init"].float().clone() for name in self.names}
-        self.distro = Distro(self.weights, self.plan, settings["decay"], settings["k"], one_bit)
+        self.distro = Distro(self.weights, self.plan, settings["decay"])
 
     def train(self, gradients: Tensors, lr: float, height: int) -> bytes:
         return self.distro.compress(gradients, lr, (), True, height)
@@ -33,7 +33,7 @@ class Peer:
     def get_momentum(self, *, without: list[ChunkSets] | None = None) -> Tensors:
         """The momentum as weights, less what a payload took."""
         groups = []
-        for place, (group, held) in enumerate(zip(self.plan.groups, self.distro._momentum.coefficients, strict=True)):
+        for place, (group, held) in enumerate(zip(self.plan.groups, self.distro.momentum.coefficients, strict=True)):
             left = held.clone()
             if without is not None:
                 chunk, entry = np.nonzero(without[place].indices < group.area)
@@ -48,7 +48,7 @@ def _get_decoded(peer: Peer, payloads: list[bytes]) -> Tensors:
     groups = []
     for place, group in enumerate(peer.plan.groups):
         votes = [each[place] for each in sets]
-        blocks = [applier.invert_block(group, block, votes).clone() for block in applier._blocks[place]]
+        blocks = [applier.invert_block(group, block, votes).clone() for block in applier.blocks[place]]
         scale = 1.0 if not group.one_bit else 2.0 ** -(10 + (28 if group.edges[0] > 1 else 14))
         groups.append(torch.cat(blocks) * scale)
     return join_chunks(peer.plan, groups)
@@ -120,24 +120,6 @@ def test_a_run_of_the_published_algorithm_is_reproduced(run: str) -> None:
         assert all(torch.equal(peer.weights[name], peers[0].weights[name]) for peer in peers)
         sure = tensors[f"{name}.sure"].bool()
         assert torch.allclose(peers[0].weights[name][sure], tensors[f"{name}.final"].float()[sure], rtol=0, atol=1e-6)
-
-
-def test_the_bfloat16_run_chooses_nearly_what_we_choose() -> None:
-    """Its vectors are informative: bfloat16 momentum, here float32."""
-    tensors, settings = load_vectors("distro/run_bf16")
-    different = total = 0
-    for rank in range(settings["peers"]):
-        peer = Peer(tensors, settings, one_bit=False)
-        for step in range(settings["steps"]):
-            at = f"s{step}.r{rank}"
-            gradients = {name: tensors[f"{at}.{name}.grad"].float() for name in peer.names}
-            sent = _get_sent(peer.plan, peer.train(gradients, settings["lr"][step], step))
-            for name in peer.names:
-                wanted = _get_wanted(tensors[f"{at}.{name}.idx"], tensors[f"{at}.{name}.val"])
-                different += _check_sent(sent[name], wanted, 2e-2)[0]
-                total += sum(map(len, wanted))
-    assert total == 96
-    assert different <= 4
 
 
 @pytest.mark.parametrize("run", ["1bit", "values"])

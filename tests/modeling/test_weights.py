@@ -63,10 +63,10 @@ def test_a_slice_covers_the_chunks_that_the_seed_names(random_seed: int) -> None
 def test_the_weight_part_is_full_for_small_models_and_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = {"a": torch.from_numpy(np.ones(8, np.float32))}
     root = compute_weight_root(tensors, FILES)
-    assert compute_weight_part(tensors, FILES, full=False, random_seed=0) == (root, True)
+    assert compute_weight_part(tensors, FILES, is_exact=True, full=False, random_seed=0) == (root, True)
     monkeypatch.setattr(weights, "FULL_DIGEST_MAX_PARAMETERS", 7)
-    assert compute_weight_part(tensors, FILES, full=True, random_seed=0) == (root, True)
-    part = compute_weight_part(tensors, FILES, full=False, random_seed=5)
+    assert compute_weight_part(tensors, FILES, is_exact=True, full=True, random_seed=0) == (root, True)
+    part = compute_weight_part(tensors, FILES, is_exact=True, full=False, random_seed=5)
     assert part == (compute_slice_root(tensors, FILES, 5), False)
 
 

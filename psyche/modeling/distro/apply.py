@@ -69,8 +69,8 @@ class Applier:
         self._strips = strips
         self._device = strips[0].device
         elements = get_block_elements(self._device)
-        self._blocks = [compute_blocks(plan, group, elements) for group in plan.groups]
-        largest = max(elements, *(group.area for group in plan.groups))
+        self.blocks = [compute_blocks(plan, group, elements) for group in plan.groups]
+        self.largest = largest = max(elements, *(group.area for group in plan.groups))
         # One extra place collects the padding entries of the sets.
         self._codes, self._owners = (torch.empty(largest + 1, dtype=torch.int32, device=self._device) for _ in range(2))
         self._sums = torch.empty(0 if plan.one_bit else largest + 1, dtype=torch.float64, device=self._device)
@@ -89,10 +89,9 @@ class Applier:
         if not payloads:
             return
         for place, group in enumerate(self._plan.groups):
-            for block in self._blocks[place]:
-                votes = [payload[place] for payload in payloads]
-                inverse = self.invert_block(group, block, votes)
-                self._update(block, inverse, lr)
+            votes = [payload[place] for payload in payloads]
+            for block in self.blocks[place]:
+                self._update(block, self.invert_block(group, block, votes), lr)
 
     def invert_block(self, group: PlanGroup, block: Block, votes: Sequence[ChunkSets]) -> torch.Tensor:
         """The inverse of the averaged votes of a block, float64 [chunks, h, w], valid until the next call.
@@ -143,11 +142,7 @@ class Applier:
         codes = self._codes[places]
         if self._plan.one_bit:
             averages = _get_averages(voters, self._device)
-            return (
-                torch.index_select(averages, 0, codes)
-                if out is None
-                else torch.index_select(averages, 0, codes, out=out)
-            )
+            return torch.index_select(averages, 0, codes, out=out)
         return torch.div(self._sums[places], codes.clamp(min=1), out=out)
 
     def _add_lines(self, group: PlanGroup, places: torch.Tensor, voters: int, lines: torch.Tensor) -> None:

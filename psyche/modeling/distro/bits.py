@@ -41,7 +41,7 @@ def pack_numbers(numbers: NDArray[np.uint64], bits: int) -> NDArray[np.uint8]:
     for block in iterate_blocks(numbers.size):
         octets = np.ascontiguousarray(numbers[block]).astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
         rows = np.unpackbits(octets[:, : get_packed_bytes(bits)], axis=1, count=bits, bitorder="little")
-        packed[_get_bytes(block, bits)] = pack_rows(rows.astype(np.bool_, copy=False))
+        packed[get_bytes_of(block, bits)] = pack_rows(rows.astype(np.bool_, copy=False))
     return packed
 
 
@@ -49,12 +49,13 @@ def unpack_numbers(raw: NDArray[np.uint8], count: int, bits: int) -> NDArray[np.
     """The inverse of `pack_numbers`: uint64 [count]."""
     numbers = np.empty(count, dtype=np.uint64)
     for block in iterate_blocks(count):
-        rows = unpack_rows(raw[_get_bytes(block, bits)], block.stop - block.start, bits)
+        rows = unpack_rows(raw[get_bytes_of(block, bits)], block.stop - block.start, bits)
         octets = np.zeros((rows.shape[0], 8), dtype=np.uint8)
         octets[:, : get_packed_bytes(bits)] = np.packbits(rows, axis=1, bitorder="little")
         numbers[block] = octets.view("<u8").reshape(-1)
     return numbers
 
 
-def _get_bytes(block: slice, bits: int) -> slice:
+def get_bytes_of(block: slice, bits: int) -> slice:
+    """Where the rows of a block lie, of `bits` bits each; a block begins at a multiple of 8 rows."""
     return slice(block.start * bits // 8, get_packed_bytes(block.stop * bits))

@@ -74,14 +74,10 @@ def validate_payload(plan: TransformPlan, body: bytes) -> None:
 
 
 @lru_cache(maxsize=16)
-def _make_coder(area: int, topk: int, low_bits: int, high_bits: int, *, is_enumerative: bool) -> Coder:
-    if is_enumerative:
-        return EnumerativeCoder(area, topk)
-    return EliasFanoCoder(area, topk, low_bits, high_bits)
-
-
 def get_coder(group: PlanGroup) -> Coder:
-    return _make_coder(group.area, group.k, group.low_bits, group.high_bits, is_enumerative=group.is_enumerative)
+    if group.is_enumerative:
+        return EnumerativeCoder(group.area, group.k)
+    return EliasFanoCoder(group.area, group.k, group.low_bits, group.high_bits)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from psyche.errors import WireError
 from psyche.modeling.distro.bits import (
+    get_bytes_of,
     get_packed_bytes,
     is_padding_zero,
     iterate_blocks,
@@ -74,7 +75,7 @@ class EliasFanoCoder:
         self, lows: NDArray[np.uint8], rows: NDArray[np.uint8], block: slice, sets: NDArray[np.int32]
     ) -> None:
         count = block.stop - block.start
-        marks = unpack_rows(_cut(rows, block, self.row_bits), count, self.row_bits)
+        marks = unpack_rows(rows[get_bytes_of(block, self.row_bits)], count, self.row_bits)
         sizes = marks.sum(axis=1, dtype=np.int64)
         if int(sizes.max(initial=0)) > self.topk:
             raise WireError(f"positions: more than {self.topk} in a chunk")
@@ -92,13 +93,8 @@ class EliasFanoCoder:
     def _take_lows(self, lows: NDArray[np.uint8], block: slice, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """The low parts of a block, int64 [chunks, topk]."""
         count, bits = block.stop - block.start, self.topk * self.low_bits
-        digits = unpack_rows(_cut(lows, block, bits), count, bits).reshape(count, self.topk, self.low_bits)
+        digits = unpack_rows(lows[get_bytes_of(block, bits)], count, bits).reshape(count, self.topk, self.low_bits)
         low = digits @ (1 << np.arange(self.low_bits))
         if (low * (np.arange(self.topk) >= sizes[:, None])).any():
             raise WireError("positions: low parts at or above the set's size must be zero")
         return low
-
-
-def _cut(raw: NDArray[np.uint8], block: slice, bits: int) -> NDArray[np.uint8]:
-    """The bytes of a block of rows; a block begins at a multiple of 8 rows."""
-    return raw[block.start * bits // 8 : get_packed_bytes(block.stop * bits)]

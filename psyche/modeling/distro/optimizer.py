@@ -5,58 +5,18 @@ them: weights moved by -lr * sign(inverse of the momentum) for the forward and b
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 
 from psyche.core.encoding.plan import TransformPlan
 from psyche.errors import TrainerError
 from psyche.modeling.distro.apply import Applier, decay_weights
-from psyche.modeling.distro.blocks import Block, compute_blocks, get_block_elements, iterate_chunks, view_all_strips
+from psyche.modeling.distro.blocks import Block, iterate_chunks, view_all_strips
 from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.momentum import Chosen, Momentum
 from psyche.modeling.distro.transform import invert, pack, select, transform
 from psyche.wire.trainer import SentResult
-
-
-class Lookahead:
-    """Moves weights to the look-ahead point and restores them bit for bit.
-
-    Undoing the step by addition would not be exact: it changes 2 to 3 % of the weights in their last bits. So a copy of
-    the weights is kept (4 bytes per parameter), allocated at the first use.
-    """
-
-    def __init__(self, plan: TransformPlan, strips: Sequence[torch.Tensor]) -> None:
-        self._plan = plan
-        self._strips = strips
-        self._copies: list[torch.Tensor] = []
-        elements = get_block_elements(strips[0].device)
-        self._blocks = [compute_blocks(plan, group, elements) for group in plan.groups]
-
-    @contextmanager
-    def move(self, momentum: Sequence[torch.Tensor], lr: float) -> Iterator[None]:
-        """Move the weights by -lr * sign(inverse of `momentum`) inside the context, and restore them afterwards.
-
-        They are restored after an error or a cancellation too. `momentum` is float32 [chunks, area] per group. Calls
-        must not be nested.
-        """
-        if not self._copies:
-            self._copies = [torch.empty_like(weight) for weight in self._strips]
-        _copy(self._strips, self._copies)
-        try:
-            self._step(momentum, lr)
-            yield
-        finally:
-            _copy(self._copies, self._strips)
-
-    @torch.no_grad()
-    def _step(self, momentum: Sequence[torch.Tensor], lr: float) -> None:
-        for place, group in enumerate(self._plan.groups):
-            for block in self._blocks[place]:
-                shape = (block.chunks, *group.edges)
-                steps = invert(momentum[place][block.rows].view(shape)).sign_().mul_(lr)
-                for weight, step in iterate_chunks(block, self._strips, steps):
-                    weight.sub_(step)
 
 
 @torch.no_grad()
@@ -77,22 +37,16 @@ class Distro:
         parameters: Mapping[str, torch.Tensor],
         plan: TransformPlan,
         decay: float,
-        topk: int,
-        one_bit: bool,
     ) -> None:
         _check_parameters(parameters, plan)
-        if (topk, one_bit) != (plan.k, plan.one_bit):
-            raise TrainerError(f"top-k {topk} and 1-bit {one_bit}: the plan says {plan.k} and {plan.one_bit}")
         self._plan = plan
         self._strips = view_all_strips(plan, parameters)
+        self._copies: list[torch.Tensor] = []  # of the weights: 4 bytes per parameter, allocated at the first use
         device = self._strips[0].device
-        elements = get_block_elements(device)
-        self._blocks = [compute_blocks(plan, group, elements) for group in plan.groups]
-        largest = max(elements, *(group.area for group in plan.groups))
-        self._gathered, self._scratch = (torch.empty(largest, dtype=torch.float32, device=device) for _ in range(2))
-        self._momentum = Momentum(plan, decay, device)
+        self.momentum = Momentum(plan, decay, device)
         self._applier = Applier(plan, self._strips)
-        self._lookahead = Lookahead(plan, self._strips)
+        largest = self._applier.largest
+        self._gathered, self._scratch = (torch.empty(largest, dtype=torch.float32, device=device) for _ in range(2))
 
     @torch.no_grad()
     def compress(
@@ -111,9 +65,9 @@ class Distro:
         missing or has a wrong shape, nothing is changed.
         """
         strips = view_all_strips(self._plan, {name: gradient.contiguous() for name, gradient in gradients.items()})
-        self._momentum.settle(decided, height, in_flight=in_flight)
+        self.momentum.settle(decided, height, in_flight=in_flight)
         chosen = [self._compress_group(place, strips, lr) for place in range(len(self._plan.groups))]
-        self._momentum.record_sent(height, chosen)
+        self.momentum.record_sent(height, chosen)
         return pack(self._plan, chosen)
 
     def apply(self, payloads: Sequence[bytes], lr: float, weight_decay: float) -> None:
@@ -127,21 +81,36 @@ class Distro:
         decay_weights(self._strips, lr, weight_decay)
         self._applier.apply(decoded, lr)
 
-    def lookahead(self, lr: float) -> AbstractContextManager[None]:
-        """`lr` is the learning rate of the previous round."""
-        return self._lookahead.move(self._momentum.coefficients, lr)
+    @contextmanager
+    def lookahead(self, lr: float) -> Iterator[None]:
+        """Move the weights to the look-ahead point inside the context; `lr` is that of the previous round.
 
-    def momentum_state(self) -> dict[str, torch.Tensor]:
-        """The momentum and the sent, undecided values as tensors by name, for a snapshot; they are not copies."""
-        return self._momentum.get_state()
+        Afterwards, after an error or a cancellation too, they are what they were, bit for bit. Undoing the step by
+        addition would not be exact: it changes 2 to 3 % of the weights in their last bits. So a copy is kept. Calls
+        must not be nested.
+        """
+        if not self._copies:
+            self._copies = [torch.empty_like(weight) for weight in self._strips]
+        _copy(self._strips, self._copies)
+        try:
+            self._step_ahead(lr)
+            yield
+        finally:
+            _copy(self._copies, self._strips)
 
-    def load_momentum_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the momentum from a snapshot, bit for bit."""
-        self._momentum.load_state(state)
+    @torch.no_grad()
+    def _step_ahead(self, lr: float) -> None:
+        for group, blocks, momentum in zip(
+            self._plan.groups, self._applier.blocks, self.momentum.coefficients, strict=True
+        ):
+            for block in blocks:
+                steps = invert(momentum[block.rows].view(block.chunks, *group.edges)).sign_().mul_(lr)
+                for weight, step in iterate_chunks(block, self._strips, steps):
+                    weight.sub_(step)
 
     def _compress_group(self, place: int, strips: Sequence[torch.Tensor], lr: float) -> Chosen:
         group = self._plan.groups[place]
-        parts = [self._compress_block(place, block, strips, lr) for block in self._blocks[place]]
+        parts = [self._compress_block(place, block, strips, lr) for block in self._applier.blocks[place]]
         indices, values = zip(*parts, strict=True)
         assert sum(part.shape[0] for part in indices) == group.chunks, "blocks cover their group"
         return torch.cat(indices), torch.cat(values)
@@ -154,7 +123,7 @@ class Distro:
         for gradient, part in iterate_chunks(block, strips, gathered):
             torch.mul(gradient, lr, out=part)
         transformed = transform(gathered, gathered, scratch) if group.edges[0] > 1 else transform(gathered, scratch)
-        coefficients = self._momentum.decay_block(place, block.rows, transformed)
+        coefficients = self.momentum.decay_block(place, block.rows, transformed)
         return select(coefficients, group.k)
 
 

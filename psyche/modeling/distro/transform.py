@@ -37,13 +37,11 @@ def transform(
     return multiply_both(chunks, vertical, horizontal.T, out, scratch)
 
 
-def invert(
-    coefficients: torch.Tensor, out: torch.Tensor | None = None, scratch: torch.Tensor | None = None
-) -> torch.Tensor:
+def invert(coefficients: torch.Tensor) -> torch.Tensor:
     """The inverse of `transform`, same shapes; rounded, so use it only where peers need not agree."""
     height, width = coefficients.shape[1:]
     vertical, horizontal = _get_basis(height, coefficients.device), _get_basis(width, coefficients.device)
-    return multiply_both(coefficients, vertical.T, horizontal, out, scratch)
+    return multiply_both(coefficients, vertical.T, horizontal)
 
 
 def multiply_both(

@@ -1,6 +1,6 @@
 """The trainer's engine: load, train, apply, snapshot; synchronous, one call at a time.
 
-`local` runs it in a thread of this process, `child` in a process of its own.
+`child` runs it in a process of its own.
 
 Every call takes a `beat`, which is called at each safe point (micro-batch, tensor). It may raise
 `Cancelled` while a batch trains; the batch's changes are then undone bit for bit (A4).
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -79,16 +79,6 @@ class _Loaded:
     pending: dict[int, SentResult] = field(default_factory=dict)
 
 
-def _check_optimizer(optimizer: Optimizer) -> None:
-    if optimizer.kind is not OptimizerKind.DISTRO:
-        raise TrainerError(f"optimizer {optimizer.kind.name}: a run trains with Distro; AdamW is for `psyche train`")
-
-
-def _place(model: LlamaForCausalLM, device: torch.device) -> LlamaForCausalLM:
-    nn.Module.to(model, device)  # in place; transformers types its own `to` as a plain function
-    return model
-
-
 def _load_source(request: LoadRequest, beat: Beat) -> tuple[LlamaForCausalLM, SnapshotInfo | None, dict[str, bytes]]:
     path = Path(request.path)
     if not request.is_snapshot:
@@ -110,7 +100,7 @@ def _load_momentum(loaded: _Loaded, info: SnapshotInfo) -> None:
     if not info.has_momentum or info.plan != encode_plan(loaded.plan):
         return
     tensors, fields = load_momentum(info)
-    loaded.distro.load_momentum_state(tensors)
+    loaded.distro.momentum.load_state(tensors)
     loaded.train_count = info.train_count
     pending = fields.get(PENDING_FIELD, [])
     loaded.pending = {int(h): SentResult(height=int(h), applied=bool(applied)) for h, applied in pending}
@@ -134,13 +124,16 @@ class TrainerEngine:
         or not one for sequences of this length, TrainerError for files, optimizers or devices that cannot be used.
         """
         self._loaded = None
-        _check_optimizer(request.model.optimizer)
+        kind = request.model.optimizer.kind
+        if kind is not OptimizerKind.DISTRO:
+            raise TrainerError(f"optimizer {kind.name}: a run trains with Distro; AdamW is for `psyche train`")
         if request.micro_batch_size < 1:
             raise TrainerError(f"load: micro_batch_size is {request.micro_batch_size}, must be at least 1")
         device = select_device(request.device)
         model, info, files = _load_source(request, beat)
         check_positions(Path(request.path), model.config.max_position_embeddings, request.model.max_seq_len)
-        loaded = self._prepare(request, _place(model, device), device, files)
+        nn.Module.to(model, device)  # in place; transformers types its own `to` as a plain function
+        loaded = self._prepare(request, model, device, files)
         if info is None:
             check_finite(loaded.tensors)
         root = _compute_root(loaded, beat)
@@ -154,9 +147,11 @@ class TrainerEngine:
     ) -> _Loaded:
         optimizer = request.model.optimizer
         parameters = get_parameters(model)
-        topk, one_bit = optimizer.compression_topk, optimizer.quantize_1bit
-        plan = compute_plan(get_shapes(parameters), optimizer.compression_chunk, topk, one_bit=one_bit)
-        distro = Distro(parameters, plan, optimizer.compression_decay, topk, one_bit)
+        plan = compute_plan(
+            get_shapes(parameters), optimizer.compression_chunk, optimizer.compression_topk,
+            one_bit=optimizer.quantize_1bit,
+        )  # fmt: skip
+        distro = Distro(parameters, plan, optimizer.compression_decay)
         model.train()
         return _Loaded(
             model, parameters, get_tensors(model), plan, distro, optimizer, device, files, get_file_entries(files),
@@ -200,9 +195,9 @@ class TrainerEngine:
         compute_seconds = time.perf_counter() - started
         if not gradients.finite:
             reason = f"non-finite gradient at step {request.step} (loss {gradients.loss})"
-            return self._reply(loaded, started, gradients, compute_seconds, refused=reason)
+            return self._reply(loaded, started, gradients, compute_seconds=compute_seconds, refused=reason)
         payload = self._compress(loaded, request, gradients)
-        return self._reply(loaded, started, gradients, compute_seconds, payload=payload)
+        return self._reply(loaded, started, gradients, compute_seconds=compute_seconds, payload=payload)
 
     def _compute(self, loaded: _Loaded, request: TrainRequest, tokens: torch.Tensor, beat: Beat) -> Gradients:
         """Compute gradients at the look-ahead point; retry with smaller micro-batches when memory runs out (F20)."""
@@ -239,30 +234,15 @@ class TrainerEngine:
         self._loaded = loaded
         return payload
 
-    def _reply(
-        self,
-        loaded: _Loaded,
-        started: float,
-        gradients: Gradients | None = None,
-        compute_seconds: float = 0.0,
-        *,
-        payload: bytes = b"",
-        cancelled: bool = False,
-        refused: str = "",
-    ) -> TrainReply:
-        seconds = time.perf_counter() - started
-        return TrainReply(
-            payload=payload,
-            loss=gradients.loss if gradients else 0.0,
-            grad_norm=gradients.norm if gradients else 0.0,
-            tokens=gradients.predicted if gradients else 0,
-            seconds=seconds,
-            compute_seconds=compute_seconds,
-            micro_batch_size=loaded.micro_batch_size,
-            train_count=loaded.train_count,
-            cancelled=cancelled,
-            refused=refused,
-        )
+    @staticmethod
+    def _reply(loaded: _Loaded, started: float, gradients: Gradients | None = None, **outcome: Any) -> TrainReply:
+        loss, norm, predicted = (gradients.loss, gradients.norm, gradients.predicted) if gradients else (0.0, 0.0, 0)
+        common = {
+            "payload": b"", "loss": loss, "grad_norm": norm, "tokens": predicted, "compute_seconds": 0.0,
+            "seconds": time.perf_counter() - started, "micro_batch_size": loaded.micro_batch_size,
+            "train_count": loaded.train_count,
+        }  # fmt: skip
+        return TrainReply(**(common | outcome))
 
     def apply(self, request: ApplyRequest) -> ApplyReply:
         """Apply a decided set exactly, and hash the weights (S2); if a payload is malformed, nothing was applied."""
@@ -270,12 +250,10 @@ class TrainerEngine:
         started = time.perf_counter()
         if request.run_update:
             self._update(loaded, request)
-        if loaded.optimizer.quantize_1bit:
-            part, is_full = compute_weight_part(
-                loaded.tensors, loaded.files, full=request.full_digest, random_seed=request.random_seed
-            )  # fmt: skip
-        else:
-            part, is_full = compute_blank_root(loaded.tensors, loaded.files), True
+        part, is_full = compute_weight_part(
+            loaded.tensors, loaded.files, is_exact=loaded.optimizer.quantize_1bit, full=request.full_digest,
+            random_seed=request.random_seed,
+        )  # fmt: skip
         return ApplyReply(weight_part=part, is_full=is_full, seconds=time.perf_counter() - started)
 
     def _update(self, loaded: _Loaded, request: ApplyRequest) -> None:
@@ -301,28 +279,18 @@ class TrainerEngine:
             case _:
                 raise TrainerError(f"snapshot: kind {request.kind!r}, must be resume or export")
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        return SnapshotReply(
-            path=str(path), size_bytes=size, weight_root=root, seconds=time.perf_counter() - started
-        )  # fmt: skip
+        seconds = time.perf_counter() - started
+        return SnapshotReply(path=str(path), size_bytes=size, weight_root=root, seconds=seconds)
 
     def _write_resume(self, loaded: _Loaded, path: Path, request: SnapshotRequest, beat: Beat) -> bytes:
         info = SnapshotInfo(
-            path=path,
-            epoch=request.epoch,
-            step=request.step,
-            data_index=request.data_index,
-            chain=request.chain,
-            digest=request.digest,
-            weight_root=ZERO32,
-            plan=encode_plan(loaded.plan),
-            prev_commitment=request.prev_commitment,
-            train_count=loaded.train_count,
-            has_momentum=True,
-            entries=(),
-            files=(),
-        )
+            path=path, epoch=request.epoch, step=request.step, data_index=request.data_index, chain=request.chain,
+            digest=request.digest, weight_root=ZERO32, plan=encode_plan(loaded.plan),
+            prev_commitment=request.prev_commitment, train_count=loaded.train_count, has_momentum=True,
+            entries=(), files=(),
+        )  # fmt: skip
         known = {**loaded.pending, **{sent.height: sent for sent in request.decided}}
         pending = [(sent.height, sent.applied) for sent in known.values()]
-        momentum = loaded.distro.momentum_state()
+        momentum = loaded.distro.momentum.get_state()
         root = write_snapshot(info, loaded.tensors, momentum, {PENDING_FIELD: pending}, loaded.model_files, beat)
         return root if loaded.optimizer.quantize_1bit else _compute_root(loaded, beat)

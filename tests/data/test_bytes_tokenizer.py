@@ -36,21 +36,11 @@ def test_text_becomes_its_bytes_and_back(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(ids) == text
 
 
-def test_source_code_keeps_its_spaces(tokenizer: Any) -> None:
-    text = "def f(x) :\n\treturn  x , 'it '  . strip( ) # n't\n\n\n"
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
 def test_separators_are_left_out_of_decoded_text(tokenizer: Any) -> None:
     ids = [*b"one", SEPARATOR_ID, *b"two"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == "onetwo"
     assert tokenizer.decode(ids) == f"one{SEPARATOR}two"
     assert tokenizer(f"one{SEPARATOR}two")["input_ids"] == ids
-
-
-def test_bytes_that_are_no_character_decode_to_the_replacement(tokenizer: Any) -> None:
-    assert tokenizer.decode([0xC3]) == "\ufffd"
-    assert tokenizer.decode([0xC3, 0xA9]) == "é"
 
 
 def test_every_byte_has_a_character_of_its_own(tmp_path: Path) -> None:

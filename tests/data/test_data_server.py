@@ -70,6 +70,16 @@ def make_client(address: str, identity: Identity = ALICE, **settings: int) -> Re
 
 
 @asynccontextmanager
+async def serving(server: DataServer, *identities: Identity, **settings: int) -> AsyncIterator[list[RemoteData]]:
+    """Clients of a server that listens on this machine."""
+    async with running(server) as address:
+        clients = [make_client(address, identity, **settings) for identity in identities or (ALICE,)]
+        yield clients
+        for client in clients:
+            await client.aclose()
+
+
+@asynccontextmanager
 async def connected(server: DataServer, identity: Identity = ALICE) -> AsyncIterator[FrameStream]:
     """A client's end of an in-memory connection after the handshake."""
     ours, theirs = memory_stream_pair()
@@ -87,15 +97,14 @@ async def ask(frames: FrameStream, epoch: int, height: int, start: int, end: int
 
 
 async def test_a_client_gets_its_batch_and_any_part_of_it(tmp_path: Path) -> None:
-    async with running(make_server(tmp_path)) as address:
-        alice, bob = make_client(address), make_client(address, BOB)
+    async with serving(make_server(tmp_path), ALICE, BOB) as (alice, bob):
         assert await alice.get(10, 19, epoch=3, height=5) == expected(10, 19)
         assert await bob.get(29, 29, epoch=3, height=5) == expected(29, 29)
         assert await alice.get(12, 13, epoch=3, height=5) == expected(12, 13)
+        with pytest.raises(DataError, match=r"refuses: samples 20 to 29 are not yours"):
+            await alice.get(20, 29, epoch=3, height=5)
         await alice.aclose()
         assert await alice.get(10, 10, epoch=3, height=5) == expected(10, 10)  # reconnects by itself
-        await alice.aclose()
-        await bob.aclose()
 
 
 @pytest.mark.parametrize(
@@ -124,14 +133,6 @@ async def test_everything_else_is_refused_with_a_reason(
                 await frames.receive(5)
         else:
             assert isinstance(await ask(frames, 3, 5, 10, 19), Rows)
-
-
-async def test_a_refused_client_raises_at_once_and_names_the_reason(tmp_path: Path) -> None:
-    async with running(make_server(tmp_path)) as address:
-        alice = make_client(address)
-        with pytest.raises(DataError, match=r"refuses: samples 20 to 29 are not yours"):
-            await alice.get(20, 29, epoch=3, height=5)
-        await alice.aclose()
 
 
 async def test_a_client_that_sees_the_round_first_is_answered_when_it_begins(
@@ -165,10 +166,8 @@ async def test_a_batch_larger_than_a_reply_comes_in_pieces(tmp_path: Path, monke
     for module in (client_module, server_module):
         monkeypatch.setattr(module, "MAX_ROWS_BYTES", 3 * LENGTH * 4)
     server = make_server(tmp_path)
-    async with running(server) as address:
-        alice = make_client(address)
+    async with serving(server) as (alice,):
         assert await alice.get(10, 19, epoch=3, height=5) == expected(10, 19)
-        await alice.aclose()
     async with connected(server) as frames:
         refused = await ask(frames, 3, 5, 10, 19)
         assert isinstance(refused, Refused)
@@ -265,14 +264,12 @@ async def test_a_server_that_cannot_read_for_three_tries_is_asked_again(
     source = Flaky([tmp_path], 2, LENGTH)
     server = DataServer(source, SERVER)
     server.set_assignments(0, 0, {ALICE.public: (0, 9)})
-    async with running(server) as address:
-        alice = make_client(address)
+    async with serving(server) as (alice,):
         source.failures = 3
         assert await alice.get(0, 9) == expected(0, 9)
         source.failures = 7
         with pytest.raises(DataError, match=r"did not arrive in 7 tries.*cannot be read"):
             await alice.get(0, 9)
-        await alice.aclose()
 
 
 async def test_a_server_that_is_down_is_tried_seven_times_with_growing_waits(
@@ -305,45 +302,35 @@ async def test_a_server_that_was_down_is_found_again(tmp_path: Path, monkeypatch
         nursery.cancel_scope.cancel()
 
 
-def lie(change: Callable[[Rows], Rows | Refused]) -> Callable[[DataServer], None]:
-    def patch(server: DataServer) -> None:
-        async def send(frames: FrameStream, request: FetchRequest) -> None:
-            ids = np.arange(request.start * LENGTH, (request.end + 1) * LENGTH).astype("<u2").tobytes()
-            await frames.send(encode_data_reply(change(Rows(request.start, request.end, LENGTH, 2, ids))), 5)
-
-        server._send_rows = send  # type: ignore[assignment, method-assign]
-
-    return patch
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lie(lambda r: Rows(r.start, r.end, LENGTH, 2, r.ids[:-8])), "bytes of ids for samples 10 to 19"),
-        (lie(lambda r: Rows(r.start, r.end - 1, LENGTH, 2, r.ids[:-8])), "samples 10 to 18 were not requested"),
-        (lie(lambda r: Rows(r.start, r.end, 2, 4, r.ids)), "rows have 2 ids, but the model needs 4"),
-        (lie(lambda r: Rows(r.start, r.end, LENGTH, 3, r.ids)), "token_size_bytes 3, must be 2 or 4"),
+        (lambda r: Rows(r.start, r.end, LENGTH, 2, r.ids[:-8]), "bytes of ids for samples 10 to 19"),
+        (lambda r: Rows(r.start, r.end - 1, LENGTH, 2, r.ids[:-8]), "samples 10 to 18 were not requested"),
+        (lambda r: Rows(r.start, r.end, 2, 4, r.ids), "rows have 2 ids, but the model needs 4"),
+        (lambda r: Rows(r.start, r.end, LENGTH, 3, r.ids), "token_size_bytes 3, must be 2 or 4"),
     ],
 )
 async def test_short_or_other_rows_are_never_returned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[DataServer], None], reason: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Rows], Rows], reason: str
 ) -> None:
     monkeypatch.setattr(client_module, "BACK_OFF_S", (0.0,) * 7)
     server = make_server(tmp_path)
-    change(server)
-    async with running(server) as address:
-        alice = make_client(address)
+
+    async def send(frames: FrameStream, request: FetchRequest) -> None:
+        ids = np.arange(request.start * LENGTH, (request.end + 1) * LENGTH).astype("<u2").tobytes()
+        await frames.send(encode_data_reply(change(Rows(request.start, request.end, LENGTH, 2, ids))), 5)
+
+    monkeypatch.setattr(server, "_send_rows", send)
+    async with serving(server) as (alice,):
         with pytest.raises(DataError, match=reason):
             await alice.get(10, 19, epoch=3, height=5)
-        await alice.aclose()
 
 
 async def test_ids_beyond_the_vocabulary_are_refused_with_their_place(tmp_path: Path) -> None:
-    async with running(make_server(tmp_path)) as address:
-        alice = make_client(address, vocab_size=42)
+    async with serving(make_server(tmp_path), vocab_size=42) as (alice,):
         with pytest.raises(DataError, match=r"token 42 at position 2 of sample 10 is not below .* 42"):
             await alice.get(10, 19, epoch=3, height=5)
-        await alice.aclose()
 
 
 async def test_another_server_at_the_address_is_not_asked_again(tmp_path: Path) -> None:
@@ -382,9 +369,6 @@ async def test_a_cancelled_fetch_does_not_spoil_the_next(
 async def test_bounds_are_checked_before_anything_is_sent(start: int, end: int) -> None:
     with pytest.raises(DataError, match=f"samples {start} to {end}"):
         await make_client("127.0.0.1:1").get(start, end)
-
-
-def test_an_address_without_a_port_is_refused() -> None:
     with pytest.raises(DataError, match="host:port"):
         make_client("localhost")
 

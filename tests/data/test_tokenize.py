@@ -122,13 +122,6 @@ def test_folders_are_searched_in_the_order_of_paths_and_hidden_files_are_left_ou
         find_texts([tmp_path / "missing"])
 
 
-def test_progress_rises_to_the_whole(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    sources = [write(tmp_path, "a.txt", b"a" * 300), write(tmp_path, "b.txt", b"b" * 200)]
-    tokenize(sources, tmp_path / "out" / "t.bin", progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(300, 500), (500, 500)]
-
-
 def test_a_failure_leaves_no_file_and_keeps_the_former_one(tmp_path: Path) -> None:
     class Broken(ByteTokenizer):
         def encode(self, text: bytes) -> bytes:

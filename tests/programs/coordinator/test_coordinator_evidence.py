@@ -14,7 +14,6 @@ from solders.pubkey import Pubkey
 
 from psyche.backends.solana.interface.coordinator import SignedResult, build_equivocation_report, build_signature_check
 from psyche.core.rules.apply import apply
-from psyche.core.state.errors import UnknownMember, WrongRound
 from psyche.core.state.gossip import Leave, Ready, ReadyFlag, Result
 from psyche.core.state.messages import ReportEquivocation
 from psyche.core.state.state import ClientState, SlotState
@@ -87,20 +86,6 @@ def test_both_results_are_of_the_named_run_round_and_member(
     signed = [court.sign(FIRST), court.sign(SECOND)]
     signed[which] = court.sign(SECOND, **change)
     assert court.refuse(*court.build(*signed)) == CoordinatorError.UNPROVEN
-
-
-@pytest.mark.parametrize(
-    ("report", "error"),
-    [
-        (ReportEquivocation(1, 0, MEMBER), WrongRound),
-        (ReportEquivocation(0, 1, MEMBER), WrongRound),
-        (ReportEquivocation(0, 0, 4), UnknownMember),
-    ],
-)
-def test_what_core_refuses_stays_refused(court: Court, report: ReportEquivocation, error: type) -> None:
-    named = {"epoch": report.epoch, "height": report.height, "member": report.member}
-    evidence = court.sign(FIRST, **named), court.sign(SECOND, **named)
-    assert court.refuse(*court.build(*evidence, report)) == 6_000 + error("").number
 
 
 def test_signatures_of_another_key_prove_nothing(court: Court) -> None:

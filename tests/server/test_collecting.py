@@ -50,9 +50,3 @@ def test_m11_k3_a_resend_takes_nothing_more_before_and_after_a_restart() -> None
     again = build_handler(found.state, journal=found.journal, now=found.now, op_ids=found.op_ids)
     assert ask(again, 3, request).code == ""
     assert get_earned(again) == ((A, 200), (B, 70))
-
-
-def test_m11_nobody_but_the_owner_sees_or_takes_earnings() -> None:
-    handler = build_earned(MemoryDisk())
-    assert ask(handler, 1, wire.EarningsRequest(), A).code == "NotOwner"
-    assert ask(handler, 2, wire.build_submit(Collect(((A, 300),)), op_id=OP), A).code == "NotOwner"

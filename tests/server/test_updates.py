@@ -59,23 +59,18 @@ def test_p9_a_server_that_comes_back_keeps_what_its_owner_changed() -> None:
     assert open_run(disk, longer, OWNER.public, "test", lambda: START_UNIX).notes == ()
 
 
-def test_p9_a_file_that_somebody_edited_is_refused_with_the_way_to_change_the_run() -> None:
+@pytest.mark.parametrize("knows_file", [True, False], ids=["", "a folder of before, which knows no file"])
+def test_p9_a_file_that_somebody_edited_is_refused_with_the_way_to_change_the_run(knows_file: bool) -> None:
     disk, file = MemoryDisk(), build_file()
     update_on(disk, file, Update(config=build_longer(file).config))
+    if not knows_file:
+        disk.remove("run-file.hash")
     with pytest.raises(ConfigError, match=r"config\.total_steps: differs .* `psyche run update-config`"):
-        open_run(disk, build_longer(file, 70), OWNER.public, "test", lambda: START_UNIX)
-    open_run(disk, build_longer(file), OWNER.public, "test", lambda: START_UNIX)  # from here on this is the run's file
-    with pytest.raises(ConfigError, match=r"config\.total_steps"):
+        open_run(disk, build_longer(file, 70) if knows_file else file, OWNER.public, "test", lambda: START_UNIX)
+    again = open_run(disk, build_longer(file), OWNER.public, "test", lambda: START_UNIX)
+    assert again.notes == ()
+    with pytest.raises(ConfigError, match=r"config\.total_steps"):  # from here on the longer one is the run's file
         open_run(disk, file, OWNER.public, "test", lambda: START_UNIX)
-
-
-def test_p9_a_folder_of_before_knows_no_file_and_takes_only_the_record_s_settings() -> None:
-    disk, file = MemoryDisk(), build_file()
-    update_on(disk, file, Update(config=build_longer(file).config))
-    disk.remove("run-file.hash")
-    with pytest.raises(ConfigError, match=r"config\.total_steps"):
-        open_run(disk, file, OWNER.public, "test", lambda: START_UNIX)
-    assert open_run(disk, build_longer(file), OWNER.public, "test", lambda: START_UNIX).notes == ()
 
 
 def test_p9_k3_only_an_owner_changes_the_run_once_and_only_while_it_is_paused() -> None:

@@ -1,4 +1,4 @@
-"""How often members of a run on a chain call their RPC endpoint, counted by an HTTP proxy before each of them.
+"""How often members of a run on a chain call their RPC endpoint, counted in each of them.
 
     python benchmarks/chain_calls.py [--json FILE] [--quick]
 

@@ -171,10 +171,10 @@ async def test_nothing_is_sent_until_endpoints_that_contradict_each_other_agree(
     await wait_for(backend, lambda _state: True)
     link.endpoints[1].suffer(EndpointFault(is_forked=True))
     await stage.join_somebody(2)
-    while not any(isinstance(event, StateMismatch) for event in stage.events.all):
+    while not any(isinstance(event, StateMismatch) for event in stage.events.told):
         await trio.sleep(0.1)
     await backend.submit(Join(get_key(1)[1]))
-    events = [event for event in stage.events.all if isinstance(event, StateMismatch | WaitEnded)]
+    events = [event for event in stage.events.told if isinstance(event, StateMismatch | WaitEnded)]
     at = next(number for number, event in enumerate(events) if isinstance(event, StateMismatch))
     mismatch, then = events[at : at + 2]
     assert isinstance(then, WaitEnded), "read again, the record was the same"
@@ -191,7 +191,7 @@ async def test_endpoints_that_contradict_each_other_for_ever_do_not_stop_the_run
     await stage.join_somebody(2)
     with trio.fail_after(10):
         await backend.submit(Join(get_key(1)[1]))
-    assert any("remove the endpoint that is wrong: endpoint-0.7" in str(event) for event in stage.events.all)
+    assert any("remove the endpoint that is wrong: endpoint-0.7" in str(event) for event in stage.events.told)
 
 
 @on_stage()
@@ -201,7 +201,7 @@ async def test_a_tick_that_cannot_be_paid_is_said_once_and_ends_nothing(stage: S
     stage.links[0].is_poor = True
     await stage.join_somebody(2)
     await trio.sleep(40)
-    errors = [event.message for event in stage.events.all if isinstance(event, Error)]
+    errors = [event.message for event in stage.events.told if isinstance(event, Error)]
     assert errors == ["the wallet is empty"]
     stage.links[0].is_poor = False
     await wait_for(backend, lambda state: state.run_state is RunState.WARMUP)
@@ -265,7 +265,7 @@ async def test_two_that_follow_the_states_at_once_do_not_spoil_what_is_kept_for_
     async with trio.open_nursery() as nursery:
         for _ in range(8):
             nursery.start_soon(wait_for, backend, lambda _state: True)
-    assert not [event for event in stage.events.all if isinstance(event, Error)]
+    assert not [event for event in stage.events.told if isinstance(event, Error)]
     assert MinimumSlotFile(tmp_path / "slot").read() > 0
 
 
@@ -290,7 +290,7 @@ async def test_a_full_disk_ends_no_client_on_a_chain(stage: Stage) -> None:
     backend = await stage.open(1, floor=FullDisk())
     await backend.submit(Join(get_key(1)[1]))
     await wait_for(backend, lambda state: bool(state.registry.slots))
-    assert any("cannot be written" in event.message for event in stage.events.all if isinstance(event, Error))
+    assert any("cannot be written" in event.message for event in stage.events.told if isinstance(event, Error))
 
 
 @on_stage()
@@ -320,7 +320,7 @@ async def test_members_of_a_chain_that_went_back_say_so_and_go_on(stage: Stage, 
             await backend.submit(Join(get_key(number)[1]))
     for backend in backends:
         await wait_for(backend, lambda state: state.run_state is RunState.WARMUP)
-    told = [event.reason for event in stage.events.all if isinstance(event, StateMismatch)]
+    told = [event.reason for event in stage.events.told if isinstance(event, StateMismatch)]
     assert sum("went back" in reason for reason in told) == 2, told
     assert len(told) <= 2 * (1 + len(endpoints)), "said once each"
     assert not any("two endpoints" in reason for reason in told) or len(endpoints) > 1

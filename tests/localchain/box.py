@@ -1,18 +1,15 @@
-"""A chain in a box for tests: calls over real sockets, transactions, and a run of the coordinator."""
+"""A chain in a box for tests: its bank, a token on it, and calls over real sockets."""
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 import trio
-from solders.hash import Hash
-from solders.instruction import Instruction
+from kits.chain.chain_run import SOL, sign
 from solders.keypair import Keypair
-from solders.message import Message
 from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, TransferParams, create_account, transfer
 from solders.transaction import VersionedTransaction
@@ -24,40 +21,18 @@ from spl.token.instructions import (
 )
 from spl.token.models import InitializeMint2Params, MintToCheckedParams
 
-from psyche.backends.solana.interface.addresses import EVERYBODY, JOIN_SCOPE, get_authorization_address
-from psyche.backends.solana.interface.authorizer import build_authorization_create, build_authorization_grantor_update
-from psyche.backends.solana.interface.coordinator import Authorities, ChainRun, build_init, build_owner_message
-from psyche.core.encoding.account import decode_state
-from psyche.core.state import messages as msg
-from psyche.core.state.limits import STATE_BYTES
-from psyche.core.state.state import Coordinator, Progress
 from psyche.localchain.bank import Bank, begin_chain
 from psyche.localchain.chain import LocalChain, open_local_chain
 from psyche.localchain.machine import VirtualMachine, load_programs
 from psyche.localchain.tokens import MINT_BYTES, TOKEN
-from psyche.testing.builders import build_config, build_model
 
 NOW = 1_800_000_000
-SOL = 10**9
 
 
 def make_bank(genesis: bytes = bytes(32)) -> Bank:
     bank = Bank(VirtualMachine(load_programs()), begin_chain(genesis, NOW))
     bank.advance(NOW)
     return bank
-
-
-def fund(bank: Bank, lamports: int = 100 * SOL) -> Keypair:
-    key = Keypair()
-    bank.airdrop(key.pubkey(), lamports)
-    return key
-
-
-def sign(
-    block_hash: Hash, payer: Keypair, instructions: Sequence[Instruction], *signers: Keypair
-) -> VersionedTransaction:
-    message = Message.new_with_blockhash(list(instructions), payer.pubkey(), block_hash)
-    return VersionedTransaction(message, [payer, *signers])
 
 
 def pay(bank: Bank, payer: Keypair, to: Pubkey, lamports: int = SOL) -> VersionedTransaction:
@@ -148,36 +123,3 @@ async def open_box(**options: Any) -> AsyncGenerator[tuple[LocalChain, Caller]]:
     options = {"slot_ms": 0, "unix_time": lambda: NOW, **options}
     async with open_local_chain(**options) as chain, httpx2.AsyncClient(trust_env=False) as http:
         yield chain, Caller(http, chain)
-
-
-@dataclass(frozen=True)
-class BoxedRun:
-    """A run that takes joins from everybody."""
-
-    run_id: str
-    run: ChainRun
-    owner: Keypair
-
-    def read(self, bank: Bank) -> Coordinator:
-        account = bank.get_account(self.run.account)
-        assert account is not None
-        return decode_state(bytes(account.data))
-
-
-def begin_run(bank: Bank, run_id: str = "boxed") -> BoxedRun:
-    """An owner begins a run, lets everybody join, and resumes it."""
-    owner, account = fund(bank), Keypair()
-    key, run = owner.pubkey(), ChainRun.find(run_id, account.pubkey())
-    create = build_init(key, run_id, run.account, Authorities(key, key), "", bank.machine.get_deposit(STATE_BYTES))
-    grant = get_authorization_address(key, EVERYBODY)
-    settings = msg.Update(build_config(), build_model(), Progress())
-    steps = [
-        ([*create], [account]),
-        ([build_owner_message(run, key, settings)], []),
-        ([build_authorization_create(key, key, EVERYBODY, JOIN_SCOPE)], []),
-        ([build_authorization_grantor_update(key, grant, active=True)], []),
-        ([build_owner_message(run, key, msg.Resume())], []),
-    ]
-    for instructions, signers in steps:
-        assert bank.execute(sign(bank.newest_hash, owner, instructions, *signers)) is None
-    return BoxedRun(run_id, run, owner)

@@ -8,10 +8,11 @@ import base58
 import pytest
 import trio
 import trio.testing
-from box import NOW, SOL, encode, fund, make_bank, open_box, pay
+from box import NOW, encode, make_bank, open_box, pay
 from httpx2.websockets import WebSocketUpgradeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.chain.chain_run import SOL, fund
 from solders.account import Account
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey

@@ -4,7 +4,8 @@ import warnings
 
 import numpy as np
 import pytest
-from box import NOW, SOL, fund, make_bank, pay, sign
+from box import NOW, make_bank, pay
+from kits.chain.chain_run import SOL, fund, sign
 from solders.account import Account
 from solders.address_lookup_table_account import ID as LOOKUP_TABLES
 from solders.address_lookup_table_account import AddressLookupTableAccount

@@ -4,7 +4,8 @@ import base64
 
 import pytest
 import zstandard
-from box import NOW, SOL, encode, fund, open_box, pay, sign
+from box import NOW, encode, open_box, pay
+from kits.chain.chain_run import SOL, fund, sign
 from solders.hash import Hash
 from solders.instruction import Instruction
 from solders.keypair import Keypair

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from box import NOW, BoxedRun, begin_run, fund, make_bank, sign
+from box import NOW, make_bank
+from kits.chain.chain_run import BoxedRun, begin_run, fund, sign
 from kits.runs import Run
 from solders.account import Account
 from solders.instruction import Instruction

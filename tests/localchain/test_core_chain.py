@@ -4,10 +4,11 @@ import json
 import random
 
 import pytest
-from box import begin_run, make_bank
-from box import fund as fund_real
-from box import sign as sign_real
-from sim.chain_kit import OWNER, START, build_chain, get_identities, get_key, get_state, join, land, pass_slots, sign
+from box import make_bank
+from kits.chain.chain_run import begin_run
+from kits.chain.chain_run import fund as fund_real
+from kits.chain.chain_run import sign as sign_real
+from sim.chain_kit import OWNER, build_chain, get_identities, get_key, get_state, join, land, pass_slots, sign
 from solders.account import Account
 from solders.hash import Hash
 from solders.keypair import Keypair
@@ -24,12 +25,11 @@ from psyche.backends.solana.interface.coordinator import (
     build_user_message,
 )
 from psyche.core.encoding.account import decode_state, encode_state
-from psyche.core.rules.rounds import RECORDED_SLOTS
 from psyche.core.state import messages as msg
-from psyche.core.state.errors import REFUSALS, CannotResume, CoordinatorError, Halted, InvalidWithdraw
+from psyche.core.state.errors import REFUSALS, CannotResume, CoordinatorError, Halted
 from psyche.core.state.gossip import Result
 from psyche.core.state.state import RunState
-from psyche.localchain.bank import BLOCK_HASHES, SYSTEM, Bank, begin_chain
+from psyche.localchain.bank import SYSTEM, Bank, begin_chain
 from psyche.localchain.core_chain import CoreChain
 from psyche.localchain.core_machine import NOT_FULL, NOT_OWNER, UNPROVEN, CoreMachine
 from psyche.wire.crypto import Identity
@@ -72,42 +72,6 @@ def test_a_transaction_takes_effect_whole_or_not_at_all() -> None:
     assert not chain.newest.has_changed
 
 
-def test_one_signature_takes_effect_once_however_often_it_is_sent() -> None:
-    chain = build_chain()
-    land(chain, join(chain, 1))
-    again = sign(chain, MEMBER, msg.Withdraw(0, 0))
-    chain.submit(again)
-    first = land(chain, again)
-    land(chain, join(chain, 1))
-    nonce = get_state(chain).nonce
-    assert land(chain, again) == first
-    assert get_state(chain).nonce == nonce, "the join that came after it still stands"
-    anew = sign(chain, MEMBER, msg.Withdraw(0, 0))
-    assert land(chain, anew).error is None
-    assert find_refusal(land(chain, sign(chain, MEMBER, msg.Withdraw(0, 0))).error) is InvalidWithdraw
-
-
-@pytest.mark.parametrize(("blocks", "lands"), [(BLOCK_HASHES - 1, True), (BLOCK_HASHES + 1, False)])
-def test_a_transaction_expires_with_its_block(blocks: int, lands: bool) -> None:
-    chain = build_chain()
-    transaction = join(chain, 1)
-    pass_slots(chain, blocks)
-    chain.submit(transaction)
-    pass_slots(chain)
-    assert (transaction.signatures[0] in chain.bank.history.statuses) is lands
-    assert bool(get_state(chain).registry.slots) is lands
-
-
-def test_skipped_slots_have_no_block_and_the_clock_never_goes_back() -> None:
-    chain = build_chain()
-    pass_slots(chain, 3, skipped=2)
-    slots = [block.slot for block in chain.blocks]
-    assert slots == [1, 2, 5, 8]
-    chain.end_slot(9.0, START - 5)
-    pass_slots(chain)
-    assert chain.newest.unix >= START
-
-
 def begin_warmup(skipped: int = 0) -> tuple[CoreChain, int]:
     chain = build_chain()
     for number in (1, 2):
@@ -134,14 +98,6 @@ def test_the_seed_comes_from_the_first_recorded_slot_from_the_armed_one_on(skipp
         chain.submit(sign(chain, MEMBER, msg.Tick(None)))
         pass_slots(chain, skipped=skipped)
     assert get_state(chain).run_state is RunState.ROUND_TRAIN
-
-
-def test_a_seed_whose_slot_the_chain_has_forgotten_is_armed_again() -> None:
-    chain, armed = begin_warmup()
-    pass_slots(chain, RECORDED_SLOTS + 10)
-    land(chain, sign(chain, MEMBER, msg.Tick(None)))
-    assert get_state(chain).run_state is RunState.WARMUP
-    assert get_state(chain).current.entropy_slot > armed
 
 
 def test_only_the_owner_pauses_and_resumes() -> None:

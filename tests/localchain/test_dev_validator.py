@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from box import SOL
+from kits.chain.chain_run import SOL
 
 from psyche.backends.solana.wallet import read_wallet
 from psyche.localchain.ledger import FILE

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import solders.rpc.responses as known
-from box import NOW, SOL, Caller, encode, fund, make_bank, make_mint, open_box, pay, sign
+from box import NOW, Caller, encode, make_bank, make_mint, open_box, pay
+from kits.chain.chain_run import SOL, fund, sign
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.message import MessageV0

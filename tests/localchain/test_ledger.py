@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from box import NOW, SOL, fund, make_bank, open_box, pay, sign
+from box import NOW, make_bank, open_box, pay
+from kits.chain.chain_run import SOL, fund, sign
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 

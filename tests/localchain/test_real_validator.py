@@ -11,27 +11,18 @@ from pathlib import Path
 
 import pytest
 import trio
-from box import SOL, encode, sign
+from box import encode
+from kits.chain.chain_run import SOL, list_steps, sign
 from solders.hash import Hash
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 
-from psyche.backends.solana.interface.addresses import COORDINATOR, EVERYBODY, JOIN_SCOPE, get_authorization_address
-from psyche.backends.solana.interface.authorizer import build_authorization_create, build_authorization_grantor_update
-from psyche.backends.solana.interface.coordinator import (
-    Authorities,
-    ChainRun,
-    build_init,
-    build_join_run,
-    build_owner_message,
-)
+from psyche.backends.solana.interface.addresses import COORDINATOR, EVERYBODY, get_authorization_address
+from psyche.backends.solana.interface.coordinator import ChainRun, build_join_run
 from psyche.core.encoding.account import decode_state
-from psyche.core.state import messages as msg
 from psyche.core.state.limits import STATE_BYTES
-from psyche.core.state.state import Progress
 from psyche.errors import ConfigError
 from psyche.localchain.real import VALIDATOR, RealChain, find_tool, open_real_chain
-from psyche.testing.builders import build_config, build_model
 
 STAND_IN = """
 import argparse, pathlib, sys, trio
@@ -85,13 +76,9 @@ async def play(chain: RealChain) -> None:
         await chain.fund(str(wallet.pubkey()), 10 * SOL)
     key, run = owner.pubkey(), ChainRun.find("real", account.pubkey())
     deposit = await chain.call("getMinimumBalanceForRentExemption", STATE_BYTES)
+    for instructions, signers in list_steps(key, "real", run, account, deposit):
+        await send(chain, owner, instructions, *signers)
     grant = get_authorization_address(key, EVERYBODY)
-    settings = msg.Update(build_config(), build_model(), Progress())
-    await send(chain, owner, [*build_init(key, "real", run.account, Authorities(key, key), "", deposit)], account)
-    await send(chain, owner, [build_owner_message(run, key, settings)])
-    await send(chain, owner, [build_authorization_create(key, key, EVERYBODY, JOIN_SCOPE)])
-    await send(chain, owner, [build_authorization_grantor_update(key, grant, active=True)])
-    await send(chain, owner, [build_owner_message(run, key, msg.Resume())])
     await send(chain, user, [build_join_run(run, user.pubkey(), p2p.pubkey(), grant, 0)], p2p)
     found = await chain.call("getAccountInfo", str(run.account), {"encoding": "base64", "commitment": "confirmed"})
     state = decode_state(base64.b64decode(found["value"]["data"][0]))

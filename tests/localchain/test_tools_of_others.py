@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import trio
-from box import BoxedRun, begin_run, fund, make_mint
+from box import make_mint
+from kits.chain.chain_run import BoxedRun, begin_run, fund
 from kits.packages import install, install_modules
 from solders.pubkey import Pubkey
 

@@ -4,6 +4,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 
 import trio
+from kits.chain.endpoints import Events
 from kits.clocks import make_autojump_clock
 from solders.account import Account
 from solders.hash import Hash
@@ -33,7 +34,6 @@ from psyche.network.memory.line import Arrivals
 from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.chain.endpoints import SimulatedEndpoint, SimulatedTransport
 from psyche.sim.scenarios.scenario import Scenario, build_run_config, build_small_model
-from psyche.telemetry.types import Event
 from psyche.wire.crypto import Identity
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof
@@ -107,16 +107,6 @@ def land(chain: CoreChain, transaction: VersionedTransaction) -> Landing:
     chain.submit(transaction)
     pass_slots(chain)
     return chain.bank.history.statuses[transaction.signatures[0]]
-
-
-class Events:
-    """A sink that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.all: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.all.append(event)
 
 
 class MemberLink(RpcLink):

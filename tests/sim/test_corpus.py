@@ -17,10 +17,6 @@ def test_a_plan_that_failed_once_does_not_fail_again(path: Path) -> None:
     play(load_scenario(path))
 
 
-def test_there_is_a_corpus() -> None:
-    assert CORPUS
-
-
 @pytest.mark.parametrize("seed", SMALL)
 def test_a_seed_violates_nothing(seed: int) -> None:
     play(draw_scenario(seed))

@@ -3,24 +3,32 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import trio
 from kits.log import make
+from scenarios.base import get_events
 from sim_kit import build, play
 
+from psyche.client.engine.healing import Healing
 from psyche.core.state.state import Coordinator, RunState
+from psyche.forecast.inputs import load_scenario
 from psyche.network.announce import Outbox
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.line import LinkConditions
 from psyche.network.streams import ByteStream
-from psyche.sim.faults import Kill
+from psyche.sim.byzantine.programs import ByzantineMember
+from psyche.sim.faults import BitFlip, Kill
+from psyche.sim.invariants.views import ClientStatistics
+from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.shrink import fails_alike, shrink
 from psyche.sim.trainer import SimTrainer
-from psyche.sim.world import Outcome, World, simulate
+from psyche.sim.world import Outcome, Violation, World, simulate
 from psyche.telemetry import types
-from psyche.wire.trainer import TrainRequest
+from psyche.wire.trainer import ApplyReply, ApplyRequest, TrainRequest
 
 
 def break_arithmetic(world: World) -> None:
@@ -187,3 +195,96 @@ def test_announcements_of_few_on_good_lines_go_through_the_outbox_of_production(
     line = LinkConditions(latency_s=0.01, loss=loss)
     play(build(clients=clients, cls={"uplink": line}, total_steps=3))
     assert bool(put) is streamed
+
+
+def test_a_client_tells_what_it_holds() -> None:
+    found: list[ClientStatistics] = []
+
+    def prepare(world: World) -> None:
+        async def watch() -> None:
+            while True:
+                await trio.sleep(0.1)
+                held = world.clients[1].get_statistics()
+                if held is not None:
+                    found.append(held)
+
+        world.companions.append(watch)
+
+    outcome = simulate(build(clients=3, total_steps=4, rounds_per_epoch=4), prepare=prepare)
+    assert not outcome.violations, outcome.describe()
+    assert max(held.members for held in found) == 3
+    assert max(held.engine.rounds for held in found) >= 2, "rounds are remembered"
+    assert max(held.shell.payloads for held in found) >= 3, "of each member one"
+    assert max(held.shell.trainer_requests for held in found) >= 1
+    assert max(held.network.blobs_offered for held in found) >= 1
+    assert max(held.network.blob_memory_bytes for held in found) > 0
+    assert max(held.network.streams_per_peer for held in found) >= 1
+    assert max(held.connection_streams for held in found) >= 1
+    assert {held.backend is not None for held in found} == {True}
+    assert min(held.shell.trainer_requests for held in found) == 0, "a request that is done counts no more"
+
+
+def test_who_applies_the_right_payloads_in_another_order_holds_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply, wrong = SimTrainer.apply, list[Any]()
+
+    async def apply_backwards(self: SimTrainer, request: ApplyRequest) -> ApplyReply:
+        wrong.append(self)
+        if self is wrong[0]:  # one of all
+            request = msgspec.structs.replace(request, payloads=request.payloads[::-1])
+        return await apply(self, request)
+
+    monkeypatch.setattr(SimTrainer, "apply", apply_backwards)
+    outcome = simulate(build(1, clients=4))
+    assert any("I1" in str(violation) for violation in outcome.violations), outcome.describe()
+
+
+# --- what a run owes its clients: one that withholds it violates I5 --------------------------------------------------
+
+
+FLIP = BitFlip(at_epoch=0, at_height=2, who=("client-1",), place=3)
+
+
+def find_first(scenario: Scenario) -> Violation:
+    found = simulate(scenario).violations
+    assert found, "nothing is violated"
+    return found[0]
+
+
+def build_flipped() -> Scenario:
+    return build(faults=(FLIP,), total_steps=20, rounds_per_epoch=20)
+
+
+def test_a_flipped_weight_is_healed_within_the_epoch() -> None:
+    outcome = play(build_flipped())
+    assert get_events(outcome, types.Healed)
+    assert outcome.facts["dropped"] == {}
+
+
+def test_a_client_that_never_heals_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Healing, "act", lambda _healing, _now: None)
+    first = find_first(build_flipped())
+    assert (first.name, first.expected) == ("I5", "client-1 has the agreed weights again within 3 agreed digests")
+
+
+def test_a_client_that_leaves_where_it_could_heal_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Healing, "_replay", lambda healing, reason: healing.give_up(types.LeaveCause.WRONG_WEIGHTS, reason)
+    )
+    first = find_first(build_flipped())
+    assert (first.name, first.expected) == ("I5", "client-1 heals as a member")
+
+
+def test_epochs_that_are_given_up_one_after_the_other_are_reported() -> None:
+    """Two of four leave every epoch without its end: no quorum certifies anything, and rounds go by for ever."""
+    liars = tuple(ByzantineMember(who=number, kind="no_end") for number in (2, 3))
+    times: dict[str, Any] = {"max_round_train_time": 10, "round_witness_time": 4, "warmup_time": 10, "cooldown_time": 2}
+    scenario = build(byzantine=liars, total_steps=1_000, rounds_per_epoch=4, init_min_clients=2, **times)
+    first = find_first(scenario)
+    assert (first.name, first.expected) == ("I5", "newly certified weights")
+
+
+def test_a_run_whose_only_proven_member_lies_may_stand_still() -> None:
+    """M10: newcomers are as many as the proven members, so one of an epoch's two members lies."""
+    outcome = play(load_scenario(Path(__file__).with_name("corpus") / "the-only-proven-member-lies.toml"))
+    (told,) = get_events(outcome, types.RunLost)
+    assert "too many of the proven members lie" in told.event.why

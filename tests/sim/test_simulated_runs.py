@@ -110,16 +110,6 @@ def test_a_newcomer_without_the_model_is_given_it_by_its_peers(outcome: Outcome)
     assert loaded[0].event.source is types.WeightSource.PEERS
 
 
-def test_hours_pass_in_seconds(outcome: Outcome) -> None:
-    assert outcome.simulated_s > 30
-    times = [one.t for one in outcome.entries]
-    assert times == sorted(times)
-
-
-def test_another_seed_is_another_course_of_things(outcome: Outcome) -> None:
-    assert simulate(build_scenario(6)).digest != outcome.digest
-
-
 def test_a_client_that_writes_its_evidence_does_so_in_its_turn() -> None:
     """In a thread of its own it would be done at any moment of simulated time, and no log would be like another."""
     before = set(threading.enumerate())
@@ -210,11 +200,6 @@ def test_what_was_there_before_a_simulation_and_is_garbage_now_is_freed_by_a_lat
     for _ in range(LOOK_AT_ALL_EVERY_RUNS):
         free_former_world()
     assert former() is None
-
-
-def test_what_was_there_before_a_simulation_is_not_looked_at_for_the_next_one() -> None:
-    simulate(replace(build_scenario(1), config={"total_steps": 2}), keep_lines=False)
-    assert gc.get_freeze_count() > 0, "what is frozen is not looked at"
 
 
 async def _run_nothing(_function: object, *_args: object) -> None: ...

@@ -2,7 +2,6 @@
 
 import builtins
 import dataclasses
-import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -10,13 +9,10 @@ from pathlib import Path
 
 import pytest
 from kits.scripts import SCRIPTS, load
-from kits.tier import few
 from scenarios.base import Judgement, Size
 from scenarios.named import SCENARIOS
 
 from psyche.sim.invariants.checker import Invariants
-from psyche.sim.scenarios.plan import write_scenario
-from psyche.sim.scenarios.scenario import Scenario
 
 
 def run(script: str, monkeypatch: pytest.MonkeyPatch, *given: str) -> object:
@@ -35,22 +31,6 @@ def test_seeds_are_played_until_there_are_rounds_enough() -> None:
     assert first == "seeds from 400 on"
     assert int(last.split()[0]) >= 20
     assert last.endswith("0 seeds with violations")
-
-
-@pytest.mark.parametrize(
-    ("script", "option", "value"),
-    [
-        ("named_scenarios", "--clients", "1000000000000"),
-        ("named_scenarios", "--clients", "-4"),
-        ("soak", "--seed", "x"),
-        ("soak", "--processes", "0"),
-    ],
-)
-def test_a_number_that_makes_no_sense_is_refused_with_its_bounds(
-    script: str, option: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(script, monkeypatch, f"{option}={value}") == 2
-    assert f"argument {option}: '{value}' is not a whole number from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -74,25 +54,6 @@ def test_a_file_that_cannot_be_used_is_one_line_and_exit_code_2(
     (line,) = said.err.splitlines()
     assert said.out == ""
     assert line.startswith(f"soak.py: {message}")
-
-
-@pytest.mark.parametrize(
-    "command",
-    few(
-        [
-            "soak.py --plan p.toml",
-            "soak.py --from 88 --rounds 9 --processes 1",
-            "soak.py --help",
-            "named_scenarios.py --list",
-        ]
-    ),
-)
-def test_who_reads_no_further_sees_no_traceback(command: str, tmp_path: Path) -> None:
-    (tmp_path / "p.toml").write_text(write_scenario(Scenario(config={"total_steps": 1})))
-    line = f"{sys.executable} {SCRIPTS}/{command} | true"
-    env = os.environ | {"PYTHONPATH": str(SCRIPTS.parent)}
-    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
-    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_a_scenario_that_does_not_hold_says_why_and_how_to_play_it_again(
@@ -165,13 +126,6 @@ def test_a_stage_beside_others_is_shown_when_they_are_done(capsys: pytest.Captur
         (outcome,) = finish()
     assert (outcome.stage, outcome.returncode) == (stage, 3)
     assert "played" in capsys.readouterr().out
-
-
-def test_a_stage_beside_others_ends_with_them() -> None:
-    checks = load("run_checks")
-    stage = checks.Stage("seeds", [sys.executable, "-c", "import time; time.sleep(600)"])
-    with pytest.raises(KeyboardInterrupt), checks.running_beside([stage]):
-        raise KeyboardInterrupt
 
 
 def test_the_checks_say_when_everything_was_run_last_and_what_came_of_it(

@@ -1,25 +1,29 @@
-"""A run on a local chain, over real sockets: created, opened to everybody and resumed by its owner."""
+"""A run on a local chain: created, opened to everybody and resumed by its owner; what lands there, and who pays."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from solders.hash import Hash
+from solders.instruction import Instruction
 from solders.keypair import Keypair
+from solders.message import Message
 from solders.pubkey import Pubkey
+from solders.transaction import VersionedTransaction
 
 from psyche.backends.solana.cluster import Endpoint
-from psyche.backends.solana.interface.addresses import EVERYBODY, get_authorization_address
+from psyche.backends.solana.interface.addresses import EVERYBODY, JOIN_SCOPE, get_authorization_address
 from psyche.backends.solana.interface.authorizer import build_authorization_create, build_authorization_grantor_update
 from psyche.backends.solana.interface.coordinator import Authorities, ChainRun, build_init, build_owner_message
 from psyche.backends.solana.member.backend import SolanaBackend, open_chain_backend
 from psyche.backends.solana.rpc.client import Rpc, open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
-from psyche.backends.solana.rpc.sender import TransactionSender
 from psyche.core.encoding.account import decode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.limits import STATE_BYTES
 from psyche.core.state.state import Config, Coordinator, Model, Progress
+from psyche.localchain.bank import Bank
 from psyche.localchain.chain import LocalChain, open_local_chain
 from psyche.telemetry.sink import EventSink
 from psyche.testing.builders import build_config, build_model
@@ -27,6 +31,63 @@ from psyche.wire.crypto import Identity
 from psyche.wire.key_file import make_identity
 
 SOL = 10**9
+
+
+def fund(bank: Bank, lamports: int = 100 * SOL) -> Keypair:
+    """A new wallet."""
+    key = Keypair()
+    bank.airdrop(key.pubkey(), lamports)
+    return key
+
+
+def sign(
+    block_hash: Hash, payer: Keypair, instructions: Sequence[Instruction], *signers: Keypair
+) -> VersionedTransaction:
+    message = Message.new_with_blockhash(list(instructions), payer.pubkey(), block_hash)
+    return VersionedTransaction(message, [payer, *signers])
+
+
+def read_run(bank: Bank, run: ChainRun) -> Coordinator:
+    """The record, as the chain has it now."""
+    account = bank.get_account(run.account)
+    assert account is not None
+    return decode_state(bytes(account.data))
+
+
+def list_steps(
+    owner: Pubkey, run_id: str, run: ChainRun, account: Keypair, deposit: int, config: Config | None = None,
+    model: Model | None = None,
+) -> list[tuple[list[Instruction], list[Keypair]]]:  # fmt: skip
+    """The transactions that create a run which everybody may join, and who signs each beside the owner."""
+    settings = msg.Update(config or build_config(), model or build_model(), Progress())
+    grant = get_authorization_address(owner, EVERYBODY)
+    return [
+        ([*build_init(owner, run_id, run.account, Authorities(owner, owner), "", deposit)], [account]),
+        ([build_owner_message(run, owner, settings)], []),
+        ([build_authorization_create(owner, owner, EVERYBODY, JOIN_SCOPE)], []),
+        ([build_authorization_grantor_update(owner, grant, active=True)], []),
+        ([build_owner_message(run, owner, msg.Resume())], []),
+    ]
+
+
+@dataclass(frozen=True)
+class BoxedRun:
+    run_id: str
+    run: ChainRun
+    owner: Keypair
+
+    def read(self, bank: Bank) -> Coordinator:
+        return read_run(bank, self.run)
+
+
+def begin_run(bank: Bank, run_id: str = "boxed", config: Config | None = None, model: Model | None = None) -> BoxedRun:
+    """Create a run in the bank itself, in its present slot."""
+    owner, account = fund(bank), Keypair()
+    run = ChainRun.find(run_id, account.pubkey())
+    steps = list_steps(owner.pubkey(), run_id, run, account, bank.machine.get_deposit(STATE_BYTES), config, model)
+    for instructions, signers in steps:
+        assert bank.execute(sign(bank.newest_hash, owner, instructions, *signers)) is None
+    return BoxedRun(run_id, run, owner)
 
 
 class Member(NamedTuple):
@@ -37,7 +98,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChainRunKit:
-    """The run, its owner and the chain itself."""
+    """A run, its owner and the chain over real sockets."""
 
     chain: LocalChain
     rpc: Rpc
@@ -45,7 +106,7 @@ class ChainRunKit:
     run: ChainRun
 
     @property
-    def authorization(self):  # noqa: ANN201 - solders' Pubkey
+    def authorization(self) -> Pubkey:
         return get_authorization_address(self.owner.pubkey(), EVERYBODY)
 
     @property
@@ -53,10 +114,7 @@ class ChainRunKit:
         return Endpoint(self.chain.http, self.chain.ws)
 
     def fund(self, lamports: int = SOL) -> Keypair:
-        """A new wallet."""
-        key = Keypair()
-        self.chain.bank.airdrop(key.pubkey(), lamports)
-        return key
+        return fund(self.chain.bank, lamports)
 
     @asynccontextmanager
     async def open_member(
@@ -72,10 +130,7 @@ class ChainRunKit:
             yield Member(await stack.enter_async_context(opening), wallet.pubkey(), identity)
 
     def read(self) -> Coordinator:
-        """The record, as the chain has it now."""
-        account = self.chain.bank.get_account(self.run.account)
-        assert account is not None
-        return decode_state(bytes(account.data))
+        return read_run(self.chain.bank, self.run)
 
 
 @asynccontextmanager
@@ -90,21 +145,6 @@ async def create_run(
     chain: LocalChain, config: Config | None = None, model: Model | None = None
 ) -> AsyncGenerator[ChainRunKit]:
     """Create a run on a chain that is there."""
+    begun = begin_run(chain.bank, "run", config or build_config(min_clients=2), model)
     async with open_rpc([Endpoint(chain.http, chain.ws)]) as rpc:
-        owner, account = Keypair(), Keypair()
-        chain.bank.airdrop(owner.pubkey(), 100 * SOL)
-        kit = ChainRunKit(chain, rpc, owner, ChainRun.find("run", account.pubkey()))
-        sender, key = TransactionSender(rpc, owner), owner.pubkey()
-        deposit = await rpc.get_deposit(STATE_BYTES)
-        init = build_init(key, "run", account.pubkey(), Authorities(key, key), "", deposit)
-        await sender.send(init, [account])
-        await sender.send(
-            [
-                build_authorization_create(key, key, EVERYBODY),
-                build_authorization_grantor_update(key, kit.authorization, active=True),
-            ]
-        )
-        config = config or build_config(min_clients=2)
-        change = msg.Update(config, model or build_model(), Progress(0, 1, 0))
-        await sender.send([build_owner_message(kit.run, key, change), build_owner_message(kit.run, key, msg.Resume())])
-        yield kit
+        yield ChainRunKit(chain, rpc, begun.owner, begun.run)

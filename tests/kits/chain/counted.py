@@ -1,4 +1,4 @@
-"""Whole clients on a chain in a box, each behind an HTTP proxy of its own that counts what it asks."""
+"""Whole clients on a chain in a box, with what each of them asks."""
 
 import json
 import random
@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import trio
@@ -16,12 +15,12 @@ import trio
 from kits.chain.chain_run import ChainRunKit, create_run
 from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.member.backend import open_chain_backend
-from psyche.backends.solana.rpc.client import open_rpc
+from psyche.backends.solana.rpc.client import Rpc
+from psyche.backends.solana.rpc.http import HttpTransport
 from psyche.backends.solana.rpc.run_link import open_link
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.core.state.state import Checkpoint, CheckpointKind, Config
 from psyche.localchain.chain import LocalChain, open_local_chain
-from psyche.localchain.rpc.web import bind_pair, serve_app
 from psyche.network.memory.node import MemoryHub
 from psyche.telemetry import types
 from psyche.testing.builders import build_model
@@ -32,25 +31,14 @@ from psyche.wire.key_file import make_identity
 BUSY_S = 10.0  # over which providers count
 
 
-@dataclass
-class CountingProxy:
-    """Passes calls on to a chain, and notes method and time of each."""
+class CountingTransport(HttpTransport):
+    """Notes method and time of each call."""
 
-    target: str
-    http: httpx2.AsyncClient
-    calls: list[tuple[float, str]] = field(default_factory=list)
+    calls: list[tuple[float, str]]
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        body = b""
-        while (part := await receive())["type"] == "http.request":
-            body += part["body"]
-            if not part.get("more_body"):
-                break
-        self.calls.append((time.monotonic(), json.loads(body)["method"]))
-        reply = await self.http.post(self.target, content=body, headers={"content-type": "application/json"})
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": reply.status_code, "headers": headers})
-        await send({"type": "http.response.body", "body": reply.content})
+    async def post(self, endpoint: Endpoint, question: bytes) -> tuple[int, bytes]:
+        self.calls.append((time.monotonic(), json.loads(question)["method"]))
+        return await super().post(endpoint, question)
 
 
 @dataclass
@@ -58,7 +46,7 @@ class CountedMember:
     """A client of the run, and what it asked."""
 
     member: Member
-    proxy: CountingProxy
+    transport: CountingTransport
     rounds: list[float] = field(default_factory=list)  # when each began
 
     async def follow(self) -> None:
@@ -74,7 +62,7 @@ class CountedMember:
 
     def get_calls(self) -> Counter[str]:
         """What it asked, by method, from its first round to its last."""
-        return Counter(method for at, method in self.proxy.calls if self.rounds[0] <= at < self.rounds[-1])
+        return Counter(method for at, method in self.transport.calls if self.rounds[0] <= at < self.rounds[-1])
 
     def count_per_round(self) -> float:
         """Its calls for each round."""
@@ -82,7 +70,7 @@ class CountedMember:
 
     def count_busiest(self) -> int:
         """The most calls within ten seconds, from the first one on."""
-        times = [at for at, _ in self.proxy.calls]
+        times = [at for at, _ in self.transport.calls]
         return max(sum(start <= at < start + BUSY_S for at in times) for start in times)
 
 
@@ -90,18 +78,15 @@ async def _open_member(
     stack: AsyncExitStack, chain: LocalChain, kit: ChainRunKit, hub: MemoryHub, folder: Path, index: int
 ) -> CountedMember:
     http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=None))
-    proxy = CountingProxy(chain.http, http)
-    listening, spare = bind_pair("127.0.0.1", 0)
-    spare.close()
-    await stack.enter_async_context(serve_app(proxy, listening))
-    address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    wallet, identity = kit.fund(), make_identity()
-    rpc = await stack.enter_async_context(open_rpc([Endpoint(address, chain.ws)]))
+    transport = CountingTransport(http, http)
+    transport.calls = []
+    wallet, identity, endpoint = kit.fund(), make_identity(), Endpoint(chain.http, chain.ws)
+    rpc = Rpc([endpoint], transport)
     link = await stack.enter_async_context(open_link(rpc, kit.run, wallet, identity, kit.authorization))
     backend = await stack.enter_async_context(open_chain_backend(link, bytes(wallet.pubkey()), identity.public))
     network = await stack.enter_async_context(hub.open_node(identity, folder / f"client-{index}" / "network"))
     member = build_member(RoundEngine(identity), backend, network, DummyTrainer(), folder, index, unix_now=time.time)
-    return CountedMember(member, proxy)
+    return CountedMember(member, transport)
 
 
 @asynccontextmanager

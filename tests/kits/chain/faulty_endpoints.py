@@ -1,21 +1,13 @@
-"""Endpoints with faults, over real sockets: one that a test breaks as it likes, one that stays behind."""
+"""A way to an endpoint over real sockets that a test breaks as it likes."""
 
-from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 import trio
-from solders.account import Account
-from solders.transaction import VersionedTransaction
 
 from psyche.backends.solana.cluster import Endpoint
-from psyche.localchain.bank import FAUCET_LAMPORTS, SYSTEM, Bank, CompleteSlot, begin_chain
 from psyche.localchain.chain import LocalChain
-from psyche.localchain.machine import VirtualMachine, load_programs
-from psyche.localchain.rpc.hub import SubscriptionHub
-from psyche.localchain.rpc.methods import make_methods
-from psyche.localchain.rpc.web import bind_pair, make_http_app, make_socket_app, serve_app
 
 BUSY = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n"
 CUT_BYTES = 700  # of an answer, then the connection is gone: in the midst of a frame
@@ -97,45 +89,6 @@ class FaultyEndpoint:
                 return
             count += len(part)
             await client.send_all(part)
-
-
-class StaleTwin:
-    """The same chain, so many slots later: it carries out what landed again, in the same slots."""
-
-    def __init__(self, bank: Bank, lag_slots: int) -> None:
-        assert bank.slot == 1, "a twin grows up with its chain"
-        self.bank = Bank(VirtualMachine(load_programs()), begin_chain(bytes(bank.genesis), bank.unix))
-        self.bank.advance(bank.unix)
-        self._faucet = Account(FAUCET_LAMPORTS, b"", SYSTEM)
-        self._main, self._lag_slots = bank, lag_slots
-        self._waiting: deque[tuple[CompleteSlot, int, int]] = deque()
-        self._next: tuple[int, int] | None = None  # the time of the slot that follows, and the skipped slots before it
-        bank.on_block.append(self._note)
-
-    def _note(self, block: CompleteSlot) -> None:
-        self._waiting.append((block, self._main.unix, self._main.slot - block.slot - 1))
-        while len(self._waiting) > self._lag_slots:
-            block, unix, skipped = self._waiting.popleft()
-            if self._next is not None:
-                self.bank.advance(*self._next)
-            for record in block.records:  # nobody sees this slot without what landed in it
-                if self.bank.get_account(record.keys[0]) is None:  # the faucet of the other one
-                    self.bank.machine.put_account(record.keys[0], self._faucet)
-                self.bank._carry_out(VersionedTransaction.from_bytes(record.raw))
-            self._next = unix, skipped
-
-
-@asynccontextmanager
-async def open_stale(chain: LocalChain, lag_slots: int) -> AsyncGenerator[Endpoint]:
-    """An endpoint that is behind; transactions get through it at once."""
-    twin = StaleTwin(chain.bank, lag_slots)
-    methods = {**make_methods(twin.bank), "sendTransaction": make_methods(chain.bank)["sendTransaction"]}
-    http, ws = bind_pair("127.0.0.1", 0)
-    port = http.getsockname()[1]
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(serve_app(make_http_app(methods), http))
-        await stack.enter_async_context(serve_app(make_socket_app(SubscriptionHub(twin.bank)), ws))
-        yield Endpoint(f"http://127.0.0.1:{port}", f"ws://127.0.0.1:{port + 1}")
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""How often members of a run on a chain call its endpoint, counted by a proxy before each of them."""
+"""How often members of a run on a chain call its endpoint, counted in each of them."""
 
 from pathlib import Path
 

@@ -128,7 +128,7 @@ def load_run(path: Path) -> LoadedRun:
         problems.append(Problem(document.file, line, "access", what, f"at most {MAX_KEYS:,}"))
     if problems or table is None:
         raise ConfigProblems(problems)
-    config, model, access = _get_config(table.config), _get_model(table.model), get_access(table.access)
+    config, model, access = Config(**dict(table.config)), Model(**dict(table.model.llm)), get_access(table.access)
     warnings = (*find_warnings(config, model), *find_access_warnings(access))
     return LoadedRun(
         run_id, config, model, Metadata(**dict(table.metadata)), document.file, warnings,
@@ -161,14 +161,6 @@ def find_local_data(path: Path) -> LoadedData | None:
     return None
 
 
-def _get_config(table: ConfigTable) -> Config:
-    return Config(**dict(table))
-
-
-def _get_model(table: ModelTable) -> Model:
-    return Model(**dict(table.llm))
-
-
 def _read(file: Path) -> _Document:
     try:
         text = read_file(file, MAX_FILE_BYTES).decode("utf-8").replace("\r\n", "\n")
@@ -192,7 +184,7 @@ def _find_broken_rules(document: _Document, table: RunFile | None) -> list[Probl
     """Check the core's rules on those of [config] and [model.LLM] that can be read."""
     unread: frozenset[str] = frozenset()
     if table is not None:
-        config, model = _get_config(table.config), _get_model(table.model)
+        config, model = Config(**dict(table.config)), Model(**dict(table.model.llm))
     else:
         config, unread = _read_config(document.raw.get("config"))
         model = _read_model(document.raw.get("model"))
@@ -226,18 +218,18 @@ def _read_config(raw: object) -> tuple[Config | None, frozenset[str]]:
         return None, frozenset()
     table = cast("dict[str, object]", raw)
     try:
-        return _get_config(ConfigTable.model_validate(table)), frozenset()
+        return Config(**dict(ConfigTable.model_validate(table))), frozenset()
     except ValidationError as error:
         unread = frozenset(str(problem["loc"][0]) for problem in error.errors() if problem["loc"])
     readable = {key: value for key, value in table.items() if key not in unread}
     if "epoch_time" in unread:
         readable["epoch_time"] = MAX_TIME_S  # any end will do for the check of the other keys
-    return _get_config(ConfigTable.model_validate({**HARMLESS, **readable})), unread
+    return Config(**dict(ConfigTable.model_validate({**HARMLESS, **readable}))), unread
 
 
 def _read_model(raw: object) -> Model | None:
     try:
-        return _get_model(ModelTable.model_validate(raw))
+        return Model(**dict(ModelTable.model_validate(raw).llm))
     except ValidationError:
         return None
 

@@ -28,38 +28,30 @@ _RUNNABLE_DATA: Final = (
     DataLocationKind.LOCAL,
     DataLocationKind.HTTP,
 )
+# Settings of safety without effect in this version: to ignore them would be worse than a refusal.
+_UNBUILT: Final = {
+    "reveal_gate": "true yet: bodies are served as soon as they are announced",  # R6
+    "canary_permille": "above 0 yet: there are no canaries",  # V10
+    "min_stake": "above 0 yet: nobody can deposit a stake, so nobody could join",
+}
 
 
 def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
     """Find settings that load but cannot run yet; `server run` refuses them before anything starts."""
-    found: list[str] = []
-    if model.architecture != Architecture.HF_LLAMA:
-        name = get_variant_name(model.architecture)
-        found.append(f"model.LLM.architecture {name!r} cannot run yet; what runs: 'HfLlama'")
-    if model.checkpoint.kind not in _RUNNABLE_CHECKPOINTS:
-        name = get_variant_name(model.checkpoint.kind)
-        found.append(f"model.LLM.checkpoint {name!r} cannot run yet; what runs: 'Local' (a folder)")
-    if model.data_location.kind not in _RUNNABLE_DATA:
-        name = get_variant_name(model.data_location.kind)
-        found.append(f"model.LLM.data_location {name!r} cannot run yet; what runs: 'Http', 'Local', 'Server', 'Dummy'")
-    if model.data_type != DataType.PRETRAINING:
-        name = get_variant_name(model.data_type)
-        found.append(f"model.LLM.data_type {name!r} cannot run yet: no source of data has labels; use 'Pretraining'")
+    runnable = (
+        ("architecture", model.architecture, (Architecture.HF_LLAMA,), "; what runs: 'HfLlama'"),
+        ("checkpoint", model.checkpoint.kind, _RUNNABLE_CHECKPOINTS, "; what runs: 'Local' (a folder)"),
+        ("data_location", model.data_location.kind, _RUNNABLE_DATA, "; what runs: 'Http', 'Local', 'Server', 'Dummy'"),
+        ("data_type", model.data_type, (DataType.PRETRAINING,), ": no source of data has labels; use 'Pretraining'"),
+    )
+    found = [
+        f"model.LLM.{key} {get_variant_name(kind)!r} cannot run yet{why}"
+        for key, kind, kinds, why in runnable
+        if kind not in kinds
+    ]
     if model.optimizer.kind == OptimizerKind.ADAMW:
         found.append("model.LLM.optimizer 'AdamW' trains in one process only (`psyche train`); what runs: 'Distro'")
-    return found + (_find_unsupported_settings(config) if config else [])
-
-
-def _find_unsupported_settings(config: Config) -> list[str]:
-    """Find safety settings without effect in this version: ignoring them would be worse than a refusal."""
-    found: list[str] = []
-    if config.reveal_gate:  # R6
-        found.append("config.reveal_gate cannot be true yet: bodies are served as soon as they are announced")
-    if config.canary_permille:  # V10
-        found.append("config.canary_permille cannot be above 0 yet: there are no canaries")
-    if config.min_stake:
-        found.append("config.min_stake cannot be above 0 yet: nobody can deposit a stake, so nobody could join")
-    return found
+    return found + [f"config.{key} cannot be {why}" for key, why in _UNBUILT.items() if config and getattr(config, key)]
 
 
 def find_warnings(config: Config, model: Model) -> list[str]:

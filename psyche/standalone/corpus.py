@@ -1,8 +1,6 @@
 """The rows for training and the held-out rows of a stand-alone training."""
 
 import hashlib
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -11,6 +9,7 @@ from numpy.typing import NDArray
 from psyche.data.local import TokenRows
 from psyche.data.permutation import Permutation
 from psyche.errors import ConfigError
+from psyche.standalone.settings import TrainSettings
 
 MOST_HELD_OUT: Final = 200_000  # of their own accord: more make an evaluation slower, not better
 
@@ -18,31 +17,15 @@ MOST_HELD_OUT: Final = 200_000  # of their own accord: more make an evaluation s
 class Corpus:
     """Training rows, shuffled anew in every pass, and held-out rows from other files or the end of the same ones.
 
-    Args:
-        paths: token files or folders of them.
-        eval_paths: files with the held-out tokens; if empty, they are taken from the end of `paths`.
-        token_size_bytes: 2 or 4.
-        sequence_length: token ids per row.
-        vocab_size: every id must be below it.
-        seed: seed of the order.
-        eval_tokens: number of tokens held out at the end if there are no `eval_paths`; None: a tenth of them, but
-            at most `MOST_HELD_OUT`.
+    Token ids must be below `vocab_size`.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[Path],
-        eval_paths: Sequence[Path],
-        token_size_bytes: int,
-        sequence_length: int,
-        vocab_size: int,
-        *,
-        seed: int,
-        eval_tokens: int | None,
-    ) -> None:
-        self._data = TokenRows(paths, token_size_bytes, sequence_length, None, vocab_size)
-        if eval_paths:
-            self._held_out = TokenRows(eval_paths, token_size_bytes, sequence_length, None, vocab_size)
+    def __init__(self, settings: TrainSettings, vocab_size: int) -> None:
+        sequence_length, eval_tokens = settings.sequence_length, settings.eval_tokens
+        shape = (settings.token_size_bytes, sequence_length, None, vocab_size)
+        self._data = TokenRows(settings.data, *shape)
+        if settings.eval_data:
+            self._held_out = TokenRows(settings.eval_data, *shape)
             self.held_out_rows, self._first_held_out = self._held_out.num_sequences, 0
             self.train_rows = self._data.num_sequences
         else:
@@ -56,7 +39,7 @@ class Corpus:
                 f"--eval-tokens: {eval_tokens} of {self._data.num_sequences * sequence_length} tokens held out leave "
                 "nothing to train on; hold out fewer, or take more --data"
             )
-        self._seed = hashlib.sha256(f"psyche train {seed}".encode()).digest()
+        self._seed = hashlib.sha256(f"psyche train {settings.seed}".encode()).digest()
         self._pass = -1
         self._order = Permutation(self.train_rows, self._seed, 0)
 

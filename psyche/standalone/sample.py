@@ -44,8 +44,6 @@ def sample_model(
         seed: the seed of the sampling.
         held_out: a file of 2-byte token ids to measure the loss on.
     """
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder}: no config.json; name a model's folder")
     logging.disable_progress_bar()
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)

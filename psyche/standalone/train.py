@@ -120,10 +120,7 @@ class _Training:
         device: torch.device,
     ) -> None:
         self._settings, self._model, self._device = settings, model, device
-        self._corpus = Corpus(
-            settings.data, settings.eval_data, settings.token_size_bytes, settings.sequence_length,
-            model.config.vocab_size, seed=settings.seed, eval_tokens=settings.eval_tokens,
-        )  # fmt: skip
+        self._corpus = Corpus(settings, model.config.vocab_size)
         self._parameters = count_parameters(parameters)
         self._schedule = settings.schedule.make(settings.steps)
         self._stepper = make_stepper(model, parameters, settings, device)

@@ -151,8 +151,12 @@ def test_gradients_that_are_not_finite_end_the_training(model: Path, data: Path)
         train_model(make_settings(model, data, schedule=rates, peers=2))
 
 
+def make_corpus(data: Path, **changes: Any) -> Corpus:
+    return Corpus(make_settings(Path(), data, seed=3, **changes), 64)
+
+
 def test_held_out_rows_are_never_trained_on(data: Path) -> None:
-    corpus = Corpus([data], [], 2, LENGTH, 64, seed=3, eval_tokens=5 * LENGTH)
+    corpus = make_corpus(data, eval_tokens=5 * LENGTH)
     whole = np.fromfile(data, "<u2").reshape(-1, LENGTH)
     assert (corpus.train_rows, corpus.held_out_rows) == (59, 5)
     np.testing.assert_array_equal(corpus.held_out(100), whole[59:])
@@ -164,15 +168,15 @@ def test_held_out_rows_are_never_trained_on(data: Path) -> None:
 
 
 def test_held_out_files_stand_apart(data: Path) -> None:
-    corpus = Corpus([data], [data], 2, LENGTH, 64, seed=3, eval_tokens=5 * LENGTH)
+    corpus = make_corpus(data, eval_data=(data,))
     assert (corpus.train_rows, corpus.held_out_rows) == (64, 64)
     assert len(corpus.held_out(8)) == 8
     with pytest.raises(ConfigError, match="nothing to train on"):
-        Corpus([data], [], 2, LENGTH, 64, seed=0, eval_tokens=10_000)
+        make_corpus(data, eval_tokens=10_000)
 
 
 def test_of_a_small_text_a_tenth_is_held_out_unless_the_user_says_how_much(data: Path) -> None:
-    corpus = Corpus([data], [], 2, LENGTH, 64, seed=3, eval_tokens=None)
+    corpus = make_corpus(data, eval_tokens=None)
     assert (corpus.train_rows, corpus.held_out_rows) == (57, 7)
 
 

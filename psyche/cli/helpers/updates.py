@@ -16,18 +16,10 @@ if TYPE_CHECKING:
     from psyche.backends.port import Fitted, Target
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    metadata: dict[str, Any]
-    restart_from_step: int | None = None
-
-    @property
-    def is_any(self) -> bool:
-        return bool(self.metadata) or self.restart_from_step is not None
-
-
-def load_changes(file: LoadedRun | None, changes: Changes) -> Callable[[Coordinator], Update]:
-    """Return what builds the update of a record from a file of settings, if there is one.
+def load_changes(
+    file: LoadedRun | None, texts: dict[str, Any], restart_from_step: int | None
+) -> Callable[[Coordinator], Update]:
+    """Return what builds the update of a record from a file of settings, if there is one, and from texts.
 
     The digest of other weights to begin with goes on record as at the run's creation; their files are read for it.
     """
@@ -35,12 +27,12 @@ def load_changes(file: LoadedRun | None, changes: Changes) -> Callable[[Coordina
 
     def build(record: Coordinator) -> Update:
         update = Update() if file is None else build_update(record, file)
-        if changes.restart_from_step is not None:
+        if restart_from_step is not None:
             config, model = update.config or record.config, update.model or record.model
-            progress = compute_restart(record, changes.restart_from_step, config, model)
+            progress = compute_restart(record, restart_from_step, config, model)
             update = replace(update, progress=None if progress == record.progress else progress)
-        if changes.metadata:
-            metadata = replace(update.metadata or record.metadata, **changes.metadata)
+        if texts:
+            metadata = replace(update.metadata or record.metadata, **texts)
             update = replace(update, metadata=None if metadata == record.metadata else metadata)
         return weights.complete(record, update)
 

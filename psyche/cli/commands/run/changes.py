@@ -67,7 +67,7 @@ def update_config(
     unless only [metadata] and bootstrap change. The run keeps its weights, its step and its members, unless you name
     --restart-from-step. [progress] and [access] of the file have no effect here.
     """
-    from psyche.cli.helpers.updates import Changes, load_changes, load_settings
+    from psyche.cli.helpers.updates import load_changes, load_settings
     from psyche.core.state.messages import UpdateClientVersion
 
     if switch_to_hub:
@@ -76,15 +76,15 @@ def update_config(
             "run's folder. `psyche run checkpoint --repo` names a repository for those who want the model; to begin "
             "from a model of the Hub, download it into a folder, and name that as the checkpoint Local"
         )
-    texts = {"name": name, "description": description, "num_parameters": num_parameters, "vocab_size": vocab_size}
-    changes = Changes({key: value for key, value in texts.items() if value is not None}, restart_from_step)
+    given = {"name": name, "description": description, "num_parameters": num_parameters, "vocab_size": vocab_size}
+    texts = {key: value for key, value in given.items() if value is not None}
     is_agreed = False
-    if state is not None or changes.is_any:
+    if state is not None or texts or restart_from_step is not None:
         file = None
         if state is not None:
             fitted = load_settings(state, access.target)
             access, file = replace(access, options=fitted.target.options), fitted.file
-        is_agreed = change_run(access, load_changes(file, changes), dry_run=dry_run)
+        is_agreed = change_run(access, load_changes(file, texts, restart_from_step), dry_run=dry_run)
     elif client_version is None:
         raise ConfigError("name what changes: --state FILE, --name, --description or --client-version, for example")
     if client_version is not None and not dry_run:

@@ -6,21 +6,16 @@ from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from psyche.config.table import Table, key
-from psyche.config.values import HASH_FORM
-from psyche.wire.access import KEY_BYTES, MAX_KEYS, NOBODY, Access, Authorization
+from psyche.config.values import HASH_FORM, read_hex
+from psyche.wire.access import MAX_KEYS, NOBODY, Access, Authorization
 
 
 def _read_key(value: object) -> object:
     """Read a public key. All zeros, which the authorizer takes for everybody, is refused: `open` says that instead."""
-    if isinstance(value, str) and len(value) == 2 * KEY_BYTES:
-        try:
-            key = bytes.fromhex(value)
-        except ValueError:
-            key = b""
-        if key == NOBODY:
-            raise PydanticCustomError("everybody", "is nobody's key; to let anybody join, write open = true")
-        if len(key) == KEY_BYTES:
-            return key
+    if (key := read_hex(value)) == NOBODY:
+        raise PydanticCustomError("everybody", "is nobody's key; to let anybody join, write open = true")
+    if key is not None:
+        return key
     raise PydanticCustomError("public_key", "must be a public key: 64 hex digits in quotes")
 
 

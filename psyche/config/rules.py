@@ -28,12 +28,6 @@ _RUNNABLE_DATA: Final = (
     DataLocationKind.LOCAL,
     DataLocationKind.HTTP,
 )
-# Settings of safety without effect in this version: to ignore them would be worse than a refusal.
-_UNBUILT: Final = {
-    "reveal_gate": "true yet: bodies are served as soon as they are announced",  # R6
-    "canary_permille": "above 0 yet: there are no canaries",  # V10
-    "min_stake": "above 0 yet: nobody can deposit a stake, so nobody could join",
-}
 
 
 def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
@@ -51,7 +45,13 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
     ]
     if model.optimizer.kind == OptimizerKind.ADAMW:
         found.append("model.LLM.optimizer 'AdamW' trains in one process only (`psyche train`); what runs: 'Distro'")
-    return found + [f"config.{key} cannot be {why}" for key, why in _UNBUILT.items() if config and getattr(config, key)]
+    # Settings of safety without effect in this version: to ignore them would be worse than a refusal.
+    unbuilt = () if config is None else (
+        (config.reveal_gate, "reveal_gate cannot be true yet: bodies are served as soon as they are announced"),  # R6
+        (config.canary_permille, "canary_permille cannot be above 0 yet: there are no canaries"),  # V10
+        (config.min_stake, "min_stake cannot be above 0 yet: nobody can deposit a stake, so nobody could join"),
+    )  # fmt: skip
+    return found + [f"config.{text}" for is_set, text in unbuilt if is_set]
 
 
 def find_warnings(config: Config, model: Model) -> list[str]:

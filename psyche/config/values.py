@@ -48,12 +48,14 @@ def _round_to_f32(value: float) -> float:
         raise PydanticCustomError("float32", "is too large for a float32") from None
 
 
+def read_hex(value: object) -> bytes | None:
+    """The 32 bytes of a text of 64 hex digits; None: it is none."""
+    return bytes.fromhex(value) if isinstance(value, str) and re.fullmatch(r"[0-9a-fA-F]{64}", value) else None
+
+
 def _read_seed(value: object) -> object:
-    if isinstance(value, str) and len(value) == 2 * SEED_BYTES:
-        try:
-            return bytes.fromhex(value)
-        except ValueError:
-            pass
+    if (seed := read_hex(value)) is not None:
+        return seed
     if isinstance(value, list):
         items = cast("list[object]", value)
         if len(items) == SEED_BYTES and all(type(i) is int and 0 <= i <= 0xFF for i in items):
@@ -62,8 +64,8 @@ def _read_seed(value: object) -> object:
 
 
 def _read_root(value: object) -> object:
-    if isinstance(value, str) and re.fullmatch(r"[0-9a-fA-F]{64}", value):
-        return bytes.fromhex(value)
+    if (root := read_hex(value)) is not None:
+        return root
     raise PydanticCustomError("root", "must be 64 hex digits in quotes")
 
 

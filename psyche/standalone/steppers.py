@@ -13,7 +13,7 @@ from psyche.errors import TrainerError
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.model import get_shapes
 from psyche.modeling.trainer.batch import Gradients, compute_gradients
-from psyche.standalone.settings import OptimizerName, TrainSettings
+from psyche.standalone.settings import TrainSettings
 from psyche.wire.trainer import SentResult
 
 
@@ -139,10 +139,3 @@ class DistroStepper(Stepper):
     def finish(self, lr: float) -> None:
         while self._on_their_way:
             self._apply(lr)
-
-
-def make_stepper(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], settings: TrainSettings, device: torch.device
-) -> Stepper:
-    kind = AdamWStepper if settings.optimizer is OptimizerName.ADAMW else DistroStepper
-    return kind(model, parameters, settings, device)

@@ -28,8 +28,8 @@ from psyche.modeling.model_card import format_card
 from psyche.modeling.snapshot import read_model_files
 from psyche.modeling.trainer.batch import evaluate
 from psyche.standalone.corpus import Corpus
-from psyche.standalone.settings import TrainSettings
-from psyche.standalone.steppers import StepReport, make_stepper
+from psyche.standalone.settings import OptimizerName, TrainSettings
+from psyche.standalone.steppers import AdamWStepper, DistroStepper, StepReport
 
 EVAL_MICRO_BATCH = 32
 
@@ -123,7 +123,8 @@ class _Training:
         self._corpus = Corpus(settings, model.config.vocab_size)
         self._parameters = count_parameters(parameters)
         self._schedule = settings.schedule.make(settings.steps)
-        self._stepper = make_stepper(model, parameters, settings, device)
+        stepper = AdamWStepper if settings.optimizer is OptimizerName.ADAMW else DistroStepper
+        self._stepper = stepper(model, parameters, settings, device)
         self._held_out = self._read_held_out()
         self._tokens = 0
         self._started = 0.0

@@ -52,7 +52,12 @@ def explain_refusal(error: CoordinatorError, status: RunStatus, write: WriteComm
             create = write("run create --state FOLDER")
             return f"the run has no settings yet: {create} completes it; then run this command again"
         case Halted():
-            return _explain_pause(error, RunState(status.run_state), write)
+            reasons = {
+                RunState.PAUSED: f"the run is paused already; {write('run resume')} lets it go on",
+                RunState.FINISHED: "the run is finished: there is nothing to pause",
+                RunState.UNINITIALIZED: f"the run is not started yet; {write('run resume')} starts it",
+            }
+            return reasons.get(RunState(status.run_state), put_in_words(error))
         case _:
             return put_in_words(error)
 
@@ -78,15 +83,3 @@ def _describe_way_to_pause(status: RunStatus, write: WriteCommand) -> str:
     if status.pending_pause:
         return f"The pause takes effect at the end of this epoch, a few rounds from now: wait for it ({watch})"
     return f"Pause it with {write('run pause')}, and wait until it is paused ({watch})"
-
-
-def _explain_pause(error: Halted, state: RunState, write: WriteCommand) -> str:
-    match state:
-        case RunState.PAUSED:
-            return f"the run is paused already; {write('run resume')} lets it go on"
-        case RunState.FINISHED:
-            return "the run is finished: there is nothing to pause"
-        case RunState.UNINITIALIZED:
-            return f"the run is not started yet; {write('run resume')} starts it"
-        case _:
-            return put_in_words(error)

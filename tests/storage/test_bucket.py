@@ -114,22 +114,6 @@ async def test_after_a_fault_the_right_bytes_are_read(way: FaultyWay, quick_cloc
     await storage.aclose()
 
 
-async def test_another_generation_that_stays_is_an_error(way: FaultyWay, quick_clock: SteadyClock) -> None:
-    storage = open_files(way)
-    file, *_ = await storage.list_files()
-    way.spoil("other_version")
-    with pytest.raises(StorageRefused, match="another version"):
-        await storage.read(file, 0, 5)
-    await storage.aclose()
-
-
-async def test_a_bucket_that_is_not_there_is_named(way: FaultyWay) -> None:
-    storage = open_bucket("missing", "", replace(OPTIONS, google_endpoint=way.address))
-    with pytest.raises(StorageRefused, match=r"^gs://missing: not there \(HTTP 404\)"):
-        await storage.list_files()
-    await storage.aclose()
-
-
 @pytest.mark.parametrize(
     ("name", "prefix", "reason"),
     [("", "", "is no name of a bucket"), ("a/b", "", "no name of a bucket"), ("files", "a/../b", "a path below")],

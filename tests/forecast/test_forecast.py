@@ -323,10 +323,16 @@ def test_limits_of_nodes_have_patience_for_what_payloads_stand_for() -> None:
     assert limits.take_over_s == pytest.approx(3 * 4 * 8e9 / PARTS / 1e6, rel=0.01)
 
 
-def test_a_plan_of_faults_is_read_from_a_file(tmp_path: Path) -> None:
+def test_plans_of_faults_and_scenarios_are_read_from_files(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text('[[fault]]\nkind = "kill"\nwho = ["client-1", "random:2"]\nat_s = 40.0\nfor_s = 12.0\n')
     assert load_faults(path, 4, ForecastBackend()) == (Kill(who=("client-1", "random:2"), at_s=40.0, for_s=12.0),)
+    (tmp_path / "s.toml").write_text("seed = 3\n[[class]]\ncount = 2\n")
+    scenario = find_scenario(str(tmp_path / "s.toml"))
+    assert (scenario.seed, scenario.clients) == (3, 2)
+    assert find_scenario("17") == find_scenario("17") != find_scenario("18")
+    with pytest.raises(ConfigError, match="must be a seed"):
+        find_scenario("seven")
     path.write_text('[[fault]]\nkind = "hang"\nwho = ["witnesses"]\nat_s = 1\nfor_s = 2\n')
     assert load_faults(path, 4, ForecastBackend()) == (Hang(who=("witnesses",), at_s=1, for_s=2),)
 
@@ -364,15 +370,6 @@ def test_a_plan_that_is_wrong_is_told_with_file_table_and_rule(text: str, told: 
     with pytest.raises(ConfigError, match=told) as found:
         load_faults(path, 4, ForecastBackend())
     assert str(found.value).startswith(str(path))
-
-
-def test_a_seed_or_a_file_can_be_played_again(tmp_path: Path) -> None:
-    assert find_scenario("17") == find_scenario("17")
-    assert find_scenario("17") != find_scenario("18")
-    (tmp_path / "s.toml").write_text("seed = 3\n[[class]]\ncount = 2\n")
-    assert (find_scenario(str(tmp_path / "s.toml")).seed, find_scenario(str(tmp_path / "s.toml")).clients) == (3, 2)
-    with pytest.raises(ConfigError, match="must be a seed"):
-        find_scenario("seven")
 
 
 # --- both ways ----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from psyche.server.access import AccessChanges, AllowList
 from psyche.server.handler import CoordinatorHandler
 from psyche.server.journal.journal import Journal, JournalDisk
 from psyche.server.journal.recovery import OpenRun, create_journal, recover
+from psyche.telemetry.sink import EventSink
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_identity, build_model, build_state
 from psyche.wire import backend as wire
 from psyche.wire.access import OPEN, Access
@@ -92,13 +93,14 @@ def build_handler(
     state: Coordinator | None = None,
     disk: MemoryDisk | None = None,
     journal: Journal | None = None,
-    access: Access | None = None,
+    access: Access = OPEN,
+    access_list: AllowList | None = None,
     **options: Any,
 ) -> CoordinatorHandler:
     state = state or RunFile().build_state()
     journal = journal or create_journal(disk or MemoryDisk(), START_UNIX, encode_state(state))
     settings = {"now": START_UNIX, "owners": frozenset({OWNER.public}), "entropy": build_entropy(), "program": "test"}
-    settings["access"] = AllowList(access or OPEN, AccessChanges(), OWNER.public)
+    settings["access"] = access_list or AllowList(access, AccessChanges(), OWNER.public)
     return CoordinatorHandler(state, journal, **(settings | options))
 
 
@@ -115,6 +117,15 @@ def recover_run(disk: JournalDisk, *, accept_loss: bool = False) -> OpenRun:
     found = recover(disk, accept_loss=accept_loss)
     assert found is not None
     return found
+
+
+def build_restarted(disk: MemoryDisk, access: Access = OPEN, sink: EventSink | None = None) -> CoordinatorHandler:
+    """The handler of a server that comes back with what is on the disk."""
+    found = recover_run(disk)
+    allowed = AllowList(access, found.access, OWNER.public)
+    return build_handler(
+        found.state, journal=found.journal, now=found.now, op_ids=found.op_ids, sink=sink, access_list=allowed
+    )
 
 
 class Members(Run):

@@ -15,13 +15,14 @@ from kits.server import (
     build_handler,
     build_join_request,
     build_record,
+    build_restarted,
     recover_run,
 )
 
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.messages import Pause
 from psyche.core.state.state import ClientState, RunState, Slot, SlotState
-from psyche.server.access import WAITING_SHOWN_S, AllowList
+from psyche.server.access import WAITING_SHOWN_S
 from psyche.telemetry import types
 from psyche.wire import backend as wire
 from psyche.wire.access import MAX_KEYS, MAX_WAITING, OPEN, Access, Allow, Authorization, Disallow
@@ -59,11 +60,7 @@ def build_full() -> dict[bytes, tuple[bytes, ...]]:
 
 
 def restart(disk: MemoryDisk, access: Access | None = None) -> Members:
-    found = recover_run(disk)
-    allowed = AllowList(access or Access(), found.access, OWNER.public)
-    handler = build_handler(found.state, journal=found.journal, now=found.now, op_ids=found.op_ids)
-    handler.access = allowed
-    return Members(handler)
+    return Members(build_restarted(disk, access or Access()))
 
 
 @pytest.mark.parametrize(

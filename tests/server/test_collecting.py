@@ -1,6 +1,6 @@
 """`collect` on the server: earnings leave the record once, to whoever owns the run (M11, K3)."""
 
-from kits.server import CLIENTS, OWNER, START_UNIX, MemoryDisk, RunFile, build_handler, recover_run
+from kits.server import CLIENTS, OWNER, START_UNIX, MemoryDisk, RunFile, build_handler, build_restarted
 
 from psyche.core.encoding.account import encode_state
 from psyche.core.rules.apply import apply
@@ -45,8 +45,7 @@ def test_m11_k3_a_resend_takes_nothing_more_before_and_after_a_restart() -> None
     assert ask(handler, 1, request).code == ask(handler, 2, request).code == ""
     assert get_earned(handler) == ((A, 200), (B, 70))
     handler.journal.flush()
-    found = recover_run(disk)
-    assert encode_state(found.state) == encode_state(handler.state)
-    again = build_handler(found.state, journal=found.journal, now=found.now, op_ids=found.op_ids)
+    again = build_restarted(disk)
+    assert encode_state(again.state) == encode_state(handler.state)
     assert ask(again, 3, request).code == ""
     assert get_earned(again) == ((A, 200), (B, 70))

@@ -27,11 +27,6 @@ from psyche.wire.line.tls import make_server_context
 VICTIM = CLIENTS[0]
 
 
-@pytest.fixture
-def clock() -> SteadyClock:
-    return SteadyClock(RATE)
-
-
 @dataclass
 class Tapped:
     """A run in training; the victim's connection goes through somebody's hands, the observer's does not."""

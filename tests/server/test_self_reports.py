@@ -12,7 +12,7 @@ from psyche.server.reports import GONE_SHOWN_S, MAX_REPORTS, MAX_SHOWN, TOLD_AGA
 from psyche.telemetry import types
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_identity, build_state
 from psyche.wire import backend as wire
-from psyche.wire.access import Access, Authorization
+from psyche.wire.access import OPEN, Access, Authorization
 from psyche.wire.report import MAX_ERROR_BYTES, MAX_NAME_BYTES, MAX_PHASE_BYTES, MAX_WAIT_BYTES, SelfReport
 
 STRANGER = build_identity("stranger").public
@@ -66,7 +66,7 @@ def test_errors_are_for_the_owner_and_the_join_authority() -> None:
 
 
 def test_strangers_neither_see_the_members_nor_write_to_the_table() -> None:
-    for access in (None, CLOSED):
+    for access in (OPEN, CLOSED):
         members = build_members(access=access)
         assert members.ask(STRANGER, wire.MembersRequest()).code == "NotOwner"
         assert members.ask(STRANGER, wire.ReportRequest(SelfReport("mallory", error="!"))).code == "NotOwner"

@@ -42,12 +42,6 @@ from psyche.wire.line.handshake import HandshakeError, client_handshake
 from psyche.wire.line.tls import open_tls
 
 
-@pytest.fixture
-def clock() -> SteadyClock:
-    """pytest-trio runs a test on a clock among its fixtures: time flies, sockets and threads stay real."""
-    return SteadyClock(RATE)
-
-
 def recover_folder(folder: Path) -> OpenRun:
     disk = FolderDisk(folder)
     try:

@@ -7,7 +7,7 @@ import pytest
 import trio
 from kits.clocks import SteadyClock
 from kits.server import CLIENTS, OWNER, START_UNIX, Members, MemoryDisk, RunFile, build_file, build_handler
-from live_kit import RATE, Server, follow_all, is_training, open_scripts, open_server
+from live_kit import Server, follow_all, is_training, open_scripts, open_server
 from live_kit import build_file as build_quick_file
 from typer.testing import CliRunner
 
@@ -25,11 +25,6 @@ from psyche.wire.key_file import write_key_file
 
 DEMO = Path(__file__).resolve().parents[2] / "config" / "demo" / "run.toml"
 OP = b"update-number-01"
-
-
-@pytest.fixture
-def clock() -> SteadyClock:
-    return SteadyClock(RATE)
 
 
 def build_longer(file: RunFile, total_steps: int = 50) -> RunFile:

@@ -4,7 +4,17 @@ from dataclasses import dataclass, field
 
 import pytest
 from kits.log import Log
-from kits.server import CLIENTS, OWNER, Members, MemoryDisk, RunFile, build_file, build_handler, recover_run
+from kits.server import (
+    CLIENTS,
+    OWNER,
+    Members,
+    MemoryDisk,
+    RunFile,
+    build_file,
+    build_handler,
+    build_restarted,
+    recover_run,
+)
 
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.messages import Pause, Resume, SetRates, Tick
@@ -239,8 +249,7 @@ def test_a_record_that_cannot_be_replayed_is_a_clear_error(is_refused: bool, wor
 
 
 def restart(disk: MemoryDisk, now: int, sink: Log | None = None) -> tuple[CoordinatorHandler, Members]:
-    found = recover_run(disk)
-    handler = build_handler(found.state, journal=found.journal, now=found.now, op_ids=found.op_ids, sink=sink)
+    handler = build_restarted(disk, sink=sink)
     handler.recover(now)
     handler.journal.flush()
     members = Members(handler)

@@ -130,7 +130,6 @@ def _get_config_notes(answers: Answers, model: ModelChoice) -> dict[str, str]:
 
 
 def write_data_file(folder: str, token_size_bytes: int, sequence_tokens: int, seed: str, *, for_members: bool) -> str:
-    """The text of data.toml."""
     text = _Text()
     text.say(
         "What the members train on, written by `psyche init`. Each of them needs this very file and the same token "

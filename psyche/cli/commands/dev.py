@@ -130,7 +130,6 @@ def run_validator(
 
 
 def prepare_ledger(ledger: Path, validator: Validator, *, reset: bool) -> None:
-    """Remove our chain in a folder if told to."""
     from psyche.localchain.ledger import FILE, open_ledger
 
     is_ours, is_real = (ledger / FILE).exists(), (ledger / "genesis.bin").exists()

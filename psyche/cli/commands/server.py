@@ -172,7 +172,6 @@ def load_keys(folder: Path, path: Path | None, owners: list[str]) -> "tuple[Iden
 
 
 def add_allowed(access: "Access", keys: list[str]) -> "Access":
-    """Combine the access settings of run.toml with the keys of --allow."""
     from psyche.wire.access import MAX_KEYS, NOBODY
     from psyche.wire.crypto import parse_hex
 

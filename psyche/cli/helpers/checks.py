@@ -178,7 +178,6 @@ def check_open_files() -> Check:
 
 
 def check_port(port: int) -> Check:
-    """A TCP port can be listened on."""
     name = f"port {port}" if port else "a free port"
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:

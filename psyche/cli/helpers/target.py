@@ -188,7 +188,6 @@ class Access:
         return _run_in(opening, lambda backend: call_in_words(function, backend, self.target.write_command))
 
     def run_on_chain(self, function: "Callable[[ChainSession], Awaitable[_Found]]") -> _Found:
-        """Call an async function with a session at the chain."""
         return _run_in(self.chain.open_session(self._make_person(), reads=self.reads), function)
 
     def carry_out(self, plan: "Callable[[ChainSession], Awaitable[ChainPlan]]", done: str, nothing: str = "") -> None:

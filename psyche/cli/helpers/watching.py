@@ -44,7 +44,12 @@ def format_run(
 
     Lines have at most 80 columns, but for names and for commands, which `write` writes. `name_key` writes keys.
     """
-    return "\n".join([*_describe(status, write), *_describe_members(status, members, name_key)])
+    lines = [*_describe(status, write)]
+    if members is not None:
+        lines.append(f"\n{format_members_table(members, name_key)}")
+    elif status.failing:
+        lines.append("to read the errors, name the owner's key: --state-dir or -i FILE")
+    return "\n".join(lines)
 
 
 def _describe(status: RunStatus, write: WriteCommand) -> Iterator[str]:
@@ -68,13 +73,6 @@ def _describe(status: RunStatus, write: WriteCommand) -> Iterator[str]:
         yield _wrap(f"each epoch from now on pays {pays} for all its credits; an ejected member loses {loses}")
 
 
-def _describe_members(status: RunStatus, members: Members | None, name_key: NameKey) -> Iterator[str]:
-    if members is not None:
-        yield f"\n{format_members_table(members, name_key)}"
-    elif status.failing:
-        yield "to read the errors, name the owner's key: --state-dir or -i FILE"
-
-
 def _wrap(text: str, *, may_cut: bool = False) -> str:
     """Wrap a line; a place or a command stays in one piece unless it may be cut."""
     return textwrap.fill(text, COLUMNS, subsequent_indent="  ", break_long_words=may_cut, break_on_hyphens=may_cut)
@@ -84,13 +82,13 @@ def get_plain_run(status: RunStatus, members: Members | None = None, name_key: N
     """Return a run's status, and its members if they are given, as JSON can hold them."""
     fields = {field: get_plain(getattr(status, field)) for field in status.__struct_fields__}
     fields |= {"run_state": RunState(status.run_state).name.lower()}
-    return fields | ({} if members is None else {"clients": get_plain_members(members, name_key)})
+    clients = [] if members is None else [_get_plain_member(one, name_key) for one in members.members]
+    return fields | ({} if members is None else {"clients": clients})
 
 
 async def ask_once(
     backend: Administration, with_members: bool, as_json: bool, write: WriteCommand = write_briefly
 ) -> str:
-    """Return the state of a run as text or JSON."""
     status, members = await _ask(backend, with_members=with_members)
     if as_json:
         return json.dumps(get_plain_run(status, members, backend.name_key), indent=2)
@@ -146,7 +144,6 @@ class WatchView:
         self._page: list[str] = []
 
     def show(self, status: RunStatus, members: Members | None) -> None:
-        """Show a state of the run."""
         if self._as_json:
             self._console.print(json.dumps(get_plain_run(status, members, self._name_key)))
         else:
@@ -205,10 +202,6 @@ def format_members_table(members: Members, name_key: NameKey) -> str:
     rows = [_make_row(one, name_key) for one in members.members]
     table = format_table(HEAD, rows, left=4, columns=COLUMNS, spare=("tok/s",))
     return "\n".join([table, *_list_waits(members, name_key), *_list_errors(members, name_key)])
-
-
-def get_plain_members(members: Members, name_key: NameKey) -> list[dict[str, Any]]:
-    return [_get_plain_member(one, name_key) for one in members.members]
 
 
 def _get_name(member: MemberInfo, name_key: NameKey) -> str:

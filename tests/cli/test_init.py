@@ -496,15 +496,13 @@ def test_an_owner_is_told_how_long_the_run_takes_and_what_it_sends(tmp_path: Pat
     assert " GB a day, 397 GB in all" in output, "payloads of 2.6 MB to 3 others, 50,000 times"
 
 
-def test_a_run_of_one_is_described_as_one(tmp_path: Path) -> None:
-    call("init", tmp_path / "r", "--data", make_text(tmp_path), "--no-prepare", "--members", 1, "--yes")
-    text = (tmp_path / "r" / "run.toml").read_text()
+def test_a_run_of_one_is_described_as_one_and_two_clients_of_one_machine_do_not_collide(tmp_path: Path) -> None:
+    words = ("--data", make_text(tmp_path), "--no-prepare", "--yes", "--members")
+    call("init", tmp_path / "one", *words, 1)
+    text = (tmp_path / "one" / "run.toml").read_text()
     assert "A run of 1 member that trains a model" in " ".join(text.replace("#", " ").split())
     assert "1 members" not in text
-
-
-def test_two_clients_of_one_machine_do_not_collide_if_they_are_started_as_told(tmp_path: Path) -> None:
-    output = run("init", tmp_path / "r", "--data", make_text(tmp_path), "--no-prepare", "--members", 2, "--yes").output
+    output = call("init", tmp_path / "two", *words, 2).output
     (client,) = [line for line in output.splitlines() if line.startswith("  psyche client train")]
     assert client.endswith(" --data-dir client-1")
     (told,) = [line for line in output.splitlines() if line.startswith("  # several clients on one machine")]

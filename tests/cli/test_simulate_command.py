@@ -1,5 +1,6 @@
 """`psyche simulate` and `psyche trace` as a person calls them."""
 
+import io
 import json
 import re
 import signal
@@ -7,12 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kits.cluster import DEADLINE_S
 from kits.commands import call, refuse, run
 
 from psyche.cli.commands.simulate import format_played, parse_parameters
+from psyche.cli.helpers.outputs import check_target
 from psyche.cli.helpers.progress import ProgressBar
 from psyche.errors import ConfigError
 from psyche.forecast.recorder import Played
@@ -30,6 +33,7 @@ down_mbit_s = 100
 load_s = 0.5
 """
 BASE = ("simulate", "--state", ROOT / "config" / "dummy", "--parameters", "1e8", "--clients", "3", "--rounds", "3")
+QUICK = (*BASE[:-1], "1", "--no-suggestions", "--profile")
 
 
 @pytest.fixture
@@ -112,29 +116,11 @@ def test_suggestions_are_played_and_printed(profile: Path, tmp_path: Path) -> No
 
 
 def test_without_a_terminal_progress_is_plain_lines() -> None:
-    class Stream:
-        def __init__(self) -> None:
-            self.text = ""
-
-        def write(self, text: str) -> int:
-            self.text += text
-            return len(text)
-
-        def flush(self) -> None: ...
-
-        def isatty(self) -> bool:
-            return False
-
-    stream, clock = Stream(), iter(range(0, 1000, 10))
-    with ProgressBar(
-        "playing",
-        Console(stream),
-        now=lambda: float(next(clock)),
-        show=lambda number: f"{number} rounds",  # pyright: ignore[reportArgumentType]
-    ) as bar:
+    stream, clock = io.StringIO(), iter(range(0, 1000, 10))
+    with ProgressBar("playing", Console(stream), now=lambda: float(next(clock)), show="{} rounds".format) as bar:
         bar.set(5, 20)
-    assert stream.text.endswith(" 25% 5 rounds of 20 rounds, 30 s left\n")
-    assert "\x1b" not in stream.text
+    assert stream.getvalue().endswith(" 25% 5 rounds of 20 rounds, 30 s left\n")
+    assert "\x1b" not in stream.getvalue()
 
 
 def test_a_terminal_shows_life_at_once_and_what_was_given_up() -> None:
@@ -157,6 +143,8 @@ def test_a_terminal_shows_life_at_once_and_what_was_given_up() -> None:
         (("--faults", "missing.toml"), "missing.toml: cannot be read"),
         (("--picture", "run.svg"), "must end in .png"),
         (("--json", "no/such/f.json"), "there is no folder"),
+        (("--rounds", "99999999999"), "error: --rounds 99999999999: must be from 1 to 100000\n"),
+        (("--rounds", "0"), "error: --rounds 0: must be from 1 to 100000\n"),
         (("--clients", "1"), "config.init_min_clients is 2, but only 1 clients"),
     ],
 )
@@ -244,12 +232,6 @@ def test_what_a_plan_has_for_later_than_the_end_is_told(profile: Path, tmp_path:
     assert "fault[0]" not in result.output
 
 
-def test_more_rounds_than_can_be_played_are_refused_with_the_bound(profile: Path) -> None:
-    for rounds in ("99999999999", "0"):
-        result = refuse(*BASE, "--profile", profile, "--rounds", rounds)
-        assert f"error: --rounds {rounds}: must be from 1 to 100000\n" in result.stderr
-
-
 def test_a_run_that_is_shorter_than_what_is_played_is_told(profile: Path, tmp_path: Path) -> None:
     text = (ROOT / "config" / "dummy" / "run.toml").read_text()
     (tmp_path / "run.toml").write_text(re.sub(r"total_steps = \d+", "total_steps = 1", text, count=1))
@@ -261,3 +243,53 @@ def test_a_plan_that_is_no_text_is_named_once(profile: Path, tmp_path: Path) -> 
     plan = tmp_path / "bad.toml"
     plan.write_bytes(b"\xff\xfe")
     assert refuse(*BASE, "--profile", profile, "--faults", plan).stderr.count("bad.toml") == 1
+
+
+# --- files and standard output: refused before the work, or each lost for itself -----------------------------
+
+
+@pytest.mark.parametrize("option", ["--json", "--events", "--picture"])
+def test_a_target_that_cannot_be_written_is_refused_before_anything_is_played(
+    option: str, profile: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "d.png").mkdir()
+    for path, told in ((tmp_path / "d.png", "is a folder"), (Path("/proc/x.png"), "cannot be written: ")):
+        result = refuse(*QUICK, profile, option, path)
+        assert f"error: {option} {path}: {told}" in result.output
+        assert "rounds in" not in result.output
+
+
+def test_looking_at_a_target_leaves_it_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "f.json"
+    check_target("--json", path)
+    assert list(tmp_path.iterdir()) == []
+    path.write_text("old")
+    check_target("--json", path)
+    assert path.read_text() == "old"
+    with pytest.raises(ConfigError, match="there is no folder"):
+        check_target("--json", tmp_path / "no" / "f.json")
+
+
+def test_an_output_that_fails_costs_no_other_one(
+    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_accounts: Any, _title: str, path: Path, _describe: Any) -> None:
+        path.with_suffix(".part.png").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("psyche.analysis.timeline.write_picture", fail)
+    figures = tmp_path / "f.json"
+    picture = tmp_path / "p.png"
+    result = refuse(*QUICK, profile, "--json", figures, "--events", "/dev/full", "--picture", picture)
+    assert "error: events /dev/full: cannot be written: No space left on device\n" in result.stderr
+    assert f"error: picture {picture}: cannot be written: No space left on device\n" in result.stderr
+    assert json.loads(figures.read_text())["clients"] == 3
+    assert not picture.with_suffix(".part.png").exists()
+
+
+def test_standard_output_that_cannot_be_written_is_one_line_on_stderr(profile: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "psyche", *map(str, QUICK), str(profile)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: standard output cannot be written: No space left on device\n"

@@ -127,15 +127,12 @@ async def test_programs_get_a_line_of_json_for_each_state_with_the_keys_of_the_p
     )
 
 
-async def test_a_key_that_may_not_see_members_sees_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_key_that_may_not_see_members_sees_the_run_and_is_told_once(
+    autojump_clock: MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = await ask_once(FakeBackend(iter([TRAINING]), NotOwner("not yours")), with_members=True, as_json=False)
     assert page == format_run(TRAINING)
     assert capsys.readouterr().err == "warning: not yours\n"
-
-
-async def test_a_key_that_may_not_see_members_is_told_once_while_it_watches(
-    autojump_clock: MockClock, capsys: pytest.CaptureFixture[str]
-) -> None:
     backend = FakeBackend(iter([TRAINING, TRAINING, FINISHED]), NotOwner("not yours"))
     await watch_run(backend, WatchView(Console(io.StringIO(), live=True)), with_members=True)
     assert capsys.readouterr().err == "warning: not yours\n"

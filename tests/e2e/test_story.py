@@ -18,7 +18,6 @@ from psyche.backends.tcp.dial import parse_server
 from psyche.backends.tcp.owner import TcpAdministration
 from psyche.core.state.messages import Pause
 from psyche.modeling.snapshot import list_snapshots
-from psyche.telemetry.events import Line
 from psyche.wire.key_file import read_key_file
 
 pytestmark = pytest.mark.e2e
@@ -90,15 +89,11 @@ def test_clients_without_the_model_folder_got_the_first_weights_from_the_one_tha
     assert len(digests) == 1
 
 
-def get_applied(story: Story, name: str) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(epoch, height, members) of every set that a client applied, in its order."""
-    return [(e["epoch"], e["height"], tuple(e["members"])) for e in story.cluster.find(name, "applied")]
-
-
 def test_every_step_is_trained_and_applied_once_by_all_alike(story: Story) -> None:
     steps = [e["step"] for e in story.cluster.find("client-1", "round_started") if not e["drain"]]
     assert steps == list(range(1, 20)), story.cluster.describe()
-    sets = [get_applied(story, name) for name in CLIENTS]
+    applied = [story.cluster.find(name, "applied") for name in CLIENTS]
+    sets = [[(e["epoch"], e["height"], tuple(e["members"])) for e in events] for events in applied]
     assert sets[0] == sets[1] == sets[2]
     assert len([members for _, _, members in sets[0] if members]) == 19, "no round came to nothing"
     assert len({(epoch, height) for epoch, height, _ in sets[0]}) == len(sets[0])
@@ -141,18 +136,10 @@ def test_no_wait_is_longer_than_its_named_deadline(story: Story) -> None:
     assert not find_overlong_waits(events)
 
 
-def get_export(story: Story) -> Path:
-    return Path(get_last(story, "exported")["path"])
-
-
-def get_last(story: Story, kind: str) -> Line:
-    return story.cluster.find("client-1", kind)[-1]
-
-
 def test_the_checkpoint_loads_with_plain_transformers_and_its_tokenizer_decodes(story: Story) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    export = get_export(story)
+    export = Path(story.cluster.find("client-1", "exported")[-1]["path"])
     model = AutoModelForCausalLM.from_pretrained(export)
     assert str(model.dtype) == "torch.bfloat16"
     assert "| steps | 19 of 19 |" in (export / "README.md").read_text(encoding="utf-8").splitlines()

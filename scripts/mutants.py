@@ -3,11 +3,13 @@
     python scripts/mutants.py --sample 300        as a sample, drawn by --seed
     python scripts/mutants.py --module tally      all mutants of one module, or of several
     python scripts/mutants.py --tier whole        with all tests, not those of the first tier alone
+    python scripts/mutants.py --at-import --sample 40   of tables, fields and constants, a fresh process each
 
 One process collects the tests; each mutant is a fork of it, in which live functions get the changed code, and which
 runs the tests of the changed line, the fastest first, until one fails. The checkout stays unchanged. Code that runs at
-import (tables of bytes, limits) is left alone: the recorded traces hold it. Mutants that no test can tell from the
-original are listed in equivalent_mutants.toml with the reason, and are not counted.
+import (tables of bytes, limits) is changed with --at-import: then a process of its own imports each mutant, which takes
+seconds where a test fails, and minutes where none does. Mutants that no test can tell from the original are listed in
+equivalent_mutants.toml with the reason, and are not counted.
 
 Why not mutmut or cosmic-ray: by their documentation they exempt an equivalent mutant by a comment on its line, which
 exempts all other mutants of the line, and tell nothing of the reason. They were not measured.
@@ -21,12 +23,14 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -40,6 +44,13 @@ from kits.tier import TIERS, VARIABLE  # noqa: E402
 
 CORE = "psyche/core"
 TESTS = ["tests/core", "tests/conformance"]
+TESTS_AT_IMPORT = [
+    "tests/core/state",
+    "tests/conformance",
+    "tests/core/encoding",
+    "tests/core/rules",
+    "tests/core/committee",
+]
 SEARCHES = "tests/core/properties/test_small_worlds.py"  # strong, and slow
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 MEMORY_BYTES = 4 << 30  # a mutant may loop for ever
@@ -142,10 +153,10 @@ class Stage:
                         return run_tests(session, tests, baseline.seconds)
 
                     found = NAMES.get(fork(play, log.fileno()), "killed")
-                self._report(mutant, found)
+                self.report(mutant, found)
         return True
 
-    def _report(self, mutant: Mutant, found: str) -> None:
+    def report(self, mutant: Mutant, found: str) -> None:
         self.outcomes[mutant] = found
         if found == "survived":
             print(f"{mutant.path}:{mutant.line} {found}\n{mutant.get_diff(self._texts[mutant.path])}", flush=True)
@@ -206,11 +217,11 @@ def read_equivalent(path: Path) -> set[tuple[str, str, str]]:
 
 def choose(options: argparse.Namespace) -> tuple[list[Mutant], dict[str, str]]:
     """The mutants to run, and the texts of their files."""
-    found = find_mutants(ROOT, CORE)
+    found = find_mutants(ROOT, CORE, at_import=options.at_import)
     texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in found}
     equivalent = read_equivalent(EQUIVALENT)
     changes = {m: (m.path, *m.get_change(texts[m.path])) for mutants in found.values() for m in mutants}
-    for stale in sorted(equivalent - set(changes.values())):
+    for stale in () if options.at_import else sorted(equivalent - set(changes.values())):
         print(f"{EQUIVALENT.name}: no mutant of {stale[0]} turns «{stale[1]}» into «{stale[2]}»: delete the entry")
     wanted = [m for m in changes if not options.module or Path(m.path).stem in options.module]
     wanted = [m for m in wanted if changes[m] not in equivalent]
@@ -222,17 +233,45 @@ def choose(options: argparse.Namespace) -> tuple[list[Mutant], dict[str, str]]:
 
 def play(options: argparse.Namespace) -> dict[Mutant, str]:
     """The outcome of each mutant that was tried: killed, too slow, survived."""
+    mutants, texts = choose(options)
+    stage = Stage(options, mutants, texts)
+    if options.at_import:
+        for mutant in mutants:
+            stage.report(mutant, play_at_import(mutant, texts[mutant.path]))
+    else:
+        run_pytest(TESTS if options.searches else [f"--ignore={SEARCHES}", *TESTS], stage)
+    return {mutant: found for mutant, found in stage.outcomes.items() if found != NOT_TRIED}
+
+
+def run_pytest(tests: list[str], *plugins: object) -> int:
     import pytest
     from hypothesis import settings
 
-    mutants, texts = choose(options)
-    stage = Stage(options, mutants, texts)
     settings.register_profile("mutants", settings.default, database=None)  # none of a failed mutant's examples
     arguments = ["-x", "-q", "-s", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--no-header", "--no-summary"]
-    ignored = [] if options.searches else [f"--ignore={SEARCHES}"]
     os.chdir(ROOT)
-    pytest.main([*arguments, "--hypothesis-profile=mutants", *ignored, *TESTS], plugins=[stage])
-    return {mutant: found for mutant, found in stage.outcomes.items() if found != NOT_TRIED}
+    return int(pytest.main([*arguments, "--hypothesis-profile=mutants", *tests], plugins=list(plugins)))
+
+
+def play_at_import(mutant: Mutant, text: str) -> str:
+    """The outcome of a mutant that a fresh process imports, before it runs tests until one fails."""
+    words = [sys.executable, __file__, "--planted", mutant.path]
+    try:
+        ran = subprocess.run(words, input=mutant.apply(text), text=True, capture_output=True, check=False, timeout=600)
+    except subprocess.TimeoutExpired:
+        return "too slow"
+    return "killed" if ran.returncode else "survived"
+
+
+def run_planted(path: str, text: str) -> int:
+    """Run tests where one file of core has another text."""
+    get_code = SourceFileLoader.get_code
+
+    def get_planted(self: SourceFileLoader, name: str) -> CodeType | None:
+        return compile(text, self.path, "exec") if self.path == str(ROOT / path) else get_code(self, name)
+
+    SourceFileLoader.get_code = get_planted  # type: ignore[method-assign]
+    return run_pytest(TESTS_AT_IMPORT)
 
 
 def print_table(outcomes: dict[Mutant, str]) -> None:
@@ -253,6 +292,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tier", choices=TIERS, default="first", help="the tests of this tier (first)")
     parser.add_argument("--longest", type=float, default=5.0, metavar="S", help="leave out tests over S seconds (5)")
     parser.add_argument("--searches", action="store_true", help="with the tests that search small worlds")
+    parser.add_argument("--at-import", action="store_true", help="mutants of code that runs at import")
+    parser.add_argument("--planted", metavar="FILE", help=argparse.SUPPRESS)  # in a process of one mutant
     parser.add_argument("--at-least", type=float, default=0.0, metavar="PERCENT", help="fail below this share (0)")
     return parser
 
@@ -262,6 +303,8 @@ def main() -> int:
     if os.environ.get(VARIABLE) != options.tier:  # kits.tier reads it once
         os.environ[VARIABLE] = options.tier
         os.execv(sys.executable, [sys.executable, *sys.argv])
+    if options.planted:
+        return run_planted(options.planted, sys.stdin.read())
     outcomes = play(options)
     print_table(outcomes)
     dead = sum(found != "survived" for found in outcomes.values())

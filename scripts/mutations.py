@@ -1,4 +1,4 @@
-"""Mutants: each is one small change inside a function, made in the text of its file so that everything else stays."""
+"""Mutants: each is one small change, made in the text of its file so that everything else stays."""
 
 import ast
 import copy
@@ -55,34 +55,39 @@ class Mutant:
         return "\n".join(line for line in lines if line[:3] not in ("---", "+++") and line[:2] != "@@")
 
 
-def find_mutants(root: Path, package: str) -> dict[str, list[Mutant]]:
-    """All mutants of a package, by file."""
+def find_mutants(root: Path, package: str, *, at_import: bool = False) -> dict[str, list[Mutant]]:
+    """All mutants of a package, by file: those inside functions, or those of all else, which runs at import."""
     paths = sorted((root / package).rglob("*.py"))
-    return {name: _find_in(path, name) for path in paths if (name := str(path.relative_to(root)))}
+    return {name: _find_in(path, name, at_import) for path in paths if (name := str(path.relative_to(root)))}
 
 
-def _find_in(path: Path, name: str) -> list[Mutant]:
+def _find_in(path: Path, name: str, at_import: bool) -> list[Mutant]:
     text = path.read_text(encoding="utf-8")
     assert text.isascii(), f"{name}: columns are counted in bytes, so the file must be plain ASCII"
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     found: set[Mutant] = set()
-    for function in (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)):
-        for statement in (n for n in ast.walk(function) if isinstance(n, ast.stmt) and n is not function):
-            if not isinstance(statement, SKIPPED):
-                for node, replacement in (*_change_statement(statement), *_visit(statement)):
-                    start, end = (
-                        starts[line - 1] + column
-                        for line, column in (
-                            (node.lineno, node.col_offset),
-                            (node.end_lineno or 0, node.end_col_offset or 0),
-                        )
-                    )
-                    last = node.end_lineno if hasattr(statement, "body") else statement.end_lineno
-                    lines = (min(statement.lineno, node.lineno), last or node.lineno)
-                    found.add(Mutant(name, node.lineno, lines, start, end, replacement))
+    for statement in _find_statements(ast.parse(text), at_import):
+        for node, replacement in (*_change_statement(statement), *_visit(statement)):
+            start, end = (
+                starts[line - 1] + column
+                for line, column in (
+                    (node.lineno, node.col_offset),
+                    (node.end_lineno or 0, node.end_col_offset or 0),
+                )
+            )
+            last = node.end_lineno if hasattr(statement, "body") else statement.end_lineno
+            lines = (min(statement.lineno, node.lineno), last or node.lineno)
+            found.add(Mutant(name, node.lineno, lines, start, end, replacement))
     return sorted(found, key=lambda m: (m.start, m.end, m.replacement))
+
+
+def _find_statements(tree: ast.Module, at_import: bool) -> Iterator[ast.stmt]:
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = {n for function in functions for n in ast.walk(function) if n is not function}
+    statements = (n for n in ast.walk(tree) if isinstance(n, ast.stmt) and not isinstance(n, SKIPPED))
+    yield from (n for n in statements if (n not in inside) == at_import and not (at_import and n in functions))
 
 
 def _change_statement(statement: ast.stmt) -> Iterator[Changed]:

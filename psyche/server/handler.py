@@ -36,7 +36,7 @@ from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
 from psyche.wire.access import AccessMessage, Allow, Disallow
 from psyche.wire.address_record import AddressRecord, check_address_record
-from psyche.wire.messages import AnyMessage, get_kind
+from psyche.wire.messages import AnyMessage, decode_message, get_kind
 from psyche.wire.report import SelfReport
 
 MAX_TICKS: Final = 16  # T3 settles after two or three; more means that the state machine loops
@@ -295,7 +295,7 @@ class CoordinatorHandler:
 
     def _submit(self, sender: bytes, body: wire.SubmitRequest) -> None:
         """Submit a message to the state machine, after the checks that only the backend can make."""
-        message = wire.get_message(body)
+        message = decode_message(body.number, body.body)
         kind = get_kind(message)
         match message:
             case _ if kind.sender is Sender.BACKEND:
@@ -448,7 +448,7 @@ def is_on_record(state: Coordinator, sender: bytes, body: wire.RequestBody) -> b
     """Whether a refused request had already taken effect, exactly as sent (K3)."""
     if not isinstance(body, wire.SubmitRequest):
         return False
-    message = wire.get_message(body)
+    message = decode_message(body.number, body.body)
     if isinstance(message, Allow | Disallow):
         return False
     if isinstance(message, msg.ReportEquivocation):  # that the member is ejected does not make other evidence true

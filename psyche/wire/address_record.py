@@ -30,7 +30,6 @@ class AddressRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 def address_record_bytes(p2p: bytes, addresses: Sequence[str], expires_unix: int) -> bytes:
-    """Encode the bytes that an address record's signature covers."""
     encoded = [a.encode("ascii") for a in addresses]
     body = b"".join(struct.pack("<B", len(a)) + a for a in encoded)
     return ADDRESS_TAG + p2p + struct.pack("<QB", expires_unix, len(encoded)) + body

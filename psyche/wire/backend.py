@@ -23,7 +23,7 @@ from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, STATE_BYTES
 from psyche.errors import BackendError, PsycheError
 from psyche.wire.access import KEY_BYTES, MAX_KEYS, MAX_WAITING
 from psyche.wire.address_record import AddressRecord
-from psyche.wire.messages import BY_NUMBER, MAX_BODY_BYTES, AnyMessage, decode_message, get_kind
+from psyche.wire.messages import BY_NUMBER, MAX_BODY_BYTES, AnyMessage, get_kind
 from psyche.wire.msgpack import decode_msgpack
 from psyche.wire.ports import Proof
 from psyche.wire.report import SelfReport
@@ -350,12 +350,10 @@ def encode_message(message: Request | ServerMessage) -> bytes:
 
 
 def decode_backend_request(raw: bytes) -> Request:
-    """Decode a request; WireError names the field that is out of range."""
     return decode_msgpack(_request_decoder, raw, "request")
 
 
 def decode_server_message(raw: bytes) -> ServerMessage:
-    """Decode a message from the server; WireError names the field that is out of range."""
     return decode_msgpack(_server_decoder, raw, "server message")
 
 
@@ -368,15 +366,6 @@ def build_submit(message: AnyMessage, proof: Proof = None, op_id: bytes | None =
     record = proof if isinstance(proof, AddressRecord) else None
     evidence = (proof.first, proof.second) if isinstance(proof, Evidence) else None
     return SubmitRequest(get_kind(message).number, encode_body(message), op_id, record, evidence)
-
-
-def get_message(request: SubmitRequest) -> AnyMessage:
-    """Decode the message that a request carries.
-
-    Raises:
-        WireError: a field breaks a rule; the message names both.
-    """
-    return decode_message(request.number, request.body)
 
 
 def is_command(body: RequestBody) -> bool:

@@ -61,7 +61,6 @@ def encode_data_request(request: FetchRequest) -> bytes:
 
 
 def decode_data_request(raw: bytes) -> FetchRequest:
-    """Decode a request; WireError names the field that is out of range."""
     return decode_msgpack(_request_decoder, raw, "data request")
 
 

@@ -14,7 +14,6 @@ MAX_KEY_FILE_BYTES: Final = 1_024
 
 
 def make_identity() -> Identity:
-    """Generate a fresh key; it is not stored in a file."""
     return Identity(secrets.token_bytes(HASH_BYTES))
 
 

@@ -36,7 +36,6 @@ def _compute_mask(seed32: bytes, witness: int, commitment: bytes) -> int:
 
 
 def compute_bloom(seed32: bytes, witness: int, commitments: Iterable[bytes]) -> bytes:
-    """Build the filter (320 bytes) of these commitments."""
     bits = 0
     for commitment in commitments:
         bits |= _compute_mask(seed32, witness, commitment)
@@ -55,5 +54,4 @@ def is_in_bloom(bloom: bytes, seed32: bytes, witness: int, commitment: bytes) ->
 
 
 def get_bit_count(bloom: bytes) -> int:
-    """The number of bits set in the filter (W4 limits it)."""
     return int.from_bytes(bloom, "little").bit_count()

@@ -40,12 +40,10 @@ def decode_state(raw: bytes) -> Coordinator:
 
 
 def encode_config(config: Config) -> bytes:
-    """The 128 bytes of the configuration."""
     return CONFIG.write(config)
 
 
 def decode_config(raw: bytes) -> Config:
-    """Read a configuration of 128 bytes; raises WireError like `decode_state`."""
     return CONFIG.decode(raw)
 
 
@@ -58,7 +56,6 @@ def encode_model(model: Model, *, zero_checkpoints: bool = False) -> bytes:
 
 
 def decode_model(raw: bytes) -> Model:
-    """Read a model of 960 bytes; raises WireError like `decode_state`."""
     return MODEL.decode(raw)
 
 

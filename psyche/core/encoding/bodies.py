@@ -173,7 +173,6 @@ def _find_plain_form(kind: type, rule: Between | Sized | None) -> _Form:
 
 @cache
 def _find_forms(kind: type) -> dict[str, _Form]:
-    """The forms of a message's fields, in their order."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: _find_form(hints[field.name]) for field in fields(kind)}
 

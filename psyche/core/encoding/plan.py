@@ -46,13 +46,11 @@ class PlanTensor:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Batch, chunk rows and chunk columns."""
         batch, rows, columns = _get_matrix(self.dims)
         return batch, rows // self.edges[0], columns // self.edges[1]
 
     @property
     def chunks(self) -> int:
-        """The number of chunks."""
         return math.prod(self.grid)
 
 
@@ -68,7 +66,6 @@ class PlanGroup:
 
     @property
     def area(self) -> int:
-        """The number of coefficients of a chunk."""
         return self.edges[0] * self.edges[1]
 
     @property
@@ -93,7 +90,6 @@ class PlanGroup:
 
     @property
     def set_bits(self) -> int:
-        """The number of bits that code a chunk's index set."""
         if self.is_enumerative:
             return compute_set_bits(self.area, self.k)
         return self.k * self.low_bits + self.high_bits
@@ -114,7 +110,6 @@ class PlanGroup:
 
     @property
     def payload_bytes(self) -> int:
-        """The bytes that the group takes in a payload."""
         return sum((self.chunks * bits + 7) // 8 for bits in self.planes)
 
 
@@ -128,7 +123,6 @@ class TransformPlan:
 
     @cached_property
     def groups(self) -> tuple[PlanGroup, ...]:
-        """The groups in payload order, ascending by (h, w)."""
         members: dict[tuple[int, int], list[int]] = {}
         for place, tensor in enumerate(self.tensors):
             members.setdefault(tensor.edges, []).append(place)

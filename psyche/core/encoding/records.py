@@ -79,7 +79,6 @@ class FieldLayout:
         return WireError(f"{self.label}.{self._stored[place].name}: {reason}")
 
     def _find_unfit(self, values: list[Any], error: Exception) -> WireError:
-        """Build the error for the field whose value `struct` refused."""
         place = next(i for i, field in enumerate(self._stored) if not _is_packable(field.code, values[i]))
         return self._fail(place, f"{values[place]!r} does not fit ({error})")
 

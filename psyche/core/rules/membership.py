@@ -213,7 +213,6 @@ def _process_claim(state: Coordinator, signer: bytes, amount: int | None) -> boo
 
 
 def _check_collection(state: Coordinator, signer: bytes, amount: int | None) -> int:
-    """The number of the slot that holds this amount; raises as `process_collection`."""
     slots = state.registry.slots
     number = _find_held(slots, signer)
     if number is None:

@@ -10,6 +10,8 @@ any other. The server signs nothing here, because TLS has proven its key before 
 """
 
 import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import msgspec
@@ -56,7 +58,6 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 def signed_bytes(channel: Channel, challenge: bytes, purpose: str) -> bytes:
-    """Encode the bytes that the client's signature covers."""
     return _TAG + channel.server + channel.binding + challenge + purpose.encode()
 
 
@@ -76,7 +77,7 @@ async def server_handshake(frames: FrameStream, channel: Channel, purpose: str, 
         FrameTimeout: the handshake took longer than `timeout_s`.
         ConnectionLost: the client closed the connection, or it broke.
     """
-    with _SmallFrames(frames), trio.move_on_after(timeout_s):
+    with _allow_small_frames(frames), trio.move_on_after(timeout_s):
         challenge = secrets.token_bytes(CHALLENGE_BYTES)
         await _send(frames, HandshakeChallenge(PROTOCOL_VERSION, challenge), timeout_s)
         response = _decode(await frames.receive(timeout_s), HandshakeResponse)
@@ -107,8 +108,12 @@ async def client_handshake(
         FrameTimeout: the handshake took longer than `timeout_s`.
         ConnectionLost: the server closed the connection, or it broke.
     """
-    _check_server(channel.server, expected_server)
-    with _SmallFrames(frames), trio.move_on_after(timeout_s):
+    if expected_server is not None and channel.server != expected_server:
+        raise WrongServer(
+            f"handshake: the server's key is {channel.server.hex()}, expected {expected_server.hex()}; "
+            "another server answers at this address"
+        )
+    with _allow_small_frames(frames), trio.move_on_after(timeout_s):
         greeting = _decode(await frames.receive(timeout_s), HandshakeChallenge)
         _check_greeting(greeting)
         signature = identity.sign(signed_bytes(channel, greeting.challenge, purpose))
@@ -120,18 +125,13 @@ async def client_handshake(
     raise FrameTimeout(f"handshake: not finished within {timeout_s:g} s")
 
 
-class _SmallFrames:
-    """Limits received frames during the handshake and restores the former limit afterwards."""
-
-    def __init__(self, frames: FrameStream) -> None:
-        self._frames = frames
-        self._former = frames.max_frame_bytes
-
-    def __enter__(self) -> None:
-        self._frames.max_frame_bytes = MAX_HANDSHAKE_BYTES
-
-    def __exit__(self, *_: object) -> None:
-        self._frames.max_frame_bytes = self._former
+@contextmanager
+def _allow_small_frames(frames: FrameStream) -> Generator[None]:
+    former, frames.max_frame_bytes = frames.max_frame_bytes, MAX_HANDSHAKE_BYTES
+    try:
+        yield
+    finally:
+        frames.max_frame_bytes = former
 
 
 def _get_refusal(response: HandshakeResponse, channel: Channel, challenge: bytes, purpose: str) -> str:
@@ -142,14 +142,6 @@ def _get_refusal(response: HandshakeResponse, channel: Channel, challenge: bytes
     if not verify(response.client, signed_bytes(channel, challenge, purpose), response.signature):
         return "the signature is not that of the key"
     return ""
-
-
-def _check_server(server: bytes, expected: bytes | None) -> None:
-    if expected is not None and server != expected:
-        raise WrongServer(
-            f"handshake: the server's key is {server.hex()}, expected {expected.hex()}; "
-            "another server answers at this address"
-        )
 
 
 def _check_greeting(greeting: HandshakeChallenge) -> None:

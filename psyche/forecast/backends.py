@@ -8,7 +8,7 @@ from psyche.analysis.accounts import SERVER as SERVER_NODE
 from psyche.analysis.accounts import WORLD
 from psyche.backends.kinds import CHAIN, SERVER, BackendKind, BackendTraits
 from psyche.config.profile import ChainTable, ProfileFile
-from psyche.sim.chain.conditions import ChainConditions
+from psyche.sim.scenarios.scenario import ChainConditions
 
 
 @dataclass(frozen=True, slots=True)

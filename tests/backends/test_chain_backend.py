@@ -21,8 +21,8 @@ from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import Join, Tick, WarmupWitness, Withdraw
 from psyche.core.state.state import Coordinator, RunState
 from psyche.errors import BackendError, RunClosed, VersionMismatch
-from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.faults import EndpointFault
+from psyche.sim.scenarios.scenario import ChainConditions
 from psyche.telemetry.types import Error, StateMismatch, WaitEnded
 from psyche.wire.crypto import Identity
 

@@ -16,8 +16,8 @@ from psyche.forecast.play import Forecast, build_log, play
 from psyche.forecast.question import Question, build_scenario, check_question, compute_patience_s_of
 from psyche.forecast.report import build_json, describe_bound, format_forecast, format_question
 from psyche.forecast.suggestions import find_ideas
-from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.faults import ChainHalt, EndpointFault, Kill, OwnerPause
+from psyche.sim.scenarios.scenario import ChainConditions
 from psyche.telemetry import types
 
 ROUNDS = 3

@@ -10,11 +10,10 @@ from psyche.core.committee.elections import compute_quorum
 from psyche.core.state.limits import MAX_CLIENTS, MAX_WITNESSES, U8_MAX
 from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import ByzantineMember
-from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.faults import ClockJump, Degrade, EndpointFault, Hang, Kill, LostAnswer, Partition
 from psyche.sim.identity import build_machine_identity
 from psyche.sim.runtime import build_rng
-from psyche.sim.scenarios.scenario import CHAIN, MachineClass, Scenario, build_run_config
+from psyche.sim.scenarios.scenario import CHAIN, ChainConditions, MachineClass, Scenario, build_run_config
 from psyche.sim.trainer import MachineModel
 from scenarios.base import Size
 

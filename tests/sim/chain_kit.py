@@ -31,9 +31,8 @@ from psyche.errors import BackendError
 from psyche.localchain.core_chain import CoreChain
 from psyche.localchain.history import Landing
 from psyche.network.memory.line import Arrivals
-from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.chain.endpoints import SimulatedEndpoint, SimulatedTransport
-from psyche.sim.scenarios.scenario import Scenario, build_run_config, build_small_model
+from psyche.sim.scenarios.scenario import ChainConditions, Scenario, build_run_config, build_small_model
 from psyche.wire.crypto import Identity
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof

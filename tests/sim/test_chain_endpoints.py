@@ -12,9 +12,9 @@ from psyche.backends.solana.rpc.transport import RequestFailed
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.errors import InvalidWithdraw
 from psyche.core.state.messages import Join, Withdraw
-from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.chain.endpoints import SimulatedTransport
 from psyche.sim.faults import EndpointFault
+from psyche.sim.scenarios.scenario import ChainConditions
 
 FAST = ChainConditions(lag_least_s=0.5, lag_most_s=0.5)
 JOIN = Join(get_key(1)[1])

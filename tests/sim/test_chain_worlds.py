@@ -10,11 +10,10 @@ from psyche.backends.solana.member.backend import SolanaBackend
 from psyche.backends.solana.member.following import MinimumSlot, MinimumSlotFile
 from psyche.core.state.state import RunState
 from psyche.errors import ConfigError
-from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.faults import ChainHalt, CleanExit, EndpointFault, Fault, Kill, LostAnswer, OwnerPause, Partition
 from psyche.sim.invariants.checker import Invariants
 from psyche.sim.scenarios.plan import read_scenario, write_scenario
-from psyche.sim.scenarios.scenario import CHAIN, Scenario
+from psyche.sim.scenarios.scenario import CHAIN, ChainConditions, Scenario
 from psyche.sim.world import Outcome, World, simulate
 from psyche.telemetry import types
 

@@ -1,13 +1,14 @@
 """The parameters of a call, each checked as it is taken. A member that is null counts as one that is not there."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from psyche.localchain.rpc.errors import InvalidParams
 
+T = TypeVar("T", Pubkey, Signature)
 MAX_INTEGER: Final = (1 << 64) - 1
 COMMITMENTS: Final = ("processed", "confirmed", "finalized")
 _MAX_KEY_TEXT: Final = 44
@@ -16,9 +17,7 @@ _MAX_SIGNATURE_TEXT: Final = 88
 
 class Options:
     def __init__(self, raw: Any, name: str = "config") -> None:
-        if raw is not None and not isinstance(raw, dict):
-            raise InvalidParams(f"Invalid params: {name}: expected an object.")
-        self._raw: dict[str, Any] = raw or {}
+        self._raw: dict[str, Any] = _expect(raw, dict, name, "an object") or {}
 
     def get_choice(self, name: str, choices: Sequence[str], default: str) -> str:
         value = self._raw.get(name)
@@ -36,27 +35,19 @@ class Options:
         return None if value is None else check_integer(value, name, most)
 
     def get_flag(self, name: str, *, default: bool = False) -> bool:
-        value = self._raw.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise InvalidParams(f"Invalid params: {name}: expected a boolean.")
+        value = _expect(self._raw.get(name), bool, name, "a boolean")
         return default if value is None else value
 
     def get_text(self, name: str) -> str:
         """A text; empty unless it is there."""
-        value = self._raw.get(name)
-        if value is not None and not isinstance(value, str):
-            raise InvalidParams(f"Invalid params: {name}: expected a string.")
-        return value or ""
+        return _expect(self._raw.get(name), str, name, "a string") or ""
 
     def get_config(self, name: str) -> "Options | None":
         value = self._raw.get(name)
         return None if value is None else Options(value, name)
 
     def get_configs(self, name: str) -> list["Options"]:
-        value = self._raw.get(name)
-        if value is not None and not isinstance(value, list):
-            raise InvalidParams(f"Invalid params: {name}: expected a sequence.")
-        return [Options(one, name) for one in value or ()]
+        return [Options(one, name) for one in _expect(self._raw.get(name), list, name, "a sequence") or ()]
 
     def get_keys(self, name: str, most: int) -> list[Pubkey]:
         value = self._raw.get(name)
@@ -86,10 +77,7 @@ class Params:
         return value
 
     def take_text(self, place: int) -> str:
-        value = self.take(place)
-        if not isinstance(value, str):
-            raise InvalidParams(f"Invalid params: argument {place}: expected a string.")
-        return value
+        return _expect(self.take(place), str, f"argument {place}", "a string")
 
     def take_integer(self, place: int, most: int = MAX_INTEGER) -> int:
         return check_integer(self.take(place), f"argument {place}", most)
@@ -101,6 +89,13 @@ class Params:
         return check_signature(self.take_text(place))
 
 
+def _expect(value: Any, kind: type, name: str, what: str) -> Any:
+    """A value that is of this type, or null."""
+    if value is not None and not isinstance(value, kind):
+        raise InvalidParams(f"Invalid params: {name}: expected {what}.")
+    return value
+
+
 def check_integer(value: Any, name: str, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise InvalidParams(f"Invalid params: {name}: expected an integer from 0 to {most}.")
@@ -108,12 +103,7 @@ def check_integer(value: Any, name: str, most: int) -> int:
 
 
 def check_key(text: Any) -> Pubkey:
-    if not isinstance(text, str) or len(text) > _MAX_KEY_TEXT:
-        raise InvalidParams("Invalid param: WrongSize")
-    try:
-        return Pubkey.from_string(text)
-    except ValueError as error:
-        raise InvalidParams(f"Invalid param: {'WrongSize' if 'size' in str(error) else 'Invalid'}") from None
+    return _read_base58(Pubkey, text, _MAX_KEY_TEXT)
 
 
 def check_keys(value: Any, most: int) -> list[Pubkey]:
@@ -125,9 +115,13 @@ def check_keys(value: Any, most: int) -> list[Pubkey]:
 
 
 def check_signature(text: Any) -> Signature:
-    if not isinstance(text, str) or len(text) > _MAX_SIGNATURE_TEXT:
+    return _read_base58(Signature, text, _MAX_SIGNATURE_TEXT)
+
+
+def _read_base58(kind: type[T], text: Any, most: int) -> T:
+    if not isinstance(text, str) or len(text) > most:
         raise InvalidParams("Invalid param: WrongSize")
     try:
-        return Signature.from_string(text)
+        return kind.from_string(text)
     except ValueError as error:
         raise InvalidParams(f"Invalid param: {'WrongSize' if 'size' in str(error) else 'Invalid'}") from None

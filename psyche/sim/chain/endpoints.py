@@ -15,8 +15,8 @@ from psyche.core.encoding.account import decode_state, encode_state
 from psyche.localchain.blocks import ChainBlock
 from psyche.localchain.core_chain import CoreChain, encode_push
 from psyche.network.memory.line import Arrivals
-from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.faults import EndpointFault
+from psyche.sim.scenarios.scenario import ChainConditions
 
 CONNECT_S: Final = 5.0  # after which an attempt to open a socket has failed
 SILENCE_S: Final = 4.0  # after which an open socket is noticed to be dead: two pings

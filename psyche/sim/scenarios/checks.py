@@ -18,7 +18,6 @@ from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import ByzantineMember
-from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.faults import (
     ANSWERED,
     CHAIN_KINDS,
@@ -36,7 +35,14 @@ from psyche.sim.faults import (
     TornWrite,
     TrainerHang,
 )
-from psyche.sim.scenarios.scenario import CHAIN, MachineClass, Scenario, build_run_config, build_small_model
+from psyche.sim.scenarios.scenario import (
+    CHAIN,
+    ChainConditions,
+    MachineClass,
+    Scenario,
+    build_run_config,
+    build_small_model,
+)
 from psyche.sim.trainer import MOST_PARTS, WEIGHTS
 
 MACHINES: Final = re.compile(r"server|all|witnesses|trainers|random:[1-9]\d*|client-(0|[1-9]\d*)")

@@ -16,10 +16,9 @@ from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import KINDS, ByzantineMember
-from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.faults import ALL_KINDS, get_table, read_faults
 from psyche.sim.scenarios.checks import check_scenario
-from psyche.sim.scenarios.scenario import MachineClass, Scenario
+from psyche.sim.scenarios.scenario import ChainConditions, MachineClass, Scenario
 from psyche.sim.trainer import MachineModel
 from psyche.telemetry.text import describe_parse_failure
 

@@ -12,10 +12,9 @@ from psyche.network.memory.line import LinkConditions
 from psyche.sim import faults
 from psyche.sim.byzantine import programs
 from psyche.sim.byzantine.programs import ByzantineMember
-from psyche.sim.chain.conditions import ChainConditions
 from psyche.sim.faults import ChainHalt, EndpointFault, Fault, OwnerPause
 from psyche.sim.runtime import build_rng
-from psyche.sim.scenarios.scenario import CHAIN, MachineClass, Scenario
+from psyche.sim.scenarios.scenario import CHAIN, ChainConditions, MachineClass, Scenario
 from psyche.sim.trainer import MachineModel
 
 SIZES: Final = {3: 70, 4: 60, 5: 30, 6: 16, 7: 7, 8: 4, 9: 3, 10: 2, 11: 1, 12: 2, 13: 1, 14: 1, 15: 1, 16: 2}

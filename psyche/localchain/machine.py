@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -129,10 +128,10 @@ def _clear_x87() -> None:
         np.add(np.longdouble(1), np.longdouble(1))
 
 
-def load_programs(folder: Path | None = None) -> Mapping[Pubkey, bytes]:
-    """The code of the three programs by address, from a folder of builds or from what is shipped.
+def load_programs() -> Mapping[Pubkey, bytes]:
+    """The code of the three programs by address.
 
     Raises:
         ConfigError: one is missing.
     """
-    return {address: find_file(f"psyche_{name}.so", folder).read_bytes() for name, address in NAMES.items()}
+    return {address: find_file(f"psyche_{name}.so").read_bytes() for name, address in NAMES.items()}

@@ -14,7 +14,7 @@ from solders.token.associated import get_associated_token_address
 from treasury_kit import ACCOUNT_IN_USE, CANNOT_UPDATE, CONFIG_REFUSED, SETTINGS, Treasury, count_bytes, put_tokens
 
 from psyche.backends.solana.interface.addresses import COORDINATOR, TREASURER
-from psyche.backends.solana.interface.calls import writes
+from psyche.backends.solana.interface.calls import reads, writes
 from psyche.backends.solana.interface.treasurer import RunChange, build_participant_claim
 from psyche.core.state.limits import U64_MAX
 from psyche.core.state.messages import Update
@@ -147,7 +147,8 @@ def put_shut_tokens(
 
 def build_owner_claim(treasury: Treasury, member: Keypair, to: Pubkey, *, shut: Pubkey | None) -> Instruction:
     """The owner pays a member one point into another account than the associated one."""
-    return build_participant_claim(treasury.run, treasury.owner.pubkey(), member.pubkey(), to, 1, shut=shut)
+    claim = build_participant_claim(treasury.run, treasury.owner.pubkey(), member.pubkey(), to, 1)
+    return claim if shut is None else Instruction(claim.program_id, claim.data, [*claim.accounts, reads(shut)])
 
 
 class TestParticipantCreate:

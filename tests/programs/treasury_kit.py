@@ -24,7 +24,7 @@ from psyche.backends.solana.interface.addresses import (
     get_participant_address,
     get_run_address,
 )
-from psyche.backends.solana.interface.coordinator import build_collect
+from psyche.backends.solana.interface.coordinator import ChainRun, build_collect
 from psyche.backends.solana.interface.treasurer import (
     NewRun,
     ParticipantData,
@@ -40,7 +40,6 @@ from psyche.backends.solana.interface.treasurer import (
     build_top_up,
     compute_owed,
     compute_run_index,
-    get_chain_run,
 )
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.limits import STATE_BYTES
@@ -165,7 +164,8 @@ class Treasury:
 
     def collect(self, member: Keypair) -> None:
         run = self.run
-        self.bank.send(build_collect(get_chain_run(run), self.bank.payer.pubkey(), run.run_uid, member.pubkey()))
+        held = ChainRun(run.coordinator_instance, run.coordinator_account)
+        self.bank.send(build_collect(held, self.bank.payer.pubkey(), run.run_uid, member.pubkey()))
 
     def enrol(self, points: int, collateral: int = 0) -> Keypair:
         """A member with collected points, a record of payments and a token account."""

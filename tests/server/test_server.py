@@ -201,11 +201,11 @@ async def test_a_hash_mismatch_is_healed_by_the_full_state(tmp_path: Path, clock
 
 async def test_a_server_restored_from_an_older_copy_is_not_followed(tmp_path: Path, clock: SteadyClock) -> None:
     backend = TcpBackend(ServerAddress(host="127.0.0.1", port=1), CLIENTS[0])
-    backend._take_state(5, b"five", 0)
+    backend._take_state(5, b"five")
     with pytest.raises(wire.WrongRun, match="went back from nonce 5 to 4"):
-        backend._take_state(4, b"four", 0)
+        backend._take_state(4, b"four")
     with pytest.raises(wire.WrongRun):
-        backend._take_state(5, b"another five", 0)
+        backend._take_state(5, b"another five")
 
 
 async def test_a_failing_disk_stops_the_server_and_its_journal_is_still_good(
@@ -243,13 +243,6 @@ async def test_an_address_that_is_taken_is_a_clear_error(tmp_path: Path, clock: 
         settings = ServerSettings(run=build_file(), identity=SERVER, state_dir=tmp_path / "b", port=server.port)
         with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1:{server.port}"):
             await run_server(settings)
-
-
-async def test_the_backend_tells_the_runs_clock(tmp_path: Path, clock: SteadyClock) -> None:
-    wall = {"unix_time": lambda: 1_800_000_000.0}
-    async with open_server(tmp_path, **wall) as server, open_scripts(server, 1) as scripts:
-        await scripts[0].follow(lambda _: True)
-        assert 1_799_999_990 <= scripts[0].backend.now() < 1_800_000_100
 
 
 async def test_whoever_waits_for_a_backend_that_is_stopped_hears_of_it(clock: SteadyClock) -> None:

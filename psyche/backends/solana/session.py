@@ -62,27 +62,16 @@ class NoRun(BackendError): ...
 
 @dataclass(frozen=True, slots=True)
 class ChainPlan:
-    """A change of what is on the chain.
+    """A change of what is on the chain."""
 
-    Args:
-        says: what it does, a sentence for people.
-        steps: what to send, in this order; some may share a transaction.
-        deposit_lamports: what the wallet deposits in new accounts.
-        returns: who gets the deposit back, and when.
-        signers: keys that sign beside the wallet, where a step needs them.
-        is_lasting: whether to wait until the chain cannot take it back any more.
-        kept_lamports: what it deposits in token accounts, whose owners keep it.
-        outcome: what it has done once it is carried out, for people.
-    """
-
-    says: str
-    steps: tuple[Step, ...]
-    deposit_lamports: int = 0
-    returns: str = ""
-    signers: tuple[Keypair, ...] = ()
-    is_lasting: bool = False
-    kept_lamports: int = 0
-    outcome: tuple[str, ...] = ()
+    says: str  # what it does, a sentence for people
+    steps: tuple[Step, ...]  # what to send, in this order; some may share a transaction
+    deposit_lamports: int = 0  # what the wallet deposits in new accounts
+    returns: str = ""  # who gets the deposit back, and when
+    signers: tuple[Keypair, ...] = ()  # keys that sign beside the wallet, where a step needs them
+    is_lasting: bool = False  # whether to wait until the chain cannot take it back any more
+    kept_lamports: int = 0  # what it deposits in token accounts, whose owners keep it
+    outcome: tuple[str, ...] = ()  # what it has done once it is carried out, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,24 +123,14 @@ class CommandWriter(NamedTuple):
 
 @dataclass(frozen=True)
 class ChainSession:
-    """One person at a chain.
-
-    Args:
-        rpc: the chain.
-        wallet: signs and pays; None: the person only reads.
-        approve: shows what a plan does and costs, and raises where the person does not want that.
-        say: is told of progress.
-        writer: completes the commands that messages name.
-        vouching: the chain's programs; None: those of a local chain.
-        fees: what the wallet pays to be early.
-    """
+    """One person at a chain."""
 
     rpc: Rpc
-    wallet: Keypair | None
+    wallet: Keypair | None  # signs and pays; None: the person only reads
     approve: Approve
-    say: Callable[[str], None] = field(default=lambda _text: None)
-    writer: CommandWriter = CommandWriter()
-    vouching: Vouching | None = None
+    say: Callable[[str], None] = field(default=lambda _text: None)  # is told of progress
+    writer: CommandWriter = CommandWriter()  # completes the commands that messages name
+    vouching: Vouching | None = None  # the chain's programs; None: those of a local chain
     fees: FeePolicy = FeePolicy()
 
     def write_command(self, command: str, run_id: str = "", *, signed: bool = True) -> str:

@@ -103,7 +103,6 @@ class TcpBackend:
         self._raw = b""
         self._nonce = -1
         self._run_uid: bytes | None = None
-        self._clock_offset_s = 0.0
         self._subscription = -1  # the request that subscribes to the run
         self._is_following = follows_at_once
         self._refusals = 0  # refusals in a row, because the owner has not allowed this key yet (M12)
@@ -115,14 +114,6 @@ class TcpBackend:
         self._report: SelfReport | None = None
         self._book: dict[bytes, AddressRecord] = {}
         self._listed: tuple[AddressRecord, ...] = ()  # the book's records; the same object until one changes
-
-    @property
-    def is_connected(self) -> bool:
-        return self._is_connected
-
-    def now(self) -> float:
-        """The run's clock in Unix seconds, set by the server's last message; the wall clock before the first."""
-        return self._platform.unix_time() + self._clock_offset_s
 
     async def run(self) -> None:
         try:
@@ -264,7 +255,6 @@ class TcpBackend:
             if message := describe_wrong_clock(self._platform.unix_time(), greeting.now_unix, server):
                 self._sink.emit(types.ClockWrong(message=message))
         self._run_uid = greeting.run_uid
-        self._clock_offset_s = greeting.now_unix - self._platform.unix_time()
 
     def _renew(self) -> None:
         """Build the first requests of a new connection: subscription, address record, report, unanswered requests."""
@@ -317,7 +307,7 @@ class TcpBackend:
             case wire.Reply():
                 self._take_reply(message)
             case wire.FullState():
-                self._take_state(message.nonce, read_full(message), message.now_unix)
+                self._take_state(message.nonce, read_full(message))
             case wire.StateDelta():
                 self._take_delta(message)
             case wire.BookChange():
@@ -364,8 +354,7 @@ class TcpBackend:
             f"it, and that it runs there: psyche server run --state FOLDER --server-port {port}"
         )
 
-    def _take_state(self, nonce: int, raw: bytes, now_unix: int) -> None:
-        self._clock_offset_s = now_unix - self._platform.unix_time()
+    def _take_state(self, nonce: int, raw: bytes) -> None:
         if nonce < self._nonce or (nonce == self._nonce and raw != self._raw):
             raise wire.WrongRun(
                 f"the server's state went back from nonce {self._nonce} to {nonce}: it was restored from an older "
@@ -382,7 +371,7 @@ class TcpBackend:
             self._sink.emit(types.StateMismatch(reason=str(error)))
             self._send(self._encode(wire.SubscribeRequest()))
             return
-        self._take_state(push.to_nonce, raw, push.now_unix)
+        self._take_state(push.to_nonce, raw)
 
     def _take_book(self, change: wire.BookChange) -> None:
         if change.whole:

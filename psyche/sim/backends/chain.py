@@ -40,12 +40,7 @@ MAX_WAITING: Final = 1_024  # transactions
 
 
 class ChainBackend:
-    """A chain with one run on it.
-
-    Args:
-        world: the world.
-        on_record: called after each message that takes effect.
-    """
+    """A chain with one run on it. `on_record` is called after each message that takes effect."""
 
     host: ClassVar[None] = None
     traits: ClassVar[BackendTraits] = CHAIN

@@ -64,12 +64,7 @@ class ServerHost(Host):
 
 
 class ServerBackend:
-    """A server, the connections to it, and its journal as the checks see it.
-
-    Args:
-        world: the world.
-        on_record: called after each record of the journal.
-    """
+    """A server, the connections to it, and its journal, after each record of which `on_record` is called."""
 
     controls: ClassVar[None] = None
     traits: ClassVar[BackendTraits] = SERVER

@@ -93,7 +93,6 @@ def iter_treasurer() -> Iterator[tuple[str, Callable[[], tuple[Instruction, ...]
     yield "run_close", lambda: (treasurer.build_run_close(PAID, H, A),)
     yield "participant_create", lambda: (treasurer.build_participant_create(PAID, A, H),)
     yield "participant_claim", lambda: (treasurer.build_participant_claim(PAID, A, H, D, 5),)
-    yield "participant_claim_shut", lambda: (treasurer.build_participant_claim(PAID, A, H, D, 5, shut=C),)
     yield "participant_close", lambda: (treasurer.build_participant_close(A, H, B),)
     yield "top_up", lambda: (treasurer.build_top_up(PAID, A, H, 6),)
 

@@ -10,7 +10,6 @@ string, bytes   str, bytes                    their number as u32, then UTF-8 or
 vec             tuple                         their number as u32, then the values
 option          None or a value               0, or 1 and the value
 struct          dict by field                 the fields in order
-enum            Variant                       the variant's number in 1 byte, then its fields
 
 Whatever cannot be written or read raises a WireError that names the place, such as `join_run.expires_unix`, and the
 rule. A length is checked against the bytes that are there before anything is allocated for it.
@@ -34,11 +33,6 @@ class Encoded(NamedTuple):
     """A value whose bytes another codec has made: it is written as it is, once it reads as the form says."""
 
     raw: bytes
-
-
-class Variant(NamedTuple):
-    name: str
-    fields: Mapping[str, Any]
 
 
 def _take_count(reader: Reader, least_bytes: int, where: str) -> int:
@@ -213,26 +207,3 @@ class StructForm:
 
     def read(self, reader: Reader, where: str) -> dict[str, Any]:
         return {name: form.read(reader, f"{where}.{name}") for name, form in self.fields.items()}
-
-
-@dataclass(frozen=True)
-class EnumForm:
-    variants: Mapping[str, StructForm]
-
-    @property
-    def least_bytes(self) -> int:
-        return 1 + min(form.least_bytes for form in self.variants.values())
-
-    def write(self, value: Any, where: str) -> bytes:
-        _check(value, Variant, "a variant", where)
-        if value.name not in self.variants:
-            raise WireError(f"{where}: {value.name!r} is none of {', '.join(self.variants)}")
-        number = list(self.variants).index(value.name)
-        return bytes([number]) + self.variants[value.name].write(value.fields, f"{where}.{value.name}")
-
-    def read(self, reader: Reader, where: str) -> Variant:
-        number = reader.take_number(1, where)
-        if number >= len(self.variants):
-            raise WireError(f"{where}: there is no variant {number}, only 0 to {len(self.variants) - 1}")
-        name, form = list(self.variants.items())[number]
-        return Variant(name, form.read(reader, f"{where}.{name}"))

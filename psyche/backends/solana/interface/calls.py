@@ -1,6 +1,6 @@
 """Instructions by name: their data and the use of their accounts are what the program's IDL says."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from solders.instruction import AccountMeta, Instruction
@@ -21,22 +21,9 @@ _KNOWN: Final[Mapping[str, Pubkey]] = {  # accounts of the chain, which callers 
 
 
 def build_call(
-    program: str,
-    name: str,
-    accounts: Mapping[str, Pubkey],
-    arguments: Mapping[str, Any] | None = None,
-    *,
-    others: Sequence[AccountMeta] = (),
+    program: str, name: str, accounts: Mapping[str, Pubkey], arguments: Mapping[str, Any] | None = None
 ) -> Instruction:
-    """Build an instruction.
-
-    Args:
-        program: coordinator, authorizer or treasurer.
-        name: of the instruction, as in the IDL.
-        accounts: by name; those of the chain's own programs may be left out.
-        arguments: by name.
-        others: accounts that follow those of the IDL.
-    """
+    """Build the instruction with this name in the program's IDL; accounts of the chain's own may be left out."""
     interface = load_program(program)
     kind = interface.instructions[name]
     known = {**_KNOWN, "coordinator_program": get_program_id("coordinator")}
@@ -45,7 +32,7 @@ def build_call(
     assert not wrong, f"{name} has other accounts: {wrong}"
     metas = [AccountMeta(keys[use.name], is_signer=use.signer, is_writable=use.writable) for use in kind.accounts]
     data = kind.discriminator + encode_value(kind.arguments, arguments or {}, name)
-    return Instruction(get_program_id(program), data, [*metas, *others])
+    return Instruction(get_program_id(program), data, metas)
 
 
 def signs(key: Pubkey, *, writable: bool = False) -> AccountMeta:

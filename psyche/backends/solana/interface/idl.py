@@ -18,7 +18,6 @@ from psyche.backends.solana.interface.borsh import (
     BoolForm,
     BorshForm,
     BytesForm,
-    EnumForm,
     KeyForm,
     ListForm,
     NumberForm,
@@ -33,21 +32,20 @@ _PACKAGE: Final = Path(psyche.__file__).parent
 _FOLDERS: Final = (_PACKAGE / "programs", _PACKAGE.parent / "programs" / "built")  # of a wheel, of a checkout
 
 
-def find_file(name: str, folder: Path | None = None) -> Path:
+def find_file(name: str) -> Path:
     """A file of the builds: `psyche_NAME.so` is a program, `psyche_NAME.json` its IDL."""
-    for place in (folder,) if folder is not None else _FOLDERS:
+    for place in _FOLDERS:
         if (place / name).is_file():
             return place / name
-    where = folder or "this installation"
-    raise ConfigError(f"{where} has no {name}; `scripts/build-programs` in a checkout builds it")
+    raise ConfigError(f"this installation has no {name}; `scripts/build-programs` in a checkout builds it")
 
 
 DISCRIMINATOR_BYTES: Final = 8
 MAX_ARRAY: Final = 10 << 20  # no account has more bytes
-_BYTE: Final = NumberForm(1)
 _SIMPLE: Final[Mapping[str, BorshForm]] = {
-    "u8": _BYTE, "u16": NumberForm(2), "u32": NumberForm(4), "u64": NumberForm(8), "i64": NumberForm(8, signed=True),
-    "bool": BoolForm(), "pubkey": KeyForm(), "string": TextForm(), "bytes": BytesForm(),
+    "u8": NumberForm(1), "u16": NumberForm(2), "u32": NumberForm(4), "u64": NumberForm(8),
+    "i64": NumberForm(8, signed=True), "bool": BoolForm(), "pubkey": KeyForm(), "string": TextForm(),
+    "bytes": BytesForm(),
 }  # fmt: skip
 
 
@@ -62,15 +60,9 @@ class _Field(msgspec.Struct):
     type: Any
 
 
-class _Variant(msgspec.Struct):
-    name: str
-    fields: list[_Field] = []
-
-
 class _Body(msgspec.Struct):
-    kind: Literal["struct", "enum"]
+    kind: Literal["struct"]  # no program of ours has an enum
     fields: list[_Field] = []
-    variants: list[_Variant] = []
 
 
 class _Type(msgspec.Struct):
@@ -134,9 +126,9 @@ class ProgramInterface(NamedTuple):
     errors: Mapping[int, tuple[str, str]]  # by number: name and sentence
 
 
-def load_idl(program: str, folder: Path | None = None) -> dict[str, Any]:
+def load_idl(program: str) -> dict[str, Any]:
     """The IDL of the coordinator, authorizer or treasurer as it is, for the tools of others."""
-    return msgspec.json.decode(find_file(f"psyche_{program}.json", folder).read_bytes())
+    return msgspec.json.decode(find_file(f"psyche_{program}.json").read_bytes())
 
 
 @cache
@@ -179,13 +171,8 @@ class _Types:
         if name not in self._forms:
             if name not in self._bodies:
                 raise ConfigError(f"type {name}: is not defined, or contains itself")
-            self._forms[name] = self._read_body(name, self._bodies.pop(name))
+            self._forms[name] = self.read_fields(name, self._bodies.pop(name).fields)
         return self._forms[name]
-
-    def _read_body(self, name: str, body: _Body) -> BorshForm:
-        if body.kind == "struct":
-            return self.read_fields(name, body.fields)
-        return EnumForm({one.name: self.read_fields(f"{name}.{one.name}", one.fields) for one in body.variants})
 
     def read_fields(self, where: str, fields: list[_Field]) -> StructForm:
         return StructForm({one.name: self._read_type(f"{where}.{one.name}", one.type) for one in fields})
@@ -197,16 +184,9 @@ class _Types:
             case {"option": inner}:
                 return OptionForm(self._read_type(where, inner))
             case {"vec": inner}:
-                return self._read_list(where, inner)
+                return ListForm(self._read_type(where, inner))
             case {"array": [inner, int(count)]} if 0 <= count <= MAX_ARRAY:
-                form = self._read_type(where, inner)
-                return BytesForm(count) if form is _BYTE else ListForm(form, count)
+                return BytesForm(count) if inner == "u8" else ListForm(self._read_type(where, inner), count)
             case {"defined": {"name": str(name)}}:
                 return self.find(name)
         raise ConfigError(f"{where}: the type {str(kind)[:60]!r} is unknown")
-
-    def _read_list(self, where: str, inner: Any) -> ListForm:
-        form = self._read_type(where, inner)
-        if not form.least_bytes:  # else a count of four bytes would ask for four billion entries
-            raise ConfigError(f"{where}: the entries of a vec must have at least one byte")
-        return ListForm(form)

@@ -21,8 +21,8 @@ from psyche.backends.solana.interface.addresses import (
     get_participant_address,
     get_run_address,
 )
-from psyche.backends.solana.interface.calls import build_call, reads, signs, writes
-from psyche.backends.solana.interface.coordinator import ChainRun, build_account, encode_update
+from psyche.backends.solana.interface.calls import build_call, signs, writes
+from psyche.backends.solana.interface.coordinator import build_account, encode_update
 from psyche.core.state.limits import CLIENT_VERSION_BYTES
 from psyche.core.state.messages import Update
 from psyche.core.state.roster import is_in_epoch
@@ -157,26 +157,19 @@ def build_participant_create(run: TreasurerRun, payer: Pubkey, user: Pubkey) -> 
 
 
 def build_participant_claim(
-    run: TreasurerRun,
-    authority: Pubkey,
-    user: Pubkey,
-    user_collateral: Pubkey,
-    points: int,
-    *,
-    shut: Pubkey | None = None,
+    run: TreasurerRun, authority: Pubkey, user: Pubkey, user_collateral: Pubkey, points: int
 ) -> Instruction:
-    """Pay a member for collected points; the member or the owner signs.
+    """Pay a member for collected points; the member signs, or the owner.
 
     The owner can pay to the member's associated token account only. If that one is frozen, has a delegate or belongs
-    to somebody else by now, name it as `shut`: then the owner can pay to another token account of the member.
+    to somebody else by now, it is named as a further account: then the owner can pay to another one of the member.
     """
     accounts = {
         "authority": authority, "user": user, "user_collateral": user_collateral, "run": run.address,
         "run_collateral": run.run_collateral, "earned_points": get_earned_points_address(run.run_uid, user),
         "participant": get_participant_address(run.address, user),
     }  # fmt: skip
-    others = () if shut is None else (reads(shut),)
-    return build_call("treasurer", "participant_claim", accounts, {"points": points}, others=others)
+    return _build("participant_claim", accounts, points=points)
 
 
 def build_participant_close(run: Pubkey, user: Pubkey, payer: Pubkey) -> Instruction:
@@ -189,10 +182,6 @@ def build_top_up(run: TreasurerRun, owner: Pubkey, source: Pubkey, amount: int) 
     """Pay tokens of the account `source` into the run: a plain transfer, signed by the owner of `source`."""
     accounts = [writes(source), writes(run.run_collateral), signs(owner)]
     return Instruction(TOKEN, struct.pack("<BQ", _TOKEN_TRANSFER, amount), accounts)
-
-
-def get_chain_run(run: TreasurerRun) -> ChainRun:
-    return ChainRun(run.coordinator_instance, run.coordinator_account)
 
 
 def _name_run(run: TreasurerRun) -> dict[str, Pubkey]:

@@ -23,12 +23,7 @@ from psyche.wire.ports import Proof
 class SolanaBackend:
     """A `Backend` over a chain. `run` must be running while it is used (or use `open_chain_backend`).
 
-    Args:
-        link: the chain; it signs with `wallet` and `p2p`.
-        wallet: the public key that joins and pays.
-        p2p: the client's public session key.
-        sink: receives events.
-        platform: randomness; that of this machine if not given.
+    `link` signs with `wallet`, which joins and pays, and with the session key `p2p`.
     """
 
     # What a chain has no place for: peers tell each other addresses (N1 to N5), and nobody collects reports (K8). All

@@ -43,21 +43,13 @@ FLOOR_FILE: Final = "chain-slot"  # in the client's data folder
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How a wallet gets into a run.
+    """How a wallet gets into a run."""
 
-    Args:
-        wallet: signs and pays.
-        accounts: of the run.
-        authorization: lets the wallet in.
-        notes: for the wallet's owner.
-        programs: who may change the programs, a sentence.
-    """
-
-    wallet: Keypair
+    wallet: Keypair  # signs and pays
     accounts: ChainRun
-    authorization: Pubkey
-    notes: tuple[str, ...] = ()
-    programs: str = ""
+    authorization: Pubkey  # lets the wallet in
+    notes: tuple[str, ...] = ()  # for the wallet's owner
+    programs: str = ""  # who may change the programs, a sentence
 
 
 async def find_entry(session: ChainSession, run_id: str, authorizer: Pubkey | None) -> Entry:

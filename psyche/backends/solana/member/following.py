@@ -93,15 +93,7 @@ class ChainPlatform:
 
 
 class RecordFollower(Progress):
-    """Follows the record of a run while `run` runs.
-
-    Args:
-        link: the chain.
-        wallet: the public key that joins and pays.
-        p2p: the client's public session key.
-        sink: receives events.
-        platform: keeps how far the record was followed, and decodes it.
-    """
+    """Follows the record of a run while `run` runs, for who joins with `wallet` and the session key `p2p`."""
 
     def __init__(self, link: RpcLink, wallet: bytes, p2p: bytes, sink: EventSink, platform: ChainPlatform) -> None:
         super().__init__(_explain_failure)

@@ -38,27 +38,16 @@ TREASURER_RUN_BYTES: Final = 249
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """What a person says of a new run.
-
-    Args:
-        run_id: its id on the chain.
-        file: its settings, fitted to a chain; None: they come later.
-        client_version: what clients must have.
-        join_authority: grants authorizations to join; None: the wallet.
-        mint: the token that a treasurer pays members in; None: no treasurer.
-        index: tells the runs of one owner at the treasurer apart; None: it follows from the run id.
-        first_weights: the full digest of the model that the run begins with (S11); zero: it is not on record.
-        texts: fields of the metadata, instead of the file's.
-    """
+    """What a person says of a new run."""
 
     run_id: str
-    file: LoadedRun | None
-    client_version: str
-    join_authority: Pubkey | None = None
-    mint: Pubkey | None = None
-    index: int | None = None
-    first_weights: bytes = ZERO32
-    texts: Mapping[str, str] = field(default_factory=dict[str, str])
+    file: LoadedRun | None  # its settings, fitted to a chain; None: they come later
+    client_version: str  # what clients must have
+    join_authority: Pubkey | None = None  # grants authorizations to join; None: the wallet
+    mint: Pubkey | None = None  # the token that a treasurer pays members in; None: no treasurer
+    index: int | None = None  # tells the runs of one owner at the treasurer apart; None: it follows from the run id
+    first_weights: bytes = ZERO32  # the full digest of the model that it begins with (S11); zero: it is not on record
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])  # fields of the metadata, instead of the file's
 
 
 def find_settings(state: Coordinator, new: Creation) -> Update:

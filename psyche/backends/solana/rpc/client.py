@@ -55,12 +55,6 @@ class Rpc:
 
     Every method asks an endpoint up to three times, waiting longer each time, then the next one. It raises
     `NoEndpoint` if none has answered, and `RpcRefused` for a request that every endpoint would refuse.
-
-    Args:
-        endpoints: in the order in which they are asked.
-        transport: the way to them.
-        sink: receives events.
-        rng: the source of jitter.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
 """A run on a chain as one wallet reaches it: its account as endpoints show it, the chain's time, and messages."""
 
-import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ class RpcLink:
         self._user = wallet.pubkey()
         self._session = Keypair.from_seed(identity.seed)
         self._authorization = authorization
-        self._sender = TransactionSender(rpc, wallet, fees, patience_s=math.inf, is_watched=True)
+        self._sender = TransactionSender(rpc, wallet, fees, is_watched=True)
         self._clock = ChainClock()
         self._watch = AccountWatch(rpc, run.account, RUN_STATE, STATE_BYTES)
         self._newest: Reading | None = None  # of those that were handed out

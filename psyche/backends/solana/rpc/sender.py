@@ -87,22 +87,14 @@ class _Pending:
 class TransactionSender:
     """Sends transactions that one wallet pays for. Several may be under way at once.
 
-    Args:
-        rpc: the chain.
-        payer: pays, and signs each transaction.
-        fees: what it pays to be early.
-        patience_s: how long no endpoint may answer, while a transaction is under way, before `Unconfirmed` is raised.
-        is_watched: the caller follows what transactions change, so few questions are asked, and none for events.
+    `is_watched`: the caller follows what transactions change, so few questions are asked, and none for events; it is
+    never told `Unconfirmed`, as others are when no endpoint has answered for `PATIENCE_S`.
     """
 
-    def __init__(
-        self, rpc: Rpc, payer: Keypair, fees: FeePolicy | None = None, *, patience_s: float = PATIENCE_S,
-        is_watched: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, rpc: Rpc, payer: Keypair, fees: FeePolicy | None = None, *, is_watched: bool = False) -> None:
         self.rpc = rpc
         self.payer = payer
         self._fees = fees or FeePolicy()
-        self._patience_s = patience_s
         self._is_watched = is_watched
         self._all_pending: list[_Pending] = []  # under way
         self._tried: dict[Hashable, SimulationReply] = {}
@@ -355,7 +347,7 @@ class TransactionSender:
 
     def _check_patience(self, pending: _Pending) -> None:
         silent_s = trio.current_time() - pending.answered
-        if silent_s > self._patience_s:
+        if silent_s > PATIENCE_S and not self._is_watched:
             raise Unconfirmed(
                 f"no RPC endpoint has answered for {silent_s:.0f} s: transaction {pending.signature} may or may not be "
                 "on record; look it up before you send it again"

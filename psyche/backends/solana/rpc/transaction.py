@@ -94,22 +94,19 @@ def _build_budget(budget: Budget) -> list[Instruction]:
     return found if budget.price == 0 else [*found, set_compute_unit_price(budget.price)]
 
 
+FEE_PERCENTILE: Final = 75  # of what others lately paid for the same accounts
+
+
 @dataclass(frozen=True, slots=True)
 class FeePolicy:
-    """How much a wallet pays to be early when blocks are full.
+    """How much a wallet pays to be early when blocks are full: at most so much for one transaction."""
 
-    Args:
-        percentile: of what others lately paid for the same accounts.
-        max_lamports: for one transaction at most, beside its signatures.
-    """
-
-    percentile: int = 75
     max_lamports: int = MAX_PRIORITY_LAMPORTS
 
     def choose_price(self, recent: Sequence[int], units: int, expired: int) -> int:
         """The price in micro-lamports per unit, after so many attempts that expired."""
         ordered = sorted(recent)
-        price = ordered[min(len(ordered) - 1, len(ordered) * self.percentile // 100)] if ordered else 0
+        price = ordered[min(len(ordered) - 1, len(ordered) * FEE_PERCENTILE // 100)] if ordered else 0
         if expired:
             price = max(price, FIRST_RAISE) << min(expired, 32)
         return min(price, self.max_lamports * MICRO // units)

@@ -47,11 +47,7 @@ class _Feed:
 class AccountWatch:
     """Follows one account. `run` must be running while `readings` is used.
 
-    Args:
-        rpc: the chain.
-        key: the account.
-        kind: what it must be; an endpoint that shows another owner or kind has failed.
-        size_bytes: its size; what claims to be larger is not unpacked.
+    An endpoint that shows another owner or kind has failed; what claims to be larger than its size is not unpacked.
     """
 
     def __init__(self, rpc: Rpc, key: Pubkey, kind: AccountKind, size_bytes: int) -> None:

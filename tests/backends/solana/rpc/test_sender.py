@@ -58,7 +58,7 @@ async def test_a_transaction_has_limits_from_its_trial_and_a_price_from_others(a
         fees=[0, 10, 20, 30], trial={"err": None, "unitsConsumed": 100_000, "loadedAccountsDataSize": 900_000}
     )
     async with open_paper(chain) as (rpc, events):
-        landed = await TransactionSender(rpc, PAYER, FeePolicy(percentile=75)).send([instruct()], [OTHER, PAYER][1:])
+        landed = await TransactionSender(rpc, PAYER).send([instruct()], [OTHER, PAYER][1:])
     budget = read_budget(chain.sent[0][0])
     assert budget == {2: 120_000, 3: 30, 4: 1_800_000}
     assert landed.fee_lamports == 5_000 + -(-120_000 * 30 // 10**6)

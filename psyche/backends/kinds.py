@@ -32,24 +32,15 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendTraits:
-    """What programs ask of a kind of backend.
-
-    Args:
-        serves_data: a data server beside it serves samples to members.
-        lists_addresses: it keeps a book of them; else peers tell each other (N1 to N5), and some must be known.
-        keeps_access: run.toml says who may join; else the owner's wallet does.
-        confirmation_s: from a message until all see it on record, usually.
-        entropy_delay_slots: of a configuration that names none.
-        least_witness_s: `round_witness_time` of a new run, at least.
-    """
+    """What programs ask of a kind of backend."""
 
     kind: BackendKind
-    serves_data: bool = True
-    lists_addresses: bool = True
-    keeps_access: bool = True
-    confirmation_s: int = 0
-    entropy_delay_slots: int = 0
-    least_witness_s: int = 0
+    serves_data: bool = True  # a data server beside it serves samples to members
+    lists_addresses: bool = True  # in a book; else peers tell each other (N1 to N5), and some must be known
+    keeps_access: bool = True  # run.toml says who may join; else the owner's wallet does
+    confirmation_s: int = 0  # from a message until all see it on record, usually
+    entropy_delay_slots: int = 0  # of a configuration that names none
+    least_witness_s: int = 0  # `round_witness_time` of a new run, at least
 
     def fit(self, config: Config, model: Model, bootstrap: Sequence[str], warnings: Iterable[str] = ()) -> Fit:
         """Fit a run's settings; of `warnings`, which suppose a server, those stay that hold here too."""

@@ -200,17 +200,11 @@ def write_options(options: TargetOptions, names: Iterable[str]) -> list[str]:
 
 
 class Person(NamedTuple):
-    """Who gives a command.
+    """Who gives a command."""
 
-    Args:
-        say: tells progress and warnings.
-        confirm: asks a question before a change, which an infinitive names; raises if the answer is no.
-        sees_waits: a view shows why an answer is late, so it need not be said.
-    """
-
-    say: Callable[[str], None]
-    confirm: Callable[[str, str], None]
-    sees_waits: bool = False
+    say: Callable[[str], None]  # tells progress and warnings
+    confirm: Callable[[str, str], None]  # asks before a change, which an infinitive names; raises if not
+    sees_waits: bool = False  # a view shows why an answer is late, so it need not be said
 
 
 class Checked(NamedTuple):

@@ -13,19 +13,12 @@ from psyche.sim.scenarios.scenario import ChainConditions
 
 @dataclass(frozen=True, slots=True)
 class ForecastBackend:
-    """What keeps the record of a forecast.
+    """What keeps the record of a forecast."""
 
-    Args:
-        traits: of its kind.
-        costs: the chain of a profile; None: a server, which costs nothing, and all see a change at once.
-        reference: the node of the log whose changes of state are the record's.
-        complete: what a round that lasts too long waits for where nobody is missing.
-    """
-
-    traits: BackendTraits = SERVER
-    costs: ChainTable | None = None
-    reference: str = SERVER_NODE
-    complete: str = "nobody missing"
+    traits: BackendTraits = SERVER  # of its kind
+    costs: ChainTable | None = None  # the chain of a profile; None: a server, where all see a change at once
+    reference: str = SERVER_NODE  # the node of the log whose changes of state are the record's
+    complete: str = "nobody missing"  # what a round that lasts too long waits for where nobody is missing
 
     @property
     def confirmation_s(self) -> float:

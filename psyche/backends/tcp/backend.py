@@ -54,19 +54,12 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """The client's interface to its machine.
+    """The client's interface to its machine."""
 
-    Args:
-        connect: connects to a host and a port, or raises OSError or WireError.
-        unix_time: the wall clock.
-        rng: the source of request ids and of reconnecting jitter.
-        decode: decodes a state; called in a thread.
-    """
-
-    connect: Connect = open_tls
-    unix_time: Callable[[], float] = time.time
-    rng: random.Random = field(default_factory=random.SystemRandom)
-    decode: Callable[[bytes], Coordinator] = decode_state
+    connect: Connect = open_tls  # connects to a host and a port, or raises OSError or WireError
+    unix_time: Callable[[], float] = time.time  # the wall clock
+    rng: random.Random = field(default_factory=random.SystemRandom)  # of request ids and jitter
+    decode: Callable[[bytes], Coordinator] = decode_state  # decodes a state; called in a thread
 
 
 class TcpBackend:

@@ -30,19 +30,12 @@ _Found = TypeVar("_Found", wire.RunStatus, wire.AllowedKeys, wire.Earnings, wire
 
 @dataclass(frozen=True)
 class TcpAdministration:
-    """A run on a TCP server, as its owner reaches it.
+    """A run on a TCP server, as its owner reaches it."""
 
-    Args:
-        address: where the server is.
-        identity: the key that asks: an owner's, or anybody's for what anybody may ask.
-        timeout_s: how long to try a server that does not answer.
-        say: is told the reason of a long wait, once.
-    """
-
-    address: ServerAddress
-    identity: Identity
-    timeout_s: float = TIMEOUT_S
-    say: Say = lambda _text: None
+    address: ServerAddress  # where the server is
+    identity: Identity  # the key that asks: an owner's, or anybody's for what anybody may ask
+    timeout_s: float = TIMEOUT_S  # how long to try a server that does not answer
+    say: Say = lambda _text: None  # is told the reason of a long wait, once
 
     async def get_status(self) -> wire.RunStatus:
         return await self._ask(None, wire.StatusRequest(), wire.RunStatus)

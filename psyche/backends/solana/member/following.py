@@ -79,17 +79,11 @@ SILENCE_S: Final = 20.0  # endpoints are asked every few seconds, even if the ac
 
 @dataclass(frozen=True, slots=True)
 class ChainPlatform:
-    """The client's interface to its machine.
+    """The client's interface to its machine."""
 
-    Args:
-        rng: decides which client ticks.
-        floor: keeps over restarts how far this client has followed the run (M9).
-        decode: decodes the states that are shown; called in a thread.
-    """
-
-    rng: random.Random = field(default_factory=random.SystemRandom)
-    floor: MinimumSlot = field(default_factory=MinimumSlot)
-    decode: Callable[[bytes], Coordinator] = decode_state
+    rng: random.Random = field(default_factory=random.SystemRandom)  # decides which client ticks
+    floor: MinimumSlot = field(default_factory=MinimumSlot)  # outlives restarts (M9)
+    decode: Callable[[bytes], Coordinator] = decode_state  # decodes the states that are shown; called in a thread
 
 
 class RecordFollower(Progress):

@@ -7,17 +7,11 @@ from psyche.errors import BackendError
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The run's account at commitment `confirmed`, as one endpoint shows it.
+    """The run's account at commitment `confirmed`, as one endpoint shows it."""
 
-    Args:
-        endpoint: its name, for people.
-        slot: the slot that the endpoint's answer is of.
-        raw: the account's bytes; not checked.
-    """
-
-    endpoint: str
-    slot: int
-    raw: bytes
+    endpoint: str  # its name, for people
+    slot: int  # the slot that the endpoint's answer is of
+    raw: bytes  # the account's bytes; not checked
 
 
 @dataclass(frozen=True, slots=True)

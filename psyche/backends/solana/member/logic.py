@@ -56,14 +56,10 @@ class Ticker:
 
     Of those that take part about `TICKERS` do; each time that no tick has shown meanwhile twice as many. Others begin
     later: they tick only if nobody is left who does.
-
-    Args:
-        wallet: the client's signer key.
-        rng: the source of its chance.
     """
 
-    wallet: bytes
-    rng: random.Random
+    wallet: bytes  # the client's signer key
+    rng: random.Random  # the source of its chance
     _nonce: int = -1
     _tries: int = 0
     _next_s: float = 0.0
@@ -105,17 +101,11 @@ class Advice(Enum):
 
 @dataclass(slots=True)
 class AdmissionCheck:
-    """Judges messages of one wallet by the newest record.
-
-    Args:
-        wallet: the signer key.
-        view: the record.
-        time: the chain's time, as it was last known.
-    """
+    """Judges messages of one wallet by the newest record."""
 
     wallet: bytes
     view: RecordView
-    time: ChainTime = field(default_factory=lambda: ChainTime(0, 0))
+    time: ChainTime = field(default_factory=lambda: ChainTime(0, 0))  # the chain's time, as it was last known
     _sent: object = None  # the last message to be sent, with the record and the time by which that was decided
 
     def check(self, message: Message) -> Advice:

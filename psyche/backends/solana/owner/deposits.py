@@ -43,17 +43,11 @@ class Deposit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Deposits:
-    """What concerns a wallet of what runs have left.
+    """What concerns a wallet of what runs have left."""
 
-    Args:
-        closable: the wallet may close these now.
-        kept: how many of its accounts belong to runs that are still there.
-        others: lamports that it paid for earned points of other members, who alone can close them.
-    """
-
-    closable: Sequence[Deposit]
-    kept: int
-    others: int
+    closable: Sequence[Deposit]  # the wallet may close these now
+    kept: int  # how many of its accounts belong to runs that are still there
+    others: int  # lamports that it paid for earned points of other members, who alone can close them
 
     def describe_next(self, session: ChainSession) -> Iterator[str]:
         if self.closable:

@@ -80,19 +80,12 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Vouching(NamedTuple):
-    """The programs of a chain, and what vouches for them.
-
-    Args:
-        ids: of the programs.
-        builds: size and digest of each build that may be there, by program.
-        source: of this, for people.
-        authorities: who may change which program; empty: the source does not say.
-    """
+    """The programs of a chain, and what vouches for them."""
 
     ids: ProgramIds
-    builds: Mapping[str, list[tuple[int, str]]]
-    source: str
-    authorities: Mapping[str, str] = {}
+    builds: Mapping[str, list[tuple[int, str]]]  # size and digest of each build that may be there, by program
+    source: str  # of this, for people
+    authorities: Mapping[str, str] = {}  # who may change which program; empty: the source does not say
 
     def compute_digest(self, code: bytes, size_bytes: int) -> str:
         """The digest of a program on the chain with the ids of the sources put back, without the zeros behind it."""

@@ -51,10 +51,14 @@ def build_warmup(members: int) -> Coordinator:
     return state
 
 
-def check(state: Coordinator, message: Message, number: int = 1, slot: int = 1, unix: int = NOW) -> Advice:
+def view_record(state: Coordinator, slot: int = 1) -> RecordView:
     view = RecordView(0)
     view.take(Reading("one", slot, encode_state(state)))
-    return AdmissionCheck(get_key(number)[0], view, ChainTime(slot, unix)).check(message)
+    return view
+
+
+def check(state: Coordinator, message: Message, number: int = 1, slot: int = 1, unix: int = NOW) -> Advice:
+    return AdmissionCheck(get_key(number)[0], view_record(state, slot), ChainTime(slot, unix)).check(message)
 
 
 # --- entropy and ticks ----------------------------------------------------------------------------
@@ -77,8 +81,7 @@ def test_the_admission_check_says_of_a_tick_what_a_copy_of_the_record_does(slot:
     for member in range(ready):
         apply(state, NOW + 10, 10, get_key(member + 1)[1], WarmupWitness(0, member, DIGEST))
     state.current.entropy_slot = 9 if ready else 0
-    view, time = RecordView(0), ChainTime(slot, NOW + 10 + later_s)
-    view.take(Reading("one", slot, encode_state(state)))
+    view, time = view_record(state, slot), ChainTime(slot, NOW + 10 + later_s)
     expected = is_tick_due(view.copy_state(), get_key(1)[0], time)
     assert [AdmissionCheck(get_key(1)[0], view).is_tick_due(time) for _ in range(2)] == [expected, expected]
     assert encode_state(view.state) == view.raw
@@ -92,12 +95,6 @@ def test_a_client_that_drew_no_asks_for_no_time_until_it_may_draw_again() -> Non
     assert ticker.is_waiting(state.nonce, TRY_AGAIN_S - 0.1)
     assert not ticker.is_waiting(state.nonce, TRY_AGAIN_S)
     assert not ticker.is_waiting(state.nonce + 1, 0.0)
-
-
-def test_no_tick_is_due_in_a_halted_run() -> None:
-    state = build_waiting(1)
-    state.run_state = RunState.PAUSED
-    assert not is_tick_due(state, get_key(1)[0], ChainTime(10, NOW + 1000))
 
 
 def draw(members: int, tries: int, runs: int = 400) -> list[float]:
@@ -116,9 +113,6 @@ def test_two_members_of_many_tick_and_more_only_after_no_tick_has_shown() -> Non
     first, second, third, fourth = draw(members=16, tries=4)
     assert abs(first - TICKERS / 16) < 0.06
     assert first < second < third < fourth == pytest.approx(1.0)
-
-
-def test_one_or_two_members_tick_at_once() -> None:
     assert draw(members=2, tries=1, runs=5) == [pytest.approx(1.0)]
 
 
@@ -165,6 +159,13 @@ def test_no_tick_goes_along_where_it_needs_a_hash_that_is_not_there_yet() -> Non
     assert is_tick_due(state, get_key(1)[0], ChainTime(10, NOW))
 
 
+def test_a_halted_run_needs_no_tick_and_refuses_messages() -> None:
+    state = replace(build_warmup(2), run_state=RunState.PAUSED)
+    assert not is_tick_due(state, get_key(1)[0], ChainTime(10, NOW + 1000))
+    with pytest.raises(CoordinatorError):
+        check(state, WarmupWitness(0, 0, DIGEST))
+
+
 def test_what_is_on_record_is_done_and_what_is_too_late_refused() -> None:
     state = build_warmup(2)
     apply(state, NOW, 5, get_key(1)[0], WarmupWitness(0, 0, DIGEST))
@@ -175,18 +176,14 @@ def test_what_is_on_record_is_done_and_what_is_too_late_refused() -> None:
 
 
 def test_a_message_of_a_round_that_is_over_is_of_no_use_any_more() -> None:
-    state = build_warmup(2)
-    view = RecordView(0)
-    view.take(Reading("one", 1, encode_state(state)))
-    mine = AdmissionCheck(get_key(1)[0], view, ChainTime(5, NOW))
+    mine = AdmissionCheck(get_key(1)[0], view_record(build_warmup(2)), ChainTime(5, NOW))
     assert not mine.is_over(WarmupWitness(0, 0, DIGEST))
     assert mine.is_over(WarmupWitness(4, 0, DIGEST))
 
 
 def test_in_doubt_nothing_counts_as_over() -> None:
     state = build_warmup(2)
-    view = RecordView(0)
-    view.take(Reading("one", 1, encode_state(state)))
+    view = view_record(state)
     state.state_start_unix += 1
     view.take(Reading("two", 1, encode_state(state)))
     assert not AdmissionCheck(get_key(1)[0], view).is_over(WarmupWitness(4, 0, DIGEST))

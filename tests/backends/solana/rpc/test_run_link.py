@@ -21,7 +21,6 @@ from psyche.core.state import messages as msg
 from psyche.core.state.errors import UnknownMember
 from psyche.errors import BackendError
 from psyche.telemetry import types
-from psyche.telemetry.printer import get_level
 from psyche.wire.backend import NotAllowed
 from psyche.wire.key_file import make_identity
 
@@ -87,4 +86,4 @@ async def test_a_wrong_address_for_subscriptions_is_said_once_and_the_run_is_fol
     assert told.message.startswith("no subscription at 127.0.0.1:1 (")
     assert f"asks {wrong.name} for the run every 1 s instead" in told.message
     assert "check --ws-rpc" in told.message
-    assert get_level(told) == logging.WARNING, "it is on the console"
+    assert told.level == logging.WARNING, "it is on the console"

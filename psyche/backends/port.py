@@ -155,37 +155,25 @@ class WalletAdministration(Administration, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOptions:
-    """What a person says of where a run is and with which key to reach it; names are those of the options.
-
-    Args:
-        server_addr, server_key: of a server.
-        rpc, ws_rpc: of an endpoint of a chain, over HTTP and for subscriptions; _2 and _3 of further ones.
-        identity_secret_key_path, state_dir: where the key is that commands a run on a server.
-        wallet_private_key_path: of the wallet that signs and pays on a chain.
-        program_ids: the file of the chain's programs; None: what this version knows.
-        max_priority_fee: lamports, for being early; None: the usual.
-        authorizer: whose authorization lets the wallet join; None: the wallet's own, or everybody's.
-        treasurer_index: checked where it is given.
-        timeout: seconds to try a server that does not answer.
-    """
+    """What a person says of where a run is and with which key to reach it; names are those of the options."""
 
     run_id: str = ""
     server_addr: str | None = None
     server_key: str | None = None
-    identity_secret_key_path: Path | None = None
-    state_dir: Path | None = None
-    timeout: float = 10.0
-    rpc: str | None = None
+    identity_secret_key_path: Path | None = None  # the key that commands a run on a server
+    state_dir: Path | None = None  # of the server, which has such a key too
+    timeout: float = 10.0  # seconds to try a server that does not answer
+    rpc: str | None = None  # an endpoint of a chain over HTTP, and for subscriptions; _2 and _3 are further ones
     ws_rpc: str | None = None
     rpc_2: str | None = None
     ws_rpc_2: str | None = None
     rpc_3: str | None = None
     ws_rpc_3: str | None = None
-    wallet_private_key_path: Path | None = None
-    program_ids: Path | None = None
-    max_priority_fee: int | None = None
-    authorizer: str | None = None
-    treasurer_index: int | None = None
+    wallet_private_key_path: Path | None = None  # of the wallet that signs and pays on a chain
+    program_ids: Path | None = None  # the file of the chain's programs; None: what this version knows
+    max_priority_fee: int | None = None  # lamports, for being early; None: the usual
+    authorizer: str | None = None  # whose authorization lets the wallet join; None: the wallet's own, or everybody's
+    treasurer_index: int | None = None  # checked where it is given
 
 
 def write_options(options: TargetOptions, names: Iterable[str]) -> list[str]:

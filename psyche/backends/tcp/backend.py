@@ -69,12 +69,7 @@ class TcpBackend:
     set a timeout. It raises the coordinator's own error, or `BackendError` once it has given up for good (another
     server or run, another protocol version, another process with the same key).
 
-    Args:
-        address: the server's address.
-        identity: the client's key, both signer and p2p key.
-        sink: receives events.
-        platform: connections, clock and randomness; those of this machine if not given.
-        follows_at_once: subscribe when connected, not only once the backend is used.
+    `identity` is both signer and p2p key; `follows_at_once`: subscribe when connected, not only once it is used.
     """
 
     def __init__(

@@ -26,18 +26,12 @@ _PORT: Final = re.compile(r"[0-9]{1,5}")
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAddress:
-    """The address of a coordinator server.
-
-    Args:
-        host, port: where it listens.
-        run_id: the expected run; empty accepts any.
-        key: the server's public key (32 bytes); None trusts the first server that answers.
-    """
+    """The address of a coordinator server."""
 
     host: str
     port: int
-    run_id: str = ""
-    key: bytes | None = None
+    run_id: str = ""  # that is expected; empty accepts any
+    key: bytes | None = None  # the server's public key (32 bytes); None trusts the first server that answers
 
 
 def parse_server(text: str, run_id: str = "", key: bytes | None = None) -> ServerAddress:

@@ -25,11 +25,8 @@ _PREFLIGHT: Final = -32002
 class RequestFailed(PsycheError):
     """An endpoint gave no answer, or none that can be used; another one may, or the same one later.
 
-    Args:
-        text: the reason.
-        is_passing: whether it is worth asking the same endpoint again before the next one.
-        wait_s: how long the endpoint asks to be left alone; 0 if it says nothing.
-        is_closed: whether the machine is there, and nothing listens at its port.
+    `is_passing`: it is worth asking the same endpoint again before the next one. `wait_s`: how long it asks to be left
+    alone; 0 if it says nothing. `is_closed`: the machine is there, and nothing listens at its port.
     """
 
     def __init__(self, text: str, *, is_passing: bool = True, wait_s: float = 0.0, is_closed: bool = False) -> None:

@@ -145,7 +145,6 @@ class BaseNode:
         return self.peers.get_bootstrap()
 
     def _exchange_addresses(self) -> None:
-        """Start asking peers for addresses if the backend may not know them (N4)."""
         if not self._is_exchanging and self.peers.is_without_book():
             self._is_exchanging = True
             self.start_soon(self._exchange.run)

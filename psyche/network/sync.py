@@ -1,6 +1,7 @@
 """`/psyche/sync/1`: requests to peers and answers to theirs, with size limits on both sides."""
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -74,8 +75,7 @@ def get_reply_limit(kind: str) -> int:
 
 
 def encode_sync_reply(reply: SyncReply) -> bytes:
-    if len(reply.items) > SYNC_ITEMS or sum(map(len, reply.items)) > SYNC_REPLY_BYTES:
-        raise WireError(f"sync reply: at most {SYNC_ITEMS} items and {SYNC_REPLY_BYTES} bytes")
+    _check_items(reply.items)
     return msgspec.msgpack.encode(_Reply(reply.found, list(reply.items)))
 
 
@@ -84,9 +84,13 @@ def decode_sync_reply(raw: bytes) -> SyncReply:
         wire = _reply.decode(raw)
     except UNREADABLE as error:
         raise WireError("sync reply: not the expected fields") from error
-    if len(wire.items) > SYNC_ITEMS or sum(map(len, wire.items)) > SYNC_REPLY_BYTES:
-        raise WireError(f"sync reply: at most {SYNC_ITEMS} items and {SYNC_REPLY_BYTES} bytes")
+    _check_items(wire.items)
     return SyncReply(wire.found, tuple(wire.items))
+
+
+def _check_items(items: Sequence[bytes]) -> None:
+    if len(items) > SYNC_ITEMS or sum(map(len, items)) > SYNC_REPLY_BYTES:
+        raise WireError(f"sync reply: at most {SYNC_ITEMS} items and {SYNC_REPLY_BYTES} bytes")
 
 
 class Questions:

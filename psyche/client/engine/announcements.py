@@ -271,21 +271,17 @@ class Announcements:
             if member is None:
                 continue
             result = record.results[member][event.commitment]
-            if result.status is not PayloadStatus.HELD:
-                self._note_payload(result, record, member, event, now)
-
-    def _note_payload(
-        self, result: KnownResult, record: RoundRecord, member: int, event: PayloadArrived | PayloadFailed, now: float
-    ) -> None:
-        if isinstance(event, PayloadArrived):
-            result.status, result.held_at = PayloadStatus.HELD, now
-        elif event.refused:
-            result.status = PayloadStatus.REFUSED
-            self._refuse(Refusable.PAYLOAD, event.reason, height=record.height)
-        else:
-            result.status = PayloadStatus.ANNOUNCED
-            result.retry_at = now + min(RETRY_S * 2 ** min(result.attempts - 1, 16), MAX_RETRY_S)
-            self._failed[record.height, member, result.commitment] = result
+            if result.status is PayloadStatus.HELD:
+                continue
+            if isinstance(event, PayloadArrived):
+                result.status, result.held_at = PayloadStatus.HELD, now
+            elif event.refused:
+                result.status = PayloadStatus.REFUSED
+                self._refuse(Refusable.PAYLOAD, event.reason, height=record.height)
+            else:
+                result.status = PayloadStatus.ANNOUNCED
+                result.retry_at = now + min(RETRY_S * 2 ** min(result.attempts - 1, 16), MAX_RETRY_S)
+                self._failed[record.height, member, result.commitment] = result
 
     def _iter_failed(self) -> Iterator[tuple[RoundRecord, int, KnownResult]]:
         for (height, member, commitment), result in list(self._failed.items()):

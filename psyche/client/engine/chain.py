@@ -74,14 +74,6 @@ class ApplyInputs:
 
 
 @dataclass(slots=True)
-class OpenDecision:
-    """A closed round whose set this client cannot determine yet, and how much it knew at its last try."""
-
-    outcome: decision.Undecided
-    knowledge: int
-
-
-@dataclass(slots=True)
 class Chain:
     """The decided sets of one epoch, up to the one the trainer is applying."""
 
@@ -93,7 +85,8 @@ class Chain:
     applying: Apply | None = None  # the set that the trainer is applying
     behind_rounds: int = 0
     _decisions: dict[int, dict[int, bytes]] = field(default_factory=dict)  # height -> member -> commitment
-    _open: dict[int, OpenDecision] = field(default_factory=dict)  # by height of the results
+    # by height of the results: what keeps a closed round undecided, and how much was known at the last try
+    _open: dict[int, tuple[decision.Undecided, int]] = field(default_factory=dict)
     _inputs: dict[int, ApplyInputs] = field(default_factory=dict)
 
     def clear(self) -> None:
@@ -177,7 +170,7 @@ class Chain:
         # a decision without a root searches all tables (C2): only again when more results or tables are known
         knowledge = record.count_known()
         known = self._open.get(height)
-        if known is None or known.knowledge != knowledge:
+        if known is None or known[1] != knowledge:
             view = self._make_view(record, deciding)
             outcome = decision.decide(view)
             if not isinstance(outcome, decision.Undecided):
@@ -190,8 +183,8 @@ class Chain:
                 self._settle(record, outcome, now)
                 return
             # count again: tables that `decide` built from known results are not new knowledge
-            known = self._open[height] = OpenDecision(outcome, record.count_known())
-        self._ask(record, deciding, known.outcome, now)
+            known = self._open[height] = (outcome, record.count_known())
+        self._ask(record, deciding, known[0], now)
 
     def _make_view(self, record: RoundRecord, deciding: Round) -> decision.DecisionView:
         return decision.DecisionView(
@@ -333,7 +326,6 @@ class Chain:
         return action
 
     def _prune(self) -> None:
-        """Forget what only past applies needed."""
         self._inputs = {h: f for h, f in self._inputs.items() if h >= self.weights.next_height}
         needed = self.needed_height
         if needed is not None:

@@ -163,7 +163,6 @@ class Healing:
         self._ask_helpers(now)
 
     def _hold(self, now: float) -> None:
-        """Hold the weights of the running round for the comparison, if its digest covers all of them."""
         x, weights = self._x, self._weights
         # with the last drain round the epoch is over, and Warmup loads the certified weights anyway
         if not self._is_full(x.height) or x.is_last_drain(x.height):

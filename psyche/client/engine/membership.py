@@ -264,9 +264,6 @@ class Membership:
             why = "the trainer was lost; its weights are loaded again in the next Warmup"
             self.withdraw(LeaveCause.TRAINER_LOST, why)
 
-    def on_weights_changed(self) -> None:
-        self.weights_digest = None
-
     # --- rounds ----------------------------------------------------------------------------------
 
     def find_member(self) -> None:
@@ -387,7 +384,6 @@ class Membership:
             x.do(actions.ShareCheckpoint(certified.epoch, certified.step, certified.digest))
 
     def _settle_weights(self) -> None:
-        """At an epoch's end, note the full digest of the trainer's weights, if it is known."""
         if self.weights.can_apply and self.chain.applying is None and self.weights.digests:
             self.weights_digest = self.weights.get_last_full_digest()
 

@@ -90,11 +90,10 @@ class RoundRecord:
 
     def iter_held(self) -> Iterable[tuple[int, KnownResult]]:
         """Members with exactly one known result whose payload is held, and that result."""
-        for member, known in self.results.items():
-            if len(known) == 1 and len(self.signed.get(member, ())) <= 1:
-                (result,) = known.values()
-                if result.status is PayloadStatus.HELD:
-                    yield member, result
+        for member in self.results:
+            result = self.get_single(member)
+            if result is not None and result.status is PayloadStatus.HELD:
+                yield member, result
 
     def get_widely_seen(self) -> int:
         """Bitmap of the members whose Result more than a third of the electors say they have seen (R5)."""
@@ -144,7 +143,6 @@ class RoundRecord:
         return table
 
     def get_seen(self) -> int:
-        """Bitmap of the members whose Result of this round is known (R2)."""
         return compute_bits(self.results)
 
     def get_held_times(self) -> dict[int, float]:

@@ -309,7 +309,7 @@ class RoundEngine:
         if self.chain.is_open:
             self.chain.decide(now)  # missing tables or results may have arrived
         if self.chain.advance(now):
-            self.membership.on_weights_changed()
+            self.membership.weights_digest = None  # they are no longer those of the epoch's start
         if x.state.in_round:
             self.duty.act(now)
             is_over = x.state.run_state is RunState.ROUND_WITNESS

@@ -186,7 +186,6 @@ class Training:
         )
 
     def make_snapshot(self, record: RoundRecord) -> WriteSnapshot:
-        """The request for a resume snapshot of the weights of that round, which the trainer has."""
         return WriteSnapshot(
             record.epoch, record.height, record.step, record.data_index, chain=self.weights.chains[record.height],
             digest=self.weights.digests[record.height], prev_commitment=self.prev_commitment,

@@ -113,7 +113,6 @@ class Weights:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the trainer has this epoch's weights, right or wrong: any state but Absent."""
         return not isinstance(self._state, Absent)
 
     @property
@@ -147,7 +146,6 @@ class Weights:
         return None if self.is_diverged else self.digests.get(height)
 
     def get_last_full_digest(self) -> bytes | None:
-        """D of the last applied height, if it covers all weights (S2)."""
         last = max(self.digests, default=None)
         return self.digests[last] if last is not None and self.full.get(last, False) else None
 
@@ -214,14 +212,12 @@ class Weights:
         self.context.log(types.Diverged(height=round_.height, digest=own, agreed=round_.agreed_digest))
 
     def _settle(self) -> None:
-        """The weights were confirmed by agreed digests: follow the record again."""
         self._state = Following()
         self.context.log(types.Healed(height=self.next_height - 1))
 
     # --- healing (S7) ------------------------------------------------------------------------------
 
     def begin_replay(self) -> None:
-        """The trainer starts to replay every set up to the last applied one."""
         assert isinstance(self._state, Diverged), "only what diverged is replayed"
         self._state = Replaying(replace(self._state.doubt, is_contradicted=False, agreeing=0))
 

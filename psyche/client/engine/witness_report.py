@@ -92,7 +92,6 @@ def get_announced(attested: RoundRecord) -> int:
 
 
 def _get_settled(attested: RoundRecord) -> int:
-    """Bitmap of the members whose known results are all held or refused."""
     results = attested.results.items()
     return compute_bits(m for m, known in results if not any(result.status in _OPEN for result in known.values()))
 

@@ -168,7 +168,6 @@ class Orders:
         self._stop_grace_s = stop_grace_s
 
     async def obey(self, signals: AsyncIterator[int]) -> None:
-        """On a first signal, withdraw and end within the grace period; on a second one, end at once."""
         async for number in signals:
             if self.shell is None or self.is_asked:
                 if not self.is_asked and number == signal.SIGTERM:

@@ -152,7 +152,6 @@ class Shell:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether `stop` has ended it, and not the end of the run."""
         return self._departure.is_stopped
 
     def stop(self, reason: str) -> None:

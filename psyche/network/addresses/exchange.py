@@ -56,7 +56,8 @@ class AddressExchange:
             reply = await self._ask(peer, SyncRequest("addresses", key=key), ASK_S)
             return self._take(reply.items)
         except WireError as error:
-            self._note_liar(peer, str(error))
+            _log.info("peer %s is not asked for addresses again: %s", peer.hex()[:16], error)
+            self._liars.add(peer)
         except NetworkError as error:
             _log.debug("addresses of %s: %s", peer.hex()[:16], error)
         return False
@@ -65,7 +66,3 @@ class AddressExchange:
         if len(items) > MAX_RECORDS:
             raise WireError(f"addresses: {len(items)} records, at most {MAX_RECORDS}")
         return sum(self._peers.learn_address(decode_address_record(raw)) for raw in items) > 0
-
-    def _note_liar(self, peer: bytes, reason: str) -> None:
-        _log.info("peer %s is not asked for addresses again: %s", peer.hex()[:16], reason)
-        self._liars.add(peer)

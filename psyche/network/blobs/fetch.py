@@ -48,7 +48,6 @@ class PatientStream:
         self._scope = trio.CancelScope(deadline=self._until)  # pyright: ignore[reportCallIssue]
 
     async def run(self, function: Callable[["PatientStream"], Awaitable[None]]) -> None:
-        """Call `function`, which reads from this stream, under both timeouts."""
         with self._scope:
             await function(self)
         if self._scope.cancelled_caught:
@@ -96,7 +95,6 @@ class FetchJob:
         self.bytes_by_source: dict[bytes, int] = {}
 
     async def run(self, deadline: float) -> None:
-        """Fetch everything before `deadline` on trio's clock."""
         with trio.move_on_at(deadline):
             await self._open_targets()
             if not self._is_over():

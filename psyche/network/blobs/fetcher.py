@@ -122,7 +122,6 @@ class Fetcher:
         return paths
 
     async def _is_there(self, blob_id: bytes, size: int, path: Path) -> bool:
-        """Whether the file is complete already, checked against its id; if so it is offered to peers."""
         if not await self._run_io(path.is_file) or (await self._run_io(path.stat)).st_size != size:
             return False
         found = await self._store.add_file(path, None)

@@ -55,7 +55,6 @@ def compute_chunk_list_bytes(size_bytes: int) -> int:
 
 
 def compute_reply_bytes(size_bytes: int, first: int, count: int) -> int:
-    """The length of the body that answers a request."""
     return compute_range_bytes(size_bytes, first, count) if count else compute_chunk_list_bytes(size_bytes)
 
 

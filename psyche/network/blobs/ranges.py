@@ -92,7 +92,6 @@ class RangeScheduler:
         return bool(self._done[target][chunk])
 
     def drop(self, held: Range) -> None:
-        """Release a range; its missing chunks go back to the front of the queue."""
         if self._held.pop(held, None) is None:
             return
         for first, count in reversed(self._get_missing_runs(held)):

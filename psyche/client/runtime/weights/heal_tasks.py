@@ -109,7 +109,6 @@ class HealTasks:
     # --- (2) comparison ---------------------------------------------------------------------------
 
     async def _compare(self, action: Compare) -> Healed:
-        """Assemble the agreed weights from this client's equal tensors and peers' tensors, and load them."""
         await trio.to_thread.run_sync(remove_folder, self._folder)
         try:
             own = await self._write_own(action) if action.own != ZERO32 else {}

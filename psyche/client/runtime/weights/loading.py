@@ -129,7 +129,7 @@ class Loader:
         known = own or {}
         blobs = {blob_id: size for blob_id, size in _list_parts(offer) if blob_id not in known}
         total = sum(blobs.values())
-        asked = [peer for peer in sources or self._get_sources() if not self._is_refused(digest, peer)]
+        asked = [peer for peer in sources or sorted(self._network.connected()) if not self._is_refused(digest, peer)]
         found = await self._network.fetch_many(
             list(blobs.items()), asked, folder, deadline=deadline, progress=lambda n: progress(n, total)
         )
@@ -160,9 +160,6 @@ class Loader:
             return await self._fetch_offer(state, offer, digest, deadline, lambda _done, _total: None)
         return own
 
-    def _get_sources(self) -> list[bytes]:
-        return sorted(self._network.connected())
-
     async def _find_offer(self, state: Coordinator, digest: bytes, deadline: float) -> Offer:
         """Ask one peer after another, and the next one too while a peer is silent; the first right manifest counts."""
         reasons: list[str] = []
@@ -179,7 +176,7 @@ class Loader:
 
         async with open_plain_nursery() as nursery:
             nursery.cancel_scope.deadline = deadline
-            for peer in self._get_sources():
+            for peer in sorted(self._network.connected()):
                 answered = trio.Event()
                 nursery.start_soon(ask, peer, answered)
                 with trio.move_on_after(NEXT_PEER_S):

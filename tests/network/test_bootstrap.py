@@ -43,14 +43,6 @@ async def until_all_meet(nodes: list[BaseNode]) -> None:
             await node.wait_for_peers(keys - {node.key})
 
 
-async def test_who_knows_one_address_finds_everybody(open_any: OpenNode) -> None:
-    """N3, N4: three visitors know the first node alone."""
-    async with open_bookless(open_any, 4) as nodes:
-        for visitor in nodes[1:]:
-            visitor.set_bootstrap([get_address(nodes[0])])
-        await until_all_meet(nodes)
-
-
 async def test_a_bootstrap_peer_is_not_dialed_before_it_has_a_place_in_the_run(open_any: OpenNode) -> None:
     async with open_bookless(open_any, 2) as (known, visitor):
         visitor.set_allowed(frozenset({visitor.key}))

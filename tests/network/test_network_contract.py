@@ -1,11 +1,10 @@
 """What the `Network` port promises, held by both implementations."""
 
 import random
-from pathlib import Path
 
 import pytest
 import trio
-from network_kit import OpenGroup, OpenNode, fetch_file
+from network_kit import OpenGroup, OpenNode
 
 from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
@@ -39,20 +38,6 @@ async def test_a_payload_is_fetched_and_offered_on(open_group: OpenGroup) -> Non
         await a.withdraw(blob)
         assert await c.fetch(blob, [a.key, b.key], size_bytes=len(data), deadline=deadline) == data
         assert b.statistics().bytes_sent >= len(data)
-
-
-async def test_a_file_is_fetched_from_several_sources(open_group: OpenGroup, tmp_path: Path) -> None:
-    data = random.Random(3).randbytes(9_500_000)
-    path = tmp_path / "weights"
-    path.write_bytes(data)
-    async with open_group(3) as (a, b, c):
-        blob = await a.provide(path, expires=None)
-        assert await b.provide(path, expires=None) == blob
-        seen: list[int] = []
-        found = await fetch_file(c, blob, [a, b], tmp_path / "copy", len(data), progress=seen.append)
-        assert found.read_bytes() == data
-        assert seen[-1] == len(data)
-        assert seen == sorted(seen)
 
 
 async def test_a_question_is_answered_by_the_handler(open_group: OpenGroup) -> None:

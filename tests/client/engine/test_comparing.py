@@ -17,6 +17,11 @@ from psyche.wire.crypto import compute_state_digest
 LACKS = "the replay store lacks the set of round 2"
 
 
+@pytest.fixture
+def bench() -> Bench:
+    return build_bench_in_second_epoch(2)
+
+
 def fail_to_replay(bench: Bench, *, weights_kept: bool = True) -> bytes:
     """Its own weights of round 3 are wrong and no replay can be made; the agreed digest of round 3."""
     agreed = diverge(bench)[3]
@@ -45,9 +50,10 @@ def get_right_digest(bench: Bench) -> bytes:
 # --- who heals
 
 
-def test_a_replay_that_cannot_be_done_is_followed_by_a_comparison_with_the_own_weights_of_that_round() -> None:
+def test_a_replay_that_cannot_be_done_is_followed_by_a_comparison_with_the_own_weights(
+    bench: Bench,
+) -> None:
     """S7: of the round whose digest is agreed already, once somebody keeps a copy of it."""
-    bench = build_bench_in_second_epoch(2)
     agreed = fail_to_replay(bench)
     own, chain = bench.engine.weights.digests[3], bench.engine.weights.chain
     asked = bench.get_all(act.AskWeights)
@@ -64,9 +70,8 @@ def test_a_replay_that_cannot_be_done_is_followed_by_a_comparison_with_the_own_w
     assert compare.deadline <= bench.now + limit
 
 
-def test_a_comparison_is_named_as_what_is_waited_for_until_it_ends() -> None:
+def test_a_comparison_is_named_as_what_is_waited_for_until_it_ends(bench: Bench) -> None:
     """Also when the round goes on to its next phase."""
-    bench = build_bench_in_second_epoch(2)
     agreed = fail_to_replay(bench)
     promise(bench)
     for _ in range(2):
@@ -79,17 +84,15 @@ def test_a_comparison_is_named_as_what_is_waited_for_until_it_ends() -> None:
     assert not [w for w in bench.engine.waits() if w.wait is types.Wait.AGREED_TENSORS]
 
 
-def test_weights_that_the_trainer_lost_are_fetched_whole() -> None:
-    bench = build_bench_in_second_epoch(2)
+def test_weights_that_the_trainer_lost_are_fetched_whole(bench: Bench) -> None:
     fail_to_replay(bench, weights_kept=False)
     promise(bench)
     (compare,) = bench.get_all(act.Compare)
     assert compare.own == ZERO32
 
 
-def test_while_it_compares_a_client_applies_nothing_and_keeps_what_it_will_apply() -> None:
+def test_while_it_compares_a_client_applies_nothing_and_keeps_what_it_will_apply(bench: Bench) -> None:
     """C6: the sets decided meanwhile are applied afterwards, in order."""
-    bench = build_bench_in_second_epoch(2)
     agreed = fail_to_replay(bench)
     promise(bench)
     chain = bench.engine.weights.chain
@@ -102,9 +105,8 @@ def test_while_it_compares_a_client_applies_nothing_and_keeps_what_it_will_apply
     assert [a.height for a in bench.get_all(act.Apply)] == [4]
 
 
-def test_the_agreed_weights_heal_at_once_and_the_next_batch_is_trained() -> None:
+def test_the_agreed_weights_heal_at_once_and_the_next_batch_is_trained(bench: Bench) -> None:
     """S7: they were checked against the record itself; a third late round would cost the place (H2)."""
-    bench = build_bench_in_second_epoch(2)
     agreed = fail_to_replay(bench)
     promise(bench)
     bench.settle()
@@ -116,9 +118,8 @@ def test_the_agreed_weights_heal_at_once_and_the_next_batch_is_trained() -> None
     assert [(a.height, a.decided) for a in bench.get_all(act.Train)] == [(4, ())]
 
 
-def test_who_is_about_to_be_right_again_does_not_say_that_it_has_nothing_to_give() -> None:
+def test_who_is_about_to_be_right_again_does_not_say_that_it_has_nothing_to_give(bench: Bench) -> None:
     """A3: others would close the round without the batch that may still be trained in it."""
-    bench = build_bench_in_second_epoch(2)
     fail_to_replay(bench)
     promise(bench)
     bench.settle()
@@ -129,8 +130,7 @@ def test_who_is_about_to_be_right_again_does_not_say_that_it_has_nothing_to_give
     assert [m.height for m in get_finished(bench)] == []
 
 
-def test_other_members_are_asked_where_the_first_ones_have_none_to_give() -> None:
-    bench = build_bench_in_second_epoch(2)
+def test_other_members_are_asked_where_the_first_ones_have_none_to_give(bench: Bench) -> None:
     fail_to_replay(bench)
     bench.wait(1.0)
     bench.wait(1.0)
@@ -138,8 +138,7 @@ def test_other_members_are_asked_where_the_first_ones_have_none_to_give() -> Non
     assert bench.engine.get_deadline(bench.now) is not None
 
 
-def test_members_that_are_not_right_themselves_are_not_asked() -> None:
-    bench = build_bench_in_second_epoch(2)
+def test_members_that_are_not_right_themselves_are_not_asked(bench: Bench) -> None:
     diverge(bench)
     let_go(bench)
     bench.hear(bench.build_ready(1, WRONG, ReadyFlag.DIVERGED))
@@ -148,9 +147,8 @@ def test_members_that_are_not_right_themselves_are_not_asked() -> None:
     assert [a.member for a in bench.get_all(act.AskWeights)] == [2, 3]
 
 
-def test_a_round_without_an_agreed_digest_is_followed_by_the_next_one() -> None:
+def test_a_round_without_an_agreed_digest_is_followed_by_the_next_one(bench: Bench) -> None:
     """S5: then nothing says which weights are right; its own go on with the others' sets meanwhile."""
-    bench = build_bench_in_second_epoch(2)
     agreed = diverge(bench)[3]
     let_go(bench)
     for member in (1, 2, 3):
@@ -211,9 +209,8 @@ def test_a_comparison_that_takes_too_long_ends_with_leaving_before_lateness_cost
 
 
 @pytest.mark.parametrize("contradicts", [False, True])
-def test_a_comparison_that_fails_makes_the_client_leave(contradicts: bool) -> None:
+def test_a_comparison_that_fails_makes_the_client_leave(bench: Bench, contradicts: bool) -> None:
     """S7: with evidence, where the agreed digest is one of other sets than the record gave."""
-    bench = build_bench_in_second_epoch(2)
     fail_to_replay(bench)
     promise(bench)
     bench.feed(act.HealFailed(1, "no helper has it", weights_kept=True, contradicts=contradicts))
@@ -222,9 +219,8 @@ def test_a_comparison_that_fails_makes_the_client_leave(contradicts: bool) -> No
     assert len(bench.get_logs(types.Evidence)) == contradicts
 
 
-def test_one_comparison_an_epoch_is_enough() -> None:
+def test_one_comparison_an_epoch_is_enough(bench: Bench) -> None:
     """S7: who diverges again at once has a trouble that others' weights do not cure."""
-    bench = build_bench_in_second_epoch(2)
     agreed = fail_to_replay(bench)
     promise(bench)
     bench.settle()
@@ -240,9 +236,8 @@ def test_one_comparison_an_epoch_is_enough() -> None:
 
 
 @pytest.mark.parametrize("why", ["full values", "no digest over all weights soon"])
-def test_what_cannot_be_compared_makes_the_client_leave_at_once(why: str) -> None:
+def test_what_cannot_be_compared_makes_the_client_leave_at_once(bench: Bench, why: str) -> None:
     """S2: full values differ anyway; a slice says nothing of the other weights."""
-    bench = build_bench_in_second_epoch(2)
     if why == "full values":
         bench.state.model.optimizer.quantize_1bit = False
     else:
@@ -254,9 +249,8 @@ def test_what_cannot_be_compared_makes_the_client_leave_at_once(why: str) -> Non
     assert LACKS in reason
 
 
-def test_a_large_model_is_compared_where_the_digest_is_over_all_weights() -> None:
+def test_a_large_model_is_compared_where_the_digest_is_over_all_weights(bench: Bench) -> None:
     """S2: heights divisible by 64, or none in this epoch."""
-    bench = build_bench_in_second_epoch(2)
     bench.engine._x.facts.parameters = 200_000_000
     found = []
     for height in (1, 61, 62, 63, 64):
@@ -268,8 +262,7 @@ def test_a_large_model_is_compared_where_the_digest_is_over_all_weights() -> Non
 # --- who helps
 
 
-def test_a_member_in_need_gets_a_copy_of_the_running_rounds_weights() -> None:
-    bench = build_bench_in_second_epoch(2)
+def test_a_member_in_need_gets_a_copy_of_the_running_rounds_weights(bench: Bench) -> None:
     key = bench.get_identity(1).public
     promised, (snapshot,) = bench.engine.on_weights_wanted(key, 1, 2)
     assert promised
@@ -283,8 +276,7 @@ def test_a_member_in_need_gets_a_copy_of_the_running_rounds_weights() -> None:
 @pytest.mark.parametrize(
     "why", ["stranger", "other round", "moved on", "diverged", "no full digest", "dropped", "drain"]
 )
-def test_no_copy_is_kept_for_who_has_no_right_to_it_or_where_there_is_none(why: str) -> None:
-    bench = build_bench_in_second_epoch(2)
+def test_no_copy_is_kept_for_who_has_no_right_to_it_or_where_there_is_none(bench: Bench, why: str) -> None:
     key = bench.get_identity(1).public
     state = bench.engine._x.state
     height = 2
@@ -306,9 +298,8 @@ def test_no_copy_is_kept_for_who_has_no_right_to_it_or_where_there_is_none(why: 
     assert bench.engine.on_weights_wanted(key, 1, height) == (False, [])
 
 
-def test_copies_are_not_made_every_round_whoever_asks() -> None:
+def test_copies_are_not_made_every_round_whoever_asks(bench: Bench) -> None:
     """A copy costs the trainer a moment: one who always asks must not slow everybody down."""
-    bench = build_bench_in_second_epoch(2)
     first = None
     for height in range(2, 8):
         promised, _ = bench.engine.on_weights_wanted(bench.get_identity(1).public, 1, height)

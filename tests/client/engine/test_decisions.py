@@ -1,5 +1,6 @@
 """The set of a round as a client finds it: own table, lists of witnesses, bodies (C1 to C6, W7, M8, R8)."""
 
+import pytest
 from kits.bench import Bench, build_bench
 from kits.results import get_commitment
 
@@ -44,6 +45,17 @@ def build_bench_without_news() -> tuple[Bench, dict[int, Gossip]]:
     return bench, results
 
 
+OpenRound = tuple[Bench, dict[int, Gossip]]
+
+
+@pytest.fixture
+def open_round() -> OpenRound:
+    """The others agree on the results of round 0, of which this client has only its own; and all results."""
+    bench, results = build_bench_without_news()
+    close_round(bench, results)
+    return bench, results
+
+
 def show_table(bench: Bench, asked: act.AskTable, items: tuple[bytes, ...] | None) -> None:
     bench.feed(act.TableArrived(asked.epoch, asked.height, asked.member, asked.root, items))
 
@@ -55,10 +67,11 @@ def encode_all(results: dict[int, Gossip]) -> tuple[bytes, ...]:
 # --- C1
 
 
-def test_a_list_that_a_witness_shows_decides_and_its_payloads_are_fetched_and_applied_in_order() -> None:
+def test_a_list_that_a_witness_shows_decides_and_its_payloads_are_fetched_and_applied_in_order(
+    open_round: OpenRound,
+) -> None:
     """C1, C5."""
-    bench, results = build_bench_without_news()
-    close_round(bench, results)
+    bench, results = open_round
     assert bench.get_decided() == {}
     asked = bench.get_all(act.AskTable)
     assert {a.member for a in asked} == {1, 2}, "any one of the three is enough"
@@ -76,10 +89,9 @@ def test_a_list_that_a_witness_shows_decides_and_its_payloads_are_fetched_and_ap
     assert list(bench.get_logs(types.Applied)[-1].members) == in_order
 
 
-def test_witnesses_that_did_not_answer_are_asked_again_although_nothing_else_happens() -> None:
+def test_witnesses_that_did_not_answer_are_asked_again_although_nothing_else_happens(open_round: OpenRound) -> None:
     """C1: never a decision by deadline, and never a rest either."""
-    bench, results = build_bench_without_news()
-    close_round(bench, results)
+    bench, _ = open_round
     for asked in bench.get_all(act.AskTable):
         show_table(bench, asked, None)
     assert len(bench.get_all(act.AskTable)) == 3, "the third once one of the first two has none"
@@ -88,18 +100,16 @@ def test_witnesses_that_did_not_answer_are_asked_again_although_nothing_else_hap
     assert bench.get_decided() == {}
 
 
-def test_results_that_come_by_gossip_after_the_close_decide_too() -> None:
-    bench, results = build_bench_without_news()
-    close_round(bench, results)
+def test_results_that_come_by_gossip_after_the_close_decide_too(open_round: OpenRound) -> None:
+    bench, results = open_round
     for member in (1, 2, 3):
         assert bench.get_decided() == {}
         bench.hear(results[member])
     assert bench.get_decided() == {0: [0, 1, 2, 3]}
 
 
-def test_a_list_that_does_not_give_the_root_is_refused() -> None:
-    bench, results = build_bench_without_news()
-    close_round(bench, results)
+def test_a_list_that_does_not_give_the_root_is_refused(open_round: OpenRound) -> None:
+    bench, results = open_round
     asked = bench.get_all(act.AskTable)[0]
     other = bench.build_result(1, 0, data_hash=build_hash("other"))
     foreign = bench.sign(1, results[1].body, height=1)  # C1: a root alone does not say which round a result is of
@@ -153,9 +163,8 @@ def test_a_result_that_was_put_off_is_fetched_once_the_record_decides_for_it() -
     assert {a.member for a in bench.get_all(act.FetchPayload)} == {1, 2, 3}
 
 
-def test_an_answer_for_another_epoch_or_round_changes_nothing() -> None:
-    bench, results = build_bench_without_news()
-    close_round(bench, results)
+def test_an_answer_for_another_epoch_or_round_changes_nothing(open_round: OpenRound) -> None:
+    bench, results = open_round
     asked = bench.get_all(act.AskTable)[0]
     bench.feed(act.TableArrived(9, asked.height, asked.member, asked.root, encode_all(results)))
     bench.feed(act.TableArrived(0, 77, asked.member, asked.root, encode_all(results)))
@@ -224,10 +233,9 @@ def test_a_witness_shows_the_list_it_reported_whatever_it_learns_later() -> None
     assert bench.engine.tables.show(root) == listed
 
 
-def test_whoever_decided_by_a_root_shows_the_list_behind_it() -> None:
+def test_whoever_decided_by_a_root_shows_the_list_behind_it(open_round: OpenRound) -> None:
     """W7: any member, not only those who reported it."""
-    bench, results = build_bench_without_news()
-    close_round(bench, results)
+    bench, results = open_round
     show_table(bench, bench.get_all(act.AskTable)[0], encode_all(results))
     root = bench.state.rounds[1].agreed_root
     listed = bench.engine.tables.show(root)

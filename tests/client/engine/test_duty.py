@@ -19,6 +19,11 @@ from psyche.wire.crypto import blob_id_of
 from psyche.wire.gossip import decode_gossip
 
 
+@pytest.fixture
+def bench() -> Bench:
+    return build_bench(4).start()
+
+
 def get_headers(bench: Bench) -> list[tuple[int, object]]:
     return [(m.height, decode_header(m.body.header)) for m in bench.get_announced() if isinstance(m.body, Result)]
 
@@ -30,9 +35,8 @@ def get_reasons(bench: Bench) -> list[object]:
 # --- R1: what is announced
 
 
-def test_a_header_says_everything_of_a_result() -> None:
+def test_a_header_says_everything_of_a_result(bench: Bench) -> None:
     """R1."""
-    bench = build_bench(4).start()
     bench.run_round()
     first = bench.get_announced()[0]
     body = b"what training gave"
@@ -75,9 +79,8 @@ def test_the_look_ahead_uses_the_rate_of_the_round_before_and_only_with_overlap(
 # --- A4
 
 
-def test_round_witness_does_not_cut_a_training_and_the_next_round_does() -> None:
+def test_round_witness_does_not_cut_a_training_and_the_next_round_does(bench: Bench) -> None:
     """A4."""
-    bench = build_bench(4).start()
     bench.pass_time(bench.state.config.max_round_train_time)
     assert bench.state.run_state is RunState.ROUND_WITNESS
     assert bench.get_all(act.CancelTrain) == []
@@ -89,9 +92,8 @@ def test_round_witness_does_not_cut_a_training_and_the_next_round_does() -> None
     assert get_reasons(bench) == ["its round ended before this client had trained its samples"]
 
 
-def test_a_batch_that_ends_after_its_round_counts_as_not_applied() -> None:
+def test_a_batch_that_ends_after_its_round_counts_as_not_applied(bench: Bench) -> None:
     """A4, R8."""
-    bench = build_bench(4).start()
     bench.close(1, 2, 3)
     bench.feed(act.Trained(0, 0, build_train_reply(), ZERO32))
     assert get_headers(bench) == []
@@ -99,17 +101,15 @@ def test_a_batch_that_ends_after_its_round_counts_as_not_applied() -> None:
     assert [(s.height, s.applied) for s in bench.get_all(act.Train)[-1].decided] == [(0, False)]
 
 
-def test_a_result_that_is_done_in_round_witness_is_still_announced() -> None:
+def test_a_result_that_is_done_in_round_witness_is_still_announced(bench: Bench) -> None:
     """A4: with overlap its payload has a round more."""
-    bench = build_bench(4).start()
     bench.pass_time(bench.state.config.max_round_train_time)
     bench.train()
     assert [height for height, _ in get_headers(bench)] == [0]
 
 
-def test_training_is_cut_when_the_epoch_ends_early() -> None:
+def test_training_is_cut_when_the_epoch_ends_early(bench: Bench) -> None:
     """S5: Cooldown comes straight after two rounds without a digest; no round needs the batch any more."""
-    bench = build_bench(4).start()
     bench.split()
     assert [(a.epoch, a.height) for a in bench.get_all(act.CancelTrain)] == [(0, 0)]
     bench.feed(act.Trained(0, 0, build_train_reply(b"", cancelled=True), ZERO32))
@@ -121,16 +121,14 @@ def test_training_is_cut_when_the_epoch_ends_early() -> None:
 
 
 @pytest.mark.parametrize("reply", [{"refused": "non-finite gradient"}, {"cancelled": True}])
-def test_who_has_nothing_to_announce_is_done_all_the_same(reply: dict[str, object]) -> None:
+def test_who_has_nothing_to_announce_is_done_all_the_same(bench: Bench, reply: dict[str, object]) -> None:
     """A2: the others do not wait for it."""
-    bench = build_bench(4).start()
     bench.train(payload=b"", **reply)
     assert type(bench.get_said()[-1].body) is Finished
 
 
-def test_a_batch_without_data_is_said_and_the_round_goes_on() -> None:
+def test_a_batch_without_data_is_said_and_the_round_goes_on(bench: Bench) -> None:
     """F22."""
-    bench = build_bench(4).start()
     bench.feed(act.TrainFailed(0, 0, "data: the server does not answer", trainer_lost=False))
     assert get_reasons(bench) == ["data: the server does not answer"]
     assert bench.get_all(Withdraw) == []

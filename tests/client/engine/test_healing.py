@@ -1,5 +1,6 @@
 """What a client does whose weights are not the agreed ones (S3 to S7)."""
 
+import pytest
 from healing_kit import WRONG, agree_on, build_bench_in_second_epoch, diverge, let_go
 from kits.bench import Bench
 from kits.results import build_train_reply
@@ -11,6 +12,11 @@ from psyche.core.state.state import ZERO32, WitnessFlag
 from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import blake3_hash
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return build_bench_in_second_epoch(2)
 
 
 def build_healed(bench: Bench, digests: dict[int, bytes]) -> act.Healed:
@@ -27,9 +33,8 @@ def spoil(digests: dict[int, bytes], first: int) -> dict[int, bytes]:
 # --- S4
 
 
-def test_a_client_in_the_minority_stops_training_at_once_and_replays_when_it_has_let_go() -> None:
+def test_a_client_in_the_minority_stops_training_at_once_and_replays_when_it_has_let_go(bench: Bench) -> None:
     """S4, S7."""
-    bench = build_bench_in_second_epoch(2)
     diverge(bench)
     assert [(a.epoch, a.height) for a in bench.get_all(act.CancelTrain)] == [(1, 3)]
     assert bench.get_all(act.Heal) == []
@@ -40,9 +45,8 @@ def test_a_client_in_the_minority_stops_training_at_once_and_replays_when_it_has
     assert (heal.epoch, heal.certified, heal.height) == (1, bench.state.certified.digest, 3)
 
 
-def test_a_result_that_was_done_before_the_cut_is_not_announced() -> None:
+def test_a_result_that_was_done_before_the_cut_is_not_announced(bench: Bench) -> None:
     """S4: its weights are wrong, and everybody would refuse it."""
-    bench = build_bench_in_second_epoch(2)
     diverge(bench)
     announced = len(bench.get_all(act.Announce))
     bench.feed(act.Trained(1, 3, build_train_reply(), ZERO32))
@@ -50,9 +54,8 @@ def test_a_result_that_was_done_before_the_cut_is_not_announced() -> None:
     assert bench.get_logs(types.NotSent)[-1].reason == "this client's digest is not the agreed one"
 
 
-def test_a_diverged_witness_reports_what_it_holds_without_a_digest() -> None:
+def test_a_diverged_witness_reports_what_it_holds_without_a_digest(bench: Bench) -> None:
     """S4: its bits count, for holding payloads does not depend on weights."""
-    bench = build_bench_in_second_epoch(2)
     diverge(bench)
     let_go(bench)
     for member in (1, 2, 3):
@@ -67,9 +70,8 @@ def test_a_diverged_witness_reports_what_it_holds_without_a_digest() -> None:
 # --- S7
 
 
-def test_a_replay_that_agrees_heals_and_training_goes_on() -> None:
+def test_a_replay_that_agrees_heals_and_training_goes_on(bench: Bench) -> None:
     """S7, R8: with the momentum of the epoch's start, which knows of no results since."""
-    bench = build_bench_in_second_epoch(2)
     digests = diverge(bench)
     let_go(bench)
     bench.feed(build_healed(bench, digests))
@@ -92,9 +94,8 @@ def test_a_replay_is_not_yet_healed_by_digests_from_before_the_mistake() -> None
     assert bench.engine.weights.is_diverged
 
 
-def test_while_it_replays_a_client_says_that_it_is_there_and_applies_nothing() -> None:
+def test_while_it_replays_a_client_says_that_it_is_there_and_applies_nothing(bench: Bench) -> None:
     """S7, A1."""
-    bench = build_bench_in_second_epoch(2)
     diverge(bench)
     let_go(bench)
     bench.forget()
@@ -149,8 +150,7 @@ def test_a_replay_that_contradicts_the_record_once_is_tried_once_more() -> None:
     assert len(bench.get_logs(types.Evidence)) == 1
 
 
-def test_divergences_that_healed_do_not_add_up_to_evidence() -> None:
-    bench = build_bench_in_second_epoch(2)
+def test_divergences_that_healed_do_not_add_up_to_evidence(bench: Bench) -> None:
     for _ in range(3):
         digests = diverge(bench)
         let_go(bench)
@@ -163,9 +163,8 @@ def test_divergences_that_healed_do_not_add_up_to_evidence() -> None:
     assert bench.get_logs(types.Evidence) == []
 
 
-def test_who_is_behind_and_wrong_leaves() -> None:
+def test_who_is_behind_and_wrong_leaves(bench: Bench) -> None:
     """S7: the store lacks what it has not fetched."""
-    bench = build_bench_in_second_epoch(2)
     bench.manual = {act.Apply}
     bench.run_round()
     bench.feed(bench.build_applied(bench.get_all(act.Apply)[-1], part=WRONG))
@@ -175,9 +174,8 @@ def test_who_is_behind_and_wrong_leaves() -> None:
     assert reason.startswith("cannot heal")
 
 
-def test_digests_of_the_last_epoch_are_not_held_against_the_next() -> None:
+def test_digests_of_the_last_epoch_are_not_held_against_the_next(bench: Bench) -> None:
     """A client that takes no part in an epoch has no digest in it."""
-    bench = build_bench_in_second_epoch(2)
     bench.feed(act.TrainerLost("gone"))
     while bench.state.in_round:
         bench.close(1, 2, 3, state_digest=build_hash("epoch 1", bench.state.current.height))

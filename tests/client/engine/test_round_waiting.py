@@ -20,6 +20,11 @@ from psyche.core.state.messages import HealthCheck, WitnessMessage
 from psyche.core.state.state import ClientState, RunState, WitnessFlag
 
 
+@pytest.fixture
+def bench() -> Bench:
+    return build_bench(4).start()
+
+
 def get_finished(bench: Bench) -> list[tuple[int, Finished]]:
     return [(m.height, m.body) for m in bench.get_said(Finished)]
 
@@ -150,9 +155,10 @@ def test_a_straggler_has_one_and_a_half_times_the_pace(
     assert compute_patience(paces, factor) == patience
 
 
-def test_the_pace_is_that_of_the_awaited_electors_so_silent_newcomers_cost_no_more_than_one_slow_member() -> None:
+def test_the_pace_is_that_of_the_awaited_electors_so_silent_newcomers_cost_little(
+    bench: Bench,
+) -> None:
     """A2: of four, q would be three, and two that say nothing would hold the round up to its limit."""
-    bench = build_bench(4).start()
     state, record = bench.engine.state, bench.get_record()
     record.electors = 0b0011
     bench.wait(3.0)
@@ -164,9 +170,8 @@ def test_the_pace_is_that_of_the_awaited_electors_so_silent_newcomers_cost_no_mo
     assert compute_standing(state, record, None).patience_s is None
 
 
-def test_the_pace_of_payloads_is_that_of_the_awaited_electors_too() -> None:
+def test_the_pace_of_payloads_is_that_of_the_awaited_electors_too(bench: Bench) -> None:
     """A2."""
-    bench = build_bench(4).start()
     bench.play()
     for member in (2, 3):
         bench.get_known(member)[0].status = PayloadStatus.FETCHING
@@ -178,9 +183,8 @@ def test_the_pace_of_payloads_is_that_of_the_awaited_electors_too() -> None:
     assert waiting.fetch_patience_s == 2.0, "but not to know the pace"
 
 
-def test_payloads_are_due_of_whom_announced_them_or_whom_a_third_has_seen() -> None:
+def test_payloads_are_due_of_whom_announced_them_or_whom_a_third_has_seen(bench: Bench) -> None:
     """A2, R5: who announced nothing owes nothing more."""
-    bench = build_bench(4).start()
     bench.hear(bench.build_result(1))
     record = bench.get_record()
     assert get_announced(record) == 0b10
@@ -196,9 +200,8 @@ def announce_late(bench: Bench, member: int) -> None:
     bench.deliver(member, height=0)
 
 
-def test_a_commitment_that_comes_after_the_next_round_began_counts_only_if_a_third_has_seen_it() -> None:
+def test_a_commitment_that_comes_after_the_next_round_began_counts_only_if_a_third_has_seen_it(bench: Bench) -> None:
     """R5: else a cheat could wait until it knows who is audited."""
-    bench = build_bench(4).start()
     record = bench.get_record()
     record.has_deadline = True
     bench.deliver(1)
@@ -212,9 +215,8 @@ def test_a_commitment_that_comes_after_the_next_round_began_counts_only_if_a_thi
     assert get_members(record.compute_held()) == [0, 1, 2]
 
 
-def test_without_verification_a_late_commitment_is_held_like_any_other() -> None:
+def test_without_verification_a_late_commitment_is_held_like_any_other(bench: Bench) -> None:
     """R5: there is nobody to hide from."""
-    bench = build_bench(4).start()
     record = bench.get_record()
     assert not record.has_deadline
     bench.close(held=0, commitments={})
@@ -263,9 +265,8 @@ def test_without_overlap_a_member_without_a_batch_says_finished() -> None:
     assert [height for height, _ in get_finished(other)] == [0]
 
 
-def test_a_refused_payload_is_not_waited_for() -> None:
+def test_a_refused_payload_is_not_waited_for(bench: Bench) -> None:
     """A3: what was fetched and breaks a rule is in, though it is not held."""
-    bench = build_bench(4).start()
     bench.play()
     bench.close()
     bench.play()
@@ -283,9 +284,8 @@ def test_a_refused_payload_is_not_waited_for() -> None:
 # --- Finished
 
 
-def test_finished_goes_out_when_the_own_work_and_the_due_payloads_are_in() -> None:
+def test_finished_goes_out_when_the_own_work_and_the_due_payloads_are_in(bench: Bench) -> None:
     """A2: once."""
-    bench = build_bench(4).start()
     bench.run_round()
     bench.deliver(1, 2, 3)
     assert [height for height, _ in get_finished(bench)] == [0]
@@ -339,9 +339,8 @@ def test_finished_goes_out_before_the_payloads_due_are_in_once_their_patience_ha
     assert (client.state, client.missed, client.late) == (ClientState.HEALTHY, 0, 0)
 
 
-def test_finished_does_not_wait_for_the_payload_of_a_newcomer_but_the_report_does() -> None:
+def test_finished_does_not_wait_for_the_payload_of_a_newcomer_but_the_report_does(bench: Bench) -> None:
     """A2, A3: else one that gives its payload to nobody would cost twice the slack, for t_q counts Finished."""
-    bench = build_bench(4).start()
     bench.play()
     late = bench.get_known(3)[0]
     late.status = PayloadStatus.FETCHING
@@ -383,9 +382,8 @@ def go_to_round_witness(bench: Bench) -> None:
     bench.show()
 
 
-def test_a_witness_is_complete_after_the_straggler_bound_without_the_slow_one() -> None:
+def test_a_witness_is_complete_after_the_straggler_bound_without_the_slow_one(bench: Bench) -> None:
     """A3: max(1.5 x t_q, t_q + 2 s)."""
-    bench = build_bench(4).start()
     bench.wait(6.0)
     bench.train()
     for member in (1, 2):
@@ -419,9 +417,8 @@ def test_a_witness_that_is_not_complete_reports_at_half_of_the_witness_time() ->
     assert get_reports(bench) == [("half_time", WitnessFlag.NO_DIGEST)]
 
 
-def test_in_round_witness_a_witness_reports_once_all_announced_payloads_are_in() -> None:
+def test_in_round_witness_a_witness_reports_once_all_announced_payloads_are_in(bench: Bench) -> None:
     """W6 b."""
-    bench = build_bench(4).start()
     bench.play()
     late = bench.get_known(3)[0]
     late.status = type(late.status).FETCHING
@@ -433,9 +430,8 @@ def test_in_round_witness_a_witness_reports_once_all_announced_payloads_are_in()
     assert [reason for reason, _ in get_reports(bench)][1:] == ["fetched"]
 
 
-def test_a_witness_follows_a_report_that_leaves_out_only_what_came_just_now() -> None:
+def test_a_witness_follows_a_report_that_leaves_out_only_what_came_just_now(bench: Bench) -> None:
     """W6 b: more roots agree."""
-    bench = build_bench(4).start()
     bench.play()
     bench.close()
     record = bench.get_record(0)
@@ -470,8 +466,7 @@ def test_one_witness_that_reports_first_makes_nobody_leave_anything_out(kept: in
     assert bench.get_all(WitnessMessage)[-1].held == 0b1111
 
 
-def test_where_nothing_is_attested_any_report_can_be_followed() -> None:
-    bench = build_bench(4).start()
+def test_where_nothing_is_attested_any_report_can_be_followed(bench: Bench) -> None:
     bench.record(2)
     followed = find_followed(bench.state.current, None, bench.now)
     assert followed is not None
@@ -496,18 +491,16 @@ def test_only_elected_witnesses_report() -> None:
 
 @pytest.mark.parametrize(("reporting", "accused"), [((0, 1), {2, 3}), ((1, 3), {2}), ((0, 1, 3), set())])
 def test_silent_witnesses_of_a_round_that_timed_out_are_accused_but_never_oneself(
-    reporting: tuple[int, ...], accused: set[int]
+    bench: Bench, reporting: tuple[int, ...], accused: set[int]
 ) -> None:
     """H4: who was itself cut off does not point at itself; a round closed early may have cut off honest witnesses."""
-    bench = build_bench(4).start()
     bench.play()
     bench.close(*reporting)
     assert bench.state.current.height == 1
     assert {a.member for a in bench.get_all(HealthCheck)} == accused
 
 
-def test_results_are_signed_once_even_if_the_round_is_shown_again() -> None:
-    bench = build_bench(4).start()
+def test_results_are_signed_once_even_if_the_round_is_shown_again(bench: Bench) -> None:
     bench.train()
     bench.show()
     bench.wait(3.0)

@@ -109,8 +109,6 @@ def write_sidecar(place: Place) -> None:
 
 CASES: dict[str, tuple[Callable[[Place], object], tuple[str, ...]]] = {
     "qwen2": (lambda p: p.rewrite(model_type="qwen2"), ("model_type is 'qwen2'", "take a Llama model")),
-    "gpt2": (lambda p: p.rewrite(model_type="gpt2"), ("model_type is 'gpt2'", "take a Llama model")),
-    "mistral": (lambda p: p.rewrite(model_type="mistral"), ("model_type is 'mistral'", "take a Llama model")),
     "weights in .bin": (to_bin, ("has pytorch_model.bin", "write the model again")),
     "too long sequences": (set_length, ("max_position_embeddings is 32", "max_seq_len is 33", "32 or less")),
     "tokens beyond the vocabulary": (

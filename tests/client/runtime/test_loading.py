@@ -40,13 +40,6 @@ async def test_an_own_snapshot_is_found_by_its_digest_alone(place: Place) -> Non
     assert await place.loader.find_local(build_hash("other")) is None
 
 
-async def test_a_snapshot_with_a_missing_tensor_is_no_source(place: Place) -> None:
-    digest = await place.write_snapshot()
-    (tensor,) = place.snapshots.rglob("tensors/*")
-    tensor.unlink()
-    assert await place.loader.find_local(digest) is None
-
-
 def test_the_configured_folder_is_a_source_where_it_may_give_the_weights(place: Place) -> None:
     """S8: its digest is known from the checkpoint on record, or not at all."""
     digest = build_hash("asked for")

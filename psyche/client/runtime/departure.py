@@ -7,6 +7,7 @@ import trio
 
 from psyche.client.engine.actions import Exit
 from psyche.client.runtime.weights.loading import Log
+from psyche.network.streams import run_until
 from psyche.telemetry import types
 
 LAST_WRITES_S: Final = 600.0  # for an export that still runs when the client has finished serving
@@ -62,12 +63,5 @@ class Departure:
         self._log(types.Serving(seconds=seconds))
         with trio.move_on_after(seconds):
             await self._hurry.wait()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._cancel_on_hurry, nursery.cancel_scope)
-            with trio.move_on_after(LAST_WRITES_S):
-                await self._wait_for_writes()
-            nursery.cancel_scope.cancel()
-
-    async def _cancel_on_hurry(self, scope: trio.CancelScope) -> None:
-        await self._hurry.wait()
-        scope.cancel()
+        with trio.move_on_after(LAST_WRITES_S):
+            await run_until(self._hurry, self._wait_for_writes)

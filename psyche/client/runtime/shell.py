@@ -29,6 +29,7 @@ from psyche.core.state.messages import Join, NameCheckpoint, Withdraw
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, NetworkError, PsycheError, VersionMismatch, WireError
+from psyche.network.streams import Signal
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
 from psyche.wire.address_record import AddressRecord
@@ -92,7 +93,7 @@ class Shell:
         self._arrived: list[act.EngineEvent] = []  # payload events for the next turn
         self._turn_at = math.inf  # when the next turn is
         self._replay_writes = 0
-        self._replay_idle = trio.Event()
+        self._replay_idle = Signal()
         self._newest = ZERO32  # digest of the newest snapshot
         self._keeping = trio.Lock()
         self._nursery: trio.Nursery | None = None
@@ -362,8 +363,7 @@ class Shell:
             await trio.to_thread.run_sync(self._replay.write, action, bodies)
         finally:
             self._replay_writes -= 1
-            self._replay_idle.set()
-            self._replay_idle = trio.Event()
+            self._replay_idle.notify()
 
     async def wait_for_replay(self) -> None:
         while self._replay_writes:

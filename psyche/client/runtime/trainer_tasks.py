@@ -19,6 +19,7 @@ from psyche.client.runtime.weights.replay import ReplayStore, make_apply_request
 from psyche.core.state.state import ZERO32
 from psyche.errors import DataError, NetworkError, PsycheError, TrainerError, UnusableDataError, UnusableModelError
 from psyche.modeling.trainer.failure import TrainerFailure
+from psyche.network.streams import Signal
 from psyche.telemetry import types
 from psyche.telemetry.types import WeightSource
 from psyche.wire.crypto import compute_data_hash, compute_state_digest
@@ -76,7 +77,7 @@ class TrainerTasks:
         self._training: tuple[int, int] | None = None
         self._waiting_for_data: tuple[tuple[int, int], trio.CancelScope] | None = None
         self.open_requests = 0  # requests queued or running
-        self._idle = trio.Event()
+        self._idle = Signal()
         self._send, self._receive = trio.open_memory_channel[_Queued](QUEUE)
 
     def put(self, action: TrainerAction) -> None:
@@ -119,8 +120,7 @@ class TrainerTasks:
 
     def _close(self, requests: int) -> None:
         self.open_requests -= requests
-        self._idle.set()
-        self._idle = trio.Event()
+        self._idle.notify()
 
     def _take_stale(self) -> list[TrainerAction]:
         """Remove queued requests that depend on the lost weights; return those whose failure must be reported."""

@@ -11,7 +11,6 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -189,6 +188,38 @@ class _LibP2PTransport:
         for connection in connections:
             await connection.muxed_conn.secured_conn.close()
 
+    async def run(self, listen: Multiaddr, pubsub: Any, router: Any, stop: trio.Event, task_status: Any) -> None:
+        """Run libp2p's own tasks, which outlive the node's; errors while stopping are only logged."""
+        try:
+            async with (
+                self._host.run(listen_addrs=[listen]),
+                background_trio_service(pubsub),
+                background_trio_service(router),
+            ):
+                try:
+                    await pubsub.wait_until_ready()
+                    if not self._swarm.listeners:
+                        raise NetworkError(f"listen on {listen}: failed")
+                    task_status.started()
+                    await self._trim_until(stop, router)
+                finally:
+                    shield = trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S)  # pyright: ignore[reportCallIssue]
+                    with shield:
+                        await self.close_all()
+        except* Exception as group:
+            if not stop.is_set():
+                raise NetworkError("libp2p ended") from group
+            _log.debug("libp2p while stopping: %s", [type(e).__name__ for e in group.exceptions])
+
+    async def _trim_until(self, stop: trio.Event, router: Any) -> None:
+        while not stop.is_set():
+            with trio.move_on_after(TRIM_S):
+                await stop.wait()
+            # A list that only the adaptive mode trims grows by a float for every message.
+            router.recent_message_deliveries.clear()
+            if self._unread.is_worth_trimming(TRIM_BYTES):
+                await trio.to_thread.run_sync(give_memory_back)
+
     async def close_all(self) -> None:
         """Stop listening, then close all connections at once: one after another would take seconds."""
         for listener in list(self._swarm.listeners.values()):
@@ -305,49 +336,6 @@ class P2PNode(BaseNode):
             return False
 
 
-@dataclass(slots=True)
-class _Stack:
-    host: Any
-    address: Multiaddr
-    pubsub: Any
-    router: Any
-    transport: _LibP2PTransport
-    unread: UnreadBudget
-    stop: trio.Event
-
-    async def run(self, task_status: Any) -> None:
-        """Run libp2p's own tasks, which outlive the node's; errors while stopping are only logged."""
-        try:
-            async with (
-                self.host.run(listen_addrs=[self.address]),
-                background_trio_service(self.pubsub),
-                background_trio_service(self.router),
-            ):
-                await self._serve(task_status)
-        except* Exception as group:
-            if not self.stop.is_set():
-                raise NetworkError("libp2p ended") from group
-            _log.debug("libp2p while stopping: %s", [type(e).__name__ for e in group.exceptions])
-
-    async def _serve(self, task_status: Any) -> None:
-        try:
-            await self.pubsub.wait_until_ready()
-            if not self.host.get_network().listeners:
-                raise NetworkError(f"listen on {self.address}: failed")
-            task_status.started()
-            while not self.stop.is_set():
-                with trio.move_on_after(TRIM_S):
-                    await self.stop.wait()
-                # A list that only the adaptive mode trims grows by a float for every message.
-                self.router.recent_message_deliveries.clear()
-                if self.unread.is_worth_trimming(TRIM_BYTES):
-                    await trio.to_thread.run_sync(give_memory_back)
-        finally:
-            shield = trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S)  # pyright: ignore[reportCallIssue]
-            with shield:
-                await self.transport.close_all()
-
-
 @asynccontextmanager
 async def open_node(
     identity: Identity, listen: str, port: int, data_dir: Path, *, limits: NetworkLimits | None = None
@@ -361,12 +349,12 @@ async def open_node(
         pubsub, router = safe.build_pubsub(host, frozenset())
         transport = _LibP2PTransport(host, get_reachable_addresses(listen, number), limits, unread)
         node = P2PNode(identity, transport, data_dir, limits=limits, pubsub=pubsub, unread=unread)
-        stack = _Stack(host, address, pubsub, router, transport, unread, trio.Event())
+        stop = trio.Event()
         async with open_plain_nursery() as nursery:
-            await nursery.start(stack.run)
+            await nursery.start(transport.run, address, pubsub, router, stop)
             async with node.running():
                 node.start_soon(node.follow_topic)
                 try:
                     yield node
                 finally:
-                    stack.stop.set()  # close connections first, so that no write of the node's tasks blocks on them
+                    stop.set()  # close connections first, so that no write of the node's tasks blocks on them

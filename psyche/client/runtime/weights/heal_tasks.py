@@ -103,7 +103,7 @@ class HealTasks:
             except TrainerError as error:  # the disk may be damaged; peers may still have the weights
                 self._x.log(types.Error(message=str(error)))
         deadline = trio.current_time() + max(5, state.config.warmup_time)
-        fetched = await self._loader.fetch(state, certified, deadline, lambda _done, _total: None)
+        fetched = await self._loader.fetch(state, certified, deadline)
         return await self._load_checked(fetched, certified)
 
     # --- (2) comparison ---------------------------------------------------------------------------

@@ -32,6 +32,11 @@ HEAL_FOLDER: Final = ".heal"  # where a comparison assembles the agreed weights 
 
 
 Log = Callable[[types.Event], None]  # writes an event
+Progress = Callable[[int, int], None]  # called with the bytes that are here, and with those of the whole
+
+
+def _ignore(_done: int, _total: int) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +97,13 @@ class Loader:
             if source.kind is CheckpointKind.LOCAL and path.is_relative_to(root) and (path / disk.INFO_NAME).is_file():
                 yield path
 
-    async def fetch(
-        self, state: Coordinator, digest: bytes, deadline: float, progress: Callable[[int, int], None]
-    ) -> Source:
+    async def fetch(self, state: Coordinator, digest: bytes, deadline: float, progress: Progress = _ignore) -> Source:
         """Fetch a snapshot from peers; no peer is trusted, everything is checked against the digest (S9)."""
         offer = await self._find_offer(state, digest, deadline)
         return await self._fetch_offer(state, offer, digest, deadline, progress)
 
     async def _fetch_offer(
-        self, state: Coordinator, offer: Offer, digest: bytes, deadline: float, progress: Callable[[int, int], None]
+        self, state: Coordinator, offer: Offer, digest: bytes, deadline: float, progress: Progress = _ignore
     ) -> Source:
         await self._tell_of_own_files(state, offer)
         mark = _get_mark(state)
@@ -117,7 +120,7 @@ class Loader:
         *,
         own: Mapping[bytes, Path] | None = None,
         sources: Sequence[bytes] = (),
-        progress: Callable[[int, int], None] = lambda _done, _total: None,
+        progress: Progress = _ignore,
     ) -> Source:
         """Assemble a snapshot at `path` from a checked `offer`; fetch what is not in `own`.
 
@@ -157,7 +160,7 @@ class Loader:
                 continue
             if own is not None and blake3_hash(offer.manifest) == own_root:
                 return own
-            return await self._fetch_offer(state, offer, digest, deadline, lambda _done, _total: None)
+            return await self._fetch_offer(state, offer, digest, deadline)
         return own
 
     async def _find_offer(self, state: Coordinator, digest: bytes, deadline: float) -> Offer:

@@ -38,8 +38,12 @@ def introduce(nodes: Sequence[BaseNode], plans: Sequence[bytes] | None = None) -
 async def meet(*nodes: BaseNode) -> None:
     """Introduce the nodes and wait until all are connected."""
     introduce(nodes)
+    await until_met(*nodes)
+
+
+async def until_met(*nodes: BaseNode, seconds: float = 30.0) -> None:
     keys = frozenset(n.key for n in nodes)
-    with trio.fail_after(20):
+    with trio.fail_after(seconds):
         for node in nodes:
             await node.wait_for_peers(keys - {node.key})
 

@@ -1,11 +1,12 @@
 """Hello: who is let in, who is told why not, and who is closed."""
 
 import logging
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from network_kit import PLAN, RUN, OpenGroup, OpenNode, introduce, meet
+from network_kit import PLAN, RUN, OpenGroup, OpenNode, introduce, meet, until_met
 
 from psyche.errors import NetworkError
 from psyche.network.base import BaseNode
@@ -26,8 +27,10 @@ async def until_refused(node: BaseNode, key: bytes, reason: str) -> None:
     assert key not in node.connected()
 
 
-async def open_two(stack: AsyncExitStack, open_any: OpenNode, limits: NetworkLimits = QUICK) -> list[BaseNode]:
-    return [await stack.enter_async_context(open_any(n, limits)) for n in (1, 2)]
+@asynccontextmanager
+async def open_two(open_any: OpenNode, limits: NetworkLimits = QUICK) -> AsyncIterator[tuple[BaseNode, BaseNode]]:
+    async with open_any(1, limits) as first, open_any(2, limits) as second:
+        yield first, second
 
 
 @pytest.mark.parametrize(
@@ -38,8 +41,7 @@ async def open_two(stack: AsyncExitStack, open_any: OpenNode, limits: NetworkLim
 async def test_a_peer_of_another_run_or_plan_is_refused_with_the_reason(
     open_any: OpenNode, run: bytes, plan: bytes, reason: str
 ) -> None:
-    async with AsyncExitStack() as stack:
-        a, b = await open_two(stack, open_any)
+    async with open_two(open_any) as (a, b):
         introduce([a, b])
         b.set_plan(run, plan)
         await until_refused(a, b.key, reason)
@@ -50,12 +52,9 @@ async def test_a_peer_of_another_run_or_plan_is_refused_with_the_reason(
 async def test_a_joiner_that_does_not_know_the_plan_yet_is_let_in_until_it_has_another(
     open_any: OpenNode, plan: bytes
 ) -> None:
-    async with AsyncExitStack() as stack:
-        a, b = await open_two(stack, open_any)
+    async with open_two(open_any) as (a, b):
         introduce([a, b], plans=[PLAN, bytes(32)])
-        with trio.fail_after(10):
-            await a.wait_for_peers(frozenset({b.key}))
-            await b.wait_for_peers(frozenset({a.key}))
+        await until_met(a, b)
         b.set_plan(RUN, plan)
         if plan == OTHER:
             await until_refused(b, a.key, "another transform plan")
@@ -67,8 +66,7 @@ async def test_that_a_newcomer_must_wait_for_its_place_is_no_news_on_either_side
     open_any: OpenNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "psyche.network")
-    async with AsyncExitStack() as stack:
-        member, newcomer = await open_two(stack, open_any)
+    async with open_two(open_any) as (member, newcomer):
         introduce([member, newcomer])
         member.set_allowed(frozenset({member.key}))
         await until_refused(newcomer, member.key, "no place in the run yet")
@@ -110,8 +108,7 @@ async def test_gossip_of_who_is_not_allowed_is_not_delivered(open_group: OpenGro
 
 
 async def test_a_peer_that_says_no_hello_is_closed_in_time(open_any: OpenNode) -> None:
-    async with AsyncExitStack() as stack:
-        a, silent = await open_two(stack, open_any)
+    async with open_two(open_any) as (a, silent):
         introduce([a, silent])
         silent.set_addresses([])
         a.set_addresses([])
@@ -129,8 +126,7 @@ async def test_a_peer_that_says_no_hello_is_closed_in_time(open_any: OpenNode) -
 
 
 async def test_a_peer_that_is_not_admitted_is_served_nothing(open_any: OpenNode) -> None:
-    async with AsyncExitStack() as stack:
-        a, stranger = await open_two(stack, open_any, NetworkLimits(hello_s=1.0))
+    async with open_two(open_any, NetworkLimits(hello_s=1.0)) as (a, stranger):
         introduce([a, stranger])
         for node in (a, stranger):
             node.set_addresses([])
@@ -216,8 +212,7 @@ async def test_a_flood_is_cut_off_at_its_origin_and_others_are_heard(open_group:
 
 
 async def test_a_forged_or_expired_address_record_is_not_dialed(open_any: OpenNode) -> None:
-    async with AsyncExitStack() as stack:
-        a, b = await open_two(stack, open_any)
+    async with open_two(open_any) as (a, b):
         for node in (a, b):
             node.set_plan(RUN, PLAN)
             node.set_allowed(frozenset({a.key, b.key}))
@@ -233,8 +228,7 @@ async def test_a_forged_or_expired_address_record_is_not_dialed(open_any: OpenNo
 
 
 async def test_another_key_at_an_address_is_not_believed(open_any: OpenNode) -> None:
-    async with AsyncExitStack() as stack:
-        a, b = await open_two(stack, open_any)
+    async with open_two(open_any) as (a, b):
         lie = sign_address_record(build_identity(9), b.address_record().addresses, 1 << 40)
         keys = frozenset({a.key, b.key, lie.p2p})
         for node in (a, b):
@@ -253,9 +247,7 @@ async def test_another_run_closes_everybody_and_forgives_liars(open_group: OpenG
         for node in (a, b):
             node.set_plan(OTHER, PLAN)
         assert a.banned() == {}
-        with trio.fail_after(15):
-            await a.wait_for_peers(frozenset({b.key}))
-            await b.wait_for_peers(frozenset({a.key}))
+        await until_met(a, b)
 
 
 async def test_dead_peers_leave_no_streams_or_queues_behind(open_any: OpenNode) -> None:

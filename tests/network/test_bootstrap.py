@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import trio
 from msgspec.structs import replace
-from network_kit import PLAN, RUN, OpenNode
+from network_kit import PLAN, RUN, OpenNode, until_met
 
 from psyche.network.addresses.table import MAX_RECORDS, decode_address_record, encode_address_record
 from psyche.network.base import BaseNode
@@ -34,13 +34,6 @@ async def open_bookless(open_any: OpenNode, count: int, *more: bytes) -> AsyncIt
             node.set_plan(RUN, PLAN)
             node.set_allowed(frozenset({n.key for n in nodes} | {*more}))
         yield nodes
-
-
-async def until_all_meet(nodes: list[BaseNode]) -> None:
-    keys = frozenset(n.key for n in nodes)
-    with trio.fail_after(LIMIT_S):
-        for node in nodes:
-            await node.wait_for_peers(keys - {node.key})
 
 
 async def test_a_bootstrap_peer_is_not_dialed_before_it_has_a_place_in_the_run(open_any: OpenNode) -> None:
@@ -97,7 +90,7 @@ async def test_at_most_32_records_are_told_from_the_key_asked_for_on(open_any: O
     async with open_bookless(open_any, 2, *(i.public for i in others)) as (known, visitor):
         known.set_addresses([sign_address_record(i, ["/ip4/192.0.2.1/tcp/1"], 1 << 40) for i in others])
         visitor.set_bootstrap([get_address(known)])
-        await until_all_meet([known, visitor])
+        await until_met(known, visitor)
         keys = sorted([known.key, visitor.key, *(i.public for i in others)])
         told = [record.p2p for record in await ask(visitor, known, keys[30])]
         assert told == (keys[30:] + keys[:30])[:MAX_RECORDS]
@@ -109,7 +102,7 @@ async def test_records_that_have_expired_or_of_keys_without_a_place_are_not_told
         records = [sign_address_record(expired, ["/ip4/192.0.2.1/tcp/1"], 1_000)]
         known.set_addresses([*records, sign_address_record(foreign, ["/ip4/192.0.2.1/tcp/1"], 1 << 40)])
         visitor.set_bootstrap([get_address(known)])
-        await until_all_meet([known, visitor])
+        await until_met(known, visitor)
         assert {record.p2p for record in await ask(visitor, known)} == {known.key, visitor.key}
 
 
@@ -128,7 +121,7 @@ async def play_liar(open_any: OpenNode, lie: list[bytes], wanted: bytes) -> tupl
         asked = trio.Event()
         liar.questions._answer = answer  # type: ignore[method-assign]
         third.set_bootstrap([get_address(honest)])
-        await until_all_meet([honest, third])
+        await until_met(honest, third)
         visitor.set_bootstrap([get_address(liar)])
         with trio.fail_after(LIMIT_S):
             await visitor.wait_for_peers(frozenset({liar.key}))
@@ -138,7 +131,7 @@ async def play_liar(open_any: OpenNode, lie: list[bytes], wanted: bytes) -> tupl
         learned = [table.get_record(key) is not None for key in (wanted, build_identity(101).public)]
         is_shunned = liar.key in visitor._exchange._liars
         visitor.set_bootstrap([get_address(liar), get_address(honest)])
-        await until_all_meet([honest, third, visitor])  # and the honest way still leads to everybody
+        await until_met(honest, third, visitor)  # and the honest way still leads to everybody
         return learned, visitor.connected(), is_shunned
 
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 from kits.middle import Change, Middle, open_middle, open_port
 from libp2p.utils import encode_uvarint
-from network_kit import PLAN, RUN
+from network_kit import PLAN, RUN, until_met
 
 from psyche.errors import NetworkError
 from psyche.network.node import P2PNode, get_peer_id, open_node
@@ -231,9 +231,7 @@ async def test_who_changes_a_byte_later_ends_the_connection_and_no_more(tmp_path
 
     async with open_pair(tmp_path) as (dialer, listener), open_middle(get_port(listener)) as middle:
         tell(dialer, 2, middle.port)
-        with trio.fail_after(20):
-            await dialer.wait_for_peers(frozenset({listener.key}))
-            await listener.wait_for_peers(frozenset({dialer.key}))
+        await until_met(dialer, listener)
         set_changes(middle, *((change, bytes) if way == "to server" else (bytes, change)))
         talker, hearer = (dialer, listener) if way == "to server" else (listener, dialer)
         first = hearer.peers.get(talker.key)
@@ -244,6 +242,4 @@ async def test_who_changes_a_byte_later_ends_the_connection_and_no_more(tmp_path
         while hearer.messages().statistics().current_buffer_used:
             assert hearer.messages().receive_nowait() == (talker.key, b"is anybody there")
         set_changes(middle, bytes, bytes)
-        with trio.fail_after(40):  # both live on, and find each other again
-            await dialer.wait_for_peers(frozenset({listener.key}))
-            await listener.wait_for_peers(frozenset({dialer.key}))
+        await until_met(dialer, listener)

@@ -48,6 +48,7 @@ class FakeNetwork:
     withdrawn: list[bytes] = field(default_factory=list)
     asked: list[tuple[bytes, SyncRequest]] = field(default_factory=list)
     fetched: list[bytes] = field(default_factory=list)
+    sources: list[bytes] = field(default_factory=list)
 
     def connected(self) -> frozenset[bytes]:
         return frozenset(self.answers) if self.reply is None else frozenset(KEYS)
@@ -70,11 +71,14 @@ class FakeNetwork:
         return self.blobs[blob_id]
 
     async def fetch_many(
-        self, blobs: Sequence[tuple[bytes, int]], _sources: Sequence[bytes], folder: Path, **_more: Any
+        self, blobs: Sequence[tuple[bytes, int]], sources: Sequence[bytes], folder: Path, **_more: Any
     ) -> dict[bytes, Path]:
         found = {}
+        self.sources += sources
         for blob_id, _ in blobs:
             self.fetched.append(blob_id)
+            if blob_id not in self.blobs:
+                raise NetworkError("nobody delivers")
             found[blob_id] = folder / blob_id.hex()
             found[blob_id].write_bytes(self.blobs[blob_id])
         return found
@@ -165,7 +169,7 @@ class Place:
         return {s.digest for s in list_snapshots(self.snapshots)}
 
     def fetch(self, digest: bytes) -> Awaitable[Any]:
-        return self.loader.fetch(self.state, digest, 1e9, lambda _done, _total: None)
+        return self.loader.fetch(self.state, digest, 1e9)
 
 
 @dataclass

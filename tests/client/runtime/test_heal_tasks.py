@@ -1,25 +1,22 @@
 """How the agreed weights are put together from own tensors and peers' (S7)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
-from kits.log import Log
-from runtime_kit import CHAIN, FILES, KEYS, FakeNetwork, NoEngine, answer_with
+from runtime_kit import CHAIN, FILES, KEYS, Place, answer_with
 from trio.testing import MockClock
 
 from psyche.client.engine import actions as act
 from psyche.client.runtime.weights.heal_tasks import HealTasks
-from psyche.client.runtime.weights.loading import HEAL_FOLDER, Loader, Source
+from psyche.client.runtime.weights.loading import HEAL_FOLDER, Source
 from psyche.client.runtime.weights.replay import ReplayStore
-from psyche.client.runtime.weights.serving import Offer, Serving
+from psyche.client.runtime.weights.serving import Offer
 from psyche.core.encoding.manifest import TensorEntry, encode_manifest
-from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, RunState
+from psyche.core.state.state import ZERO32, RunState
 from psyche.durable import write_file
-from psyche.errors import NetworkError
 from psyche.modeling import snapshot as disk
 from psyche.telemetry import types
 from psyche.testing.builders import build_hash, build_model
@@ -77,83 +74,54 @@ class Trainer:
         )  # fmt: skip
 
 
-@dataclass
-class Shell:
-    state: Coordinator
-    log: Log = field(default_factory=Log)
+class HealPlace(Place):
+    """Heals from peers alone, with a trainer whose weights have a flipped bit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.trainer = Trainer()
+        self.state.run_state = RunState.ROUND_TRAIN
+        self.network.blobs = {blob_id_of(data): data for data in (*RIGHT, b"{}")}
+        replay = ReplayStore(self.root / "replay", 1 << 20)
+        self.tasks = HealTasks(
+            self.trainer, self.loader, replay, self, self.trainer.load, snapshots=self.snapshots  # type: ignore[arg-type]
+        )  # fmt: skip
 
     async def wait_for_replay(self) -> None:
         await trio.lowlevel.checkpoint()
-
-
-class Network(FakeNetwork):
-    """Blobs cross only if they were asked for."""
-
-    def __post_init__(self) -> None:
-        self.wanted: list[bytes] = []
-        self.sources: list[bytes] = []
-
-    async def fetch_many(
-        self, blobs: Sequence[tuple[bytes, int]], sources: Sequence[bytes], folder: Path, **more: Any
-    ) -> dict[bytes, Path]:
-        self.wanted += [blob_id for blob_id, _ in blobs]
-        self.sources += sources
-        if not self.blobs.keys() >= set(self.wanted):
-            raise NetworkError("nobody delivers")
-        return await super().fetch_many(blobs, sources, folder, **more)
-
-
-@dataclass
-class Place:
-    root: Path
-    trainer: Trainer = field(default_factory=Trainer)
-    network: Network = field(default_factory=Network)
-
-    def __post_init__(self) -> None:
-        self.network.__post_init__()
-        self.snapshots = self.root / "resume"
-        model = build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"))
-        self.shell = Shell(Coordinator(model=model, run_state=RunState.ROUND_TRAIN))
-        serving = Serving(NoEngine(), self.network)  # type: ignore[arg-type]
-        loader = Loader(self.network, serving, self.snapshots, self.root, self.shell.log)  # type: ignore[arg-type]
-        replay = ReplayStore(self.root / "replay", 1 << 20)
-        self.tasks = HealTasks(
-            self.trainer, loader, replay, self.shell, self.trainer.load, snapshots=self.snapshots  # type: ignore[arg-type]
-        )  # fmt: skip
-        self.network.blobs = {blob_id_of(data): data for data in (*RIGHT, b"{}")}
 
     def offer(self, tensors: Sequence[bytes] = RIGHT, chain: bytes = CHAIN) -> Offer:
         return Offer(manifest=get_manifest(tensors), chain=chain, epoch=0, step=3, data_index=30)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(tmp_path: Path) -> HealPlace:
+    return HealPlace(tmp_path)
 
 
 COMPARE = act.Compare(0, 3, AGREED, OWN, CHAIN, (KEYS[1], KEYS[2]), 60.0)
 
 
-async def test_only_the_tensors_that_differ_are_fetched(place: Place) -> None:
+async def test_only_the_tensors_that_differ_are_fetched(place: HealPlace) -> None:
     """S7: hashes are compared tensor by tensor."""
     place.network.answers = {KEYS[1]: answer_with(place.offer())}
     event = await place.tasks.do(COMPARE)
     assert event == act.Healed(0, 3, CHAIN, {3: AGREED}, {3: True})
     assert tuple(place.trainer.tensors) == RIGHT
-    assert place.network.wanted == [blob_id_of(RIGHT[1])]
+    assert place.network.fetched == [blob_id_of(RIGHT[1])]
     assert place.network.sources == [KEYS[1], KEYS[2]]
-    assert types.Compared(height=3, tensors=3, differing=1) in place.shell.log.told
+    assert types.Compared(height=3, tensors=3, differing=1) in place.log.told
 
 
-async def test_weights_that_are_lost_are_fetched_whole(place: Place) -> None:
+async def test_weights_that_are_lost_are_fetched_whole(place: HealPlace) -> None:
     place.network.answers = {KEYS[1]: answer_with(place.offer())}
     event = await place.tasks.do(replace(COMPARE, own=ZERO32, chain=ZERO32))
     assert isinstance(event, act.Healed)
     assert event.chain == CHAIN, "a peer's, for the agreed digest covers it (S9)"
-    assert sorted(place.network.wanted) == sorted(map(blob_id_of, (*RIGHT, b"{}")))
+    assert sorted(place.network.fetched) == sorted(map(blob_id_of, (*RIGHT, b"{}")))
 
 
-async def test_a_copy_that_is_still_being_written_is_waited_for(place: Place, autojump_clock: MockClock) -> None:
+async def test_a_copy_that_is_still_being_written_is_waited_for(place: HealPlace, autojump_clock: MockClock) -> None:
     nothing, offer = SyncReply(found=False), answer_with(place.offer())(SyncRequest("manifest"))
     answers = iter([nothing, nothing, offer])
     place.network.answers = {KEYS[1]: lambda _request: next(answers)}
@@ -162,16 +130,16 @@ async def test_a_copy_that_is_still_being_written_is_waited_for(place: Place, au
 
 @pytest.mark.parametrize("why", ["time is up", "the epoch ends", "the next epoch"])
 async def test_peers_that_show_nothing_are_not_waited_for_any_longer(
-    place: Place, autojump_clock: MockClock, why: str
+    place: HealPlace, autojump_clock: MockClock, why: str
 ) -> None:
     asked = []
 
     def answer(request: SyncRequest) -> SyncReply:
         asked.append(request)
         if len(asked) == 2 and why == "the epoch ends":
-            place.shell.state.run_state = RunState.COOLDOWN
+            place.state.run_state = RunState.COOLDOWN
         if len(asked) == 2 and why == "the next epoch":
-            place.shell.state.progress.epoch = 1
+            place.state.progress.epoch = 1
         return SyncReply(found=False)
 
     place.network.answers = {KEYS[1]: answer}
@@ -184,7 +152,7 @@ async def test_peers_that_show_nothing_are_not_waited_for_any_longer(
     assert len(asked) == (11 if why == "time is up" else 2)
 
 
-async def test_an_agreed_digest_of_other_sets_is_not_adopted(place: Place) -> None:
+async def test_an_agreed_digest_of_other_sets_is_not_adopted(place: HealPlace) -> None:
     """S7, section 9: it contradicts what the record gave this client."""
     other = build_hash("other sets")
     place.network.answers = {KEYS[1]: answer_with(place.offer(chain=other))}
@@ -195,7 +163,7 @@ async def test_an_agreed_digest_of_other_sets_is_not_adopted(place: Place) -> No
     assert tuple(place.trainer.tensors) == FLIPPED
 
 
-async def test_tensors_that_nobody_delivers_leave_the_own_weights_as_they_are(place: Place) -> None:
+async def test_tensors_that_nobody_delivers_leave_the_own_weights_as_they_are(place: HealPlace) -> None:
     place.network.answers = {KEYS[1]: answer_with(place.offer())}
     del place.network.blobs[blob_id_of(RIGHT[1])]
     event = await place.tasks.do(COMPARE)
@@ -203,7 +171,7 @@ async def test_tensors_that_nobody_delivers_leave_the_own_weights_as_they_are(pl
     assert (event.reason, event.weights_kept) == ("nobody delivers", True)
 
 
-async def test_a_comparison_leaves_nothing_on_disk(place: Place) -> None:
+async def test_a_comparison_leaves_nothing_on_disk(place: HealPlace) -> None:
     """Nor is it hindered by what one that was killed has left there."""
     left = place.snapshots / HEAL_FOLDER / "own"
     left.mkdir(parents=True)

@@ -14,7 +14,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from network_kit import PLAN, PROBE, RUN, Victim, fetch_file, introduce, meet, open_peer
+from network_kit import PLAN, PROBE, RUN, Victim, fetch_file, introduce, meet, open_peer, until_met
 from trio.testing import MockClock
 
 from psyche.network.limits import NetworkLimits
@@ -322,9 +322,7 @@ async def test_a_stream_that_is_given_up_holds_nothing(tmp_path: Path) -> None:
         node = await stack.enter_async_context(open_node(build_identity(1), "127.0.0.1", 0, tmp_path / "1"))
         peer = await stack.enter_async_context(open_node(build_identity(2), "127.0.0.1", 0, tmp_path / "2"))
         introduce([node, peer])
-        with trio.fail_after(20):
-            await node.wait_for_peers(frozenset({peer.key}))
-            await peer.wait_for_peers(frozenset({node.key}))
+        await until_met(node, peer)
         blob = await peer.provide(bytes(MIB), expires=None)
         from psyche.network.blobs.messages import BlobRequest, encode_blob_request
 

@@ -13,10 +13,12 @@ from psyche.modeling.model_card import CARD_NAME
 from psyche.modeling.snapshot import write_folder, write_model_files
 from psyche.modeling.user_files import build_user_files
 
-EXPORT_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# By what users call them: torch's type, and its name in a safetensors file.
+EXPORT_DTYPES: Final = {
+    "float32": (torch.float32, "F32"), "bfloat16": (torch.bfloat16, "BF16"), "float16": (torch.float16, "F16"),
+}  # fmt: skip
 MAX_SHARD_BYTES: Final = 5 << 30  # the largest weight file of an export, as with the Hub's own tools
 INDEX_NAME: Final = "model.safetensors.index.json"
-_FORMAT_NAMES: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _ALIGN_BYTES: Final = 8
 
 
@@ -43,7 +45,7 @@ def export_model(
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor], dtype: str, max_shard_bytes: int) -> None:
-    value_bytes = EXPORT_DTYPES[dtype].itemsize
+    value_bytes = EXPORT_DTYPES[dtype][0].itemsize
     shards = _split({name: tensor.numel() * value_bytes for name, tensor in tensors.items()}, max_shard_bytes)
     places: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
@@ -73,8 +75,8 @@ def _write_shard(path: Path, tensors: Mapping[str, torch.Tensor], dtype: str) ->
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, tensor in tensors.items():
-        end = start + tensor.numel() * EXPORT_DTYPES[dtype].itemsize
-        header[name] = {"dtype": _FORMAT_NAMES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        end = start + tensor.numel() * EXPORT_DTYPES[dtype][0].itemsize
+        header[name] = {"dtype": EXPORT_DTYPES[dtype][1], "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % _ALIGN_BYTES)
@@ -86,7 +88,7 @@ def _write_shard(path: Path, tensors: Mapping[str, torch.Tensor], dtype: str) ->
 
 
 def _get_values(name: str, tensor: torch.Tensor, dtype: str) -> memoryview:
-    rounded = tensor.detach().to("cpu", EXPORT_DTYPES[dtype]).contiguous().reshape(-1)
+    rounded = tensor.detach().to("cpu", EXPORT_DTYPES[dtype][0]).contiguous().reshape(-1)
     if dtype == "float16" and not bool(rounded.isfinite().all()) and bool(tensor.isfinite().all()):
         raise TrainerError(f"export: float16 cannot hold the values of {name}; export bfloat16 or float32")
     kind = {4: (torch.int32, "<i4"), 2: (torch.int16, "<i2")}[rounded.itemsize]

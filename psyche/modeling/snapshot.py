@@ -19,7 +19,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -54,6 +54,16 @@ _REPLACED: Final = ".old-"
 _FP32_BYTES: Final = 4
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBlob:
+    """One file of a snapshot as a blob: a tensor's fp32 little-endian bytes, or a small file of the model."""
+
+    name: str
+    path: Path
+    blob_id: bytes
+    size_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotInfo:
     """The description of a snapshot. Hashes have 32 bytes; `weight_root` is checked against the manifest.
@@ -81,6 +91,18 @@ class SnapshotInfo:
         """The manifest's bytes; their BLAKE3 is the weight root."""
         return encode_manifest(self.entries, self.files)
 
+    @property
+    def blobs(self) -> list[StoredBlob]:
+        """Its tensors in manifest order, then the model's small files."""
+        tensors = [
+            StoredBlob(entry.name, get_tensor_path(self.path, index), entry.blob_id, get_tensor_bytes(entry))
+            for index, entry in enumerate(self.entries)
+        ]
+        small = self.path / MODEL_NAME
+        return tensors + [
+            StoredBlob(file.name, small / file.name, file.blob_id, file.size_bytes) for file in self.files
+        ]
+
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -104,16 +126,6 @@ class _Stored(msgspec.Struct):
 
 
 _SHARED: Final = _Stored.__struct_fields__[1:-1]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBlob:
-    """One file of a snapshot as a blob: a tensor's fp32 little-endian bytes, or a small file of the model."""
-
-    name: str
-    path: Path
-    blob_id: bytes
-    size_bytes: int
 
 
 def get_tensor_path(folder: Path, index: int) -> Path:
@@ -226,17 +238,18 @@ def _read_manifest(path: Path, weight_root: bytes) -> Manifest:
 def read_snapshot_info(path: Path) -> SnapshotInfo:
     """Read a snapshot's description and check that every file exists with its size (not yet its content)."""
     stored = _read_stored(path)
-    manifest = _read_manifest(path, bytes.fromhex(stored.weight_root))
-    for blob in _list_blobs(path, manifest):
-        if not blob.path.is_file() or blob.path.stat().st_size != blob.size_bytes:
-            part = blob.name if blob.path.name == blob.name else f"{blob.path.name} of {blob.name}"
-            raise TrainerError(f"snapshot {path}: {part} is missing or cut off; use another snapshot")
     values = {name: getattr(stored, name) for name in _SHARED}
     fields: dict[str, Any] = {name: bytes.fromhex(one) if isinstance(one, str) else one for name, one in values.items()}
-    return SnapshotInfo(
+    manifest = _read_manifest(path, fields["weight_root"])
+    info = SnapshotInfo(
         path=path, has_momentum=stored.momentum is not None and (path / MOMENTUM_NAME).is_file(),
         entries=manifest.tensors, files=manifest.files, **fields,
     )  # fmt: skip
+    for blob in info.blobs:
+        if not blob.path.is_file() or blob.path.stat().st_size != blob.size_bytes:
+            part = blob.name if blob.path.name == blob.name else f"{blob.path.name} of {blob.name}"
+            raise TrainerError(f"snapshot {path}: {part} is missing or cut off; use another snapshot")
+    return info
 
 
 def read_momentum_fields(info: SnapshotInfo) -> dict[str, Any]:
@@ -245,23 +258,6 @@ def read_momentum_fields(info: SnapshotInfo) -> dict[str, Any]:
     if compute_file_hash(info.path / MOMENTUM_NAME).hex() != fields.get("blake3"):
         raise TrainerError(f"snapshot {info.path}: {MOMENTUM_NAME} is damaged; load without momentum")
     return fields
-
-
-def list_blobs(path: Path) -> list[StoredBlob]:
-    """List the blobs of a snapshot: its tensors in manifest order, then the model's small files."""
-    info = read_snapshot_info(path)
-    return _list_blobs(path, Manifest(info.entries, info.files))
-
-
-def _list_blobs(path: Path, manifest: Manifest) -> list[StoredBlob]:
-    tensors = [
-        StoredBlob(entry.name, get_tensor_path(path, index), entry.blob_id, get_tensor_bytes(entry))
-        for index, entry in enumerate(manifest.tensors)
-    ]
-    files = [
-        StoredBlob(file.name, path / MODEL_NAME / file.name, file.blob_id, file.size_bytes) for file in manifest.files
-    ]
-    return tensors + files
 
 
 def list_snapshots(root: Path) -> list[SnapshotInfo]:
@@ -338,23 +334,23 @@ def assemble_snapshot(
         weight_root=blake3_hash(manifest), plan=b"", prev_commitment=ZERO32, train_count=0,
         has_momentum=False, entries=listed.tensors, files=listed.files,
     )  # fmt: skip
-    _check_parts(path, listed, parts)
+    _check_parts(info, parts)
     with write_folder(path) as folder:
         (folder / TENSORS_NAME).mkdir()
         (folder / MODEL_NAME).mkdir()
-        _move_parts(_list_blobs(folder, listed), parts)
+        _move_parts(replace(info, path=folder).blobs, parts)
         write_file(folder / MANIFEST_NAME, manifest)
         write_info(folder, info, None)
     return info
 
 
-def _check_parts(path: Path, manifest: Manifest, parts: Mapping[bytes, Path]) -> None:
-    for blob in _list_blobs(path, manifest):
+def _check_parts(info: SnapshotInfo, parts: Mapping[bytes, Path]) -> None:
+    for blob in info.blobs:
         if blob.blob_id not in parts:
-            raise TrainerError(f"snapshot {path}: no file for {blob.name} of the manifest; fetch it again")
+            raise TrainerError(f"snapshot {info.path}: no file for {blob.name} of the manifest; fetch it again")
         if compute_file_blob_id(parts[blob.blob_id]) != (blob.size_bytes, blob.blob_id):
             raise TrainerError(
-                f"snapshot {path}: {parts[blob.blob_id]} is not {blob.name} of the manifest; fetch it again"
+                f"snapshot {info.path}: {parts[blob.blob_id]} is not {blob.name} of the manifest; fetch it again"
             )
 
 

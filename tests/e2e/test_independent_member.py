@@ -18,7 +18,7 @@ from kits.run_files import MakeRun
 
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator
-from psyche.modeling.snapshot import list_blobs, list_snapshots
+from psyche.modeling.snapshot import list_snapshots
 from psyche.testing.builders import build_identity
 from psyche.wire.key_file import read_key_file
 
@@ -82,7 +82,7 @@ async def meet(folder: Path, config: Path, clients: int) -> Meeting:
             await process.wait()
         meeting.digest = cluster.assert_equal_weights()
         snapshot = list_snapshots(cluster.data_dir("client-1") / "resume")[0]
-        meeting.kept = {blob.name: blob.path.read_bytes() for blob in list_blobs(snapshot.path)}
+        meeting.kept = {blob.name: blob.path.read_bytes() for blob in snapshot.blobs}
     return meeting
 
 

@@ -18,7 +18,6 @@ from psyche.modeling.snapshot import (
     clean_leftovers,
     get_file_entries,
     get_tensor_path,
-    list_blobs,
     list_snapshots,
     read_file_entries,
     read_model_files,
@@ -60,8 +59,7 @@ def test_a_snapshot_made_of_fetched_blobs_says_what_it_is(tmp_path: Path) -> Non
 
 
 def test_the_blobs_of_a_snapshot_are_its_tensors_and_the_models_files(tmp_path: Path) -> None:
-    _assemble(tmp_path / "s")
-    blobs = list_blobs(tmp_path / "s")
+    blobs = _assemble(tmp_path / "s").blobs
     assert [blob.name for blob in blobs] == ["a", "b", "config.json", "tokenizer.json"]
     for blob in blobs:
         raw = blob.path.read_bytes()

@@ -8,8 +8,7 @@ the 9th train call memory runs out ten times. Calls are counted from the child's
 import os
 import re
 import time
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
 from typing import Final
 
 from psyche.errors import ConfigError
@@ -19,19 +18,11 @@ CRASH_STATUS: Final = 70
 _FAULT: Final = re.compile(r"(oom|hang|crash)(?::(load|train|apply|snapshot))?@(\d+)(?:x(\d+))?")
 
 
-@dataclass(slots=True)
-class _Fault:
-    kind: str
-    operation: str
-    call: int
-    left: int
-
-
 class FaultInjector:
     """Injects the requested faults: call `begin` at each call of the trainer and `strike` at each safe point."""
 
     def __init__(self, text: str) -> None:
-        self._faults: list[_Fault] = []
+        self._faults: defaultdict[tuple[str, int], list[str]] = defaultdict(list)  # what is left, by operation and call
         self._counts: Counter[str] = Counter()
         self._operation = ""
         for part in filter(None, text.split(",")):
@@ -39,7 +30,7 @@ class FaultInjector:
             if match is None:
                 raise ConfigError(f"{VARIABLE}: {part!r} must have the form kind[:operation]@call[xtimes]")
             kind, operation, call, times = match.groups()
-            self._faults.append(_Fault(kind, operation or "train", int(call), int(times or 1)))
+            self._faults[operation or "train", int(call)] += [kind] * int(times or 1)
 
     def begin(self, operation: str) -> None:
         self._operation = operation
@@ -47,12 +38,10 @@ class FaultInjector:
 
     def strike(self) -> None:
         """Inject the fault that is due: "oom" raises MemoryError, "hang" never returns, "crash" ends the process."""
-        for fault in self._faults:
-            if fault.left and (fault.operation, fault.call) == (self._operation, self._counts[self._operation]):
-                fault.left -= 1
-                self._do(fault.kind)
-
-    def _do(self, kind: str) -> None:
+        due = self._faults[self._operation, self._counts[self._operation]]
+        if not due:
+            return
+        kind = due.pop(0)
         if kind == "crash":
             os._exit(CRASH_STATUS)
         while kind == "hang":

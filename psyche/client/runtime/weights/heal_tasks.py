@@ -13,7 +13,7 @@ from psyche.client.runtime.weights.serving import Offer
 from psyche.core.encoding.manifest import decode_manifest
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import NetworkError, PsycheError, TrainerError
-from psyche.modeling.snapshot import list_blobs
+from psyche.modeling.snapshot import read_snapshot_info
 from psyche.modeling.trainer.failure import TrainerFailure
 from psyche.telemetry import types
 from psyche.wire.crypto import compute_chain_digest, compute_state_digest
@@ -136,8 +136,8 @@ class HealTasks:
             digest=action.own,
         )  # fmt: skip
         await self._trainer.snapshot(request)
-        blobs = await trio.to_thread.run_sync(list_blobs, path)
-        return {blob.blob_id: blob.path for blob in blobs}
+        info = await trio.to_thread.run_sync(read_snapshot_info, path)
+        return {blob.blob_id: blob.path for blob in info.blobs}
 
     async def _find_offer(self, action: Compare) -> Offer:
         """Ask the helpers for a manifest that gives the agreed digest; repeat, since they may still be writing it."""

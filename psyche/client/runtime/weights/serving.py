@@ -7,7 +7,7 @@ import msgspec
 import trio
 
 from psyche.client.engine.round_engine import RoundEngine
-from psyche.modeling.snapshot import list_blobs, read_snapshot_info
+from psyche.modeling.snapshot import read_snapshot_info
 from psyche.wire.msgpack import UNREADABLE
 from psyche.wire.ports import Network, SyncReply, SyncRequest
 
@@ -49,7 +49,7 @@ class Serving:
         info = await trio.to_thread.run_sync(read_snapshot_info, path)
         if info.digest in self._offers:
             return
-        blobs = [await self._network.provide(blob.path, expires=None) for blob in list_blobs(path)]
+        blobs = [await self._network.provide(blob.path, expires=None) for blob in info.blobs]
         offer = Offer(
             manifest=info.manifest,
             chain=info.chain,

@@ -115,34 +115,6 @@ def test_an_idle_chunk_keeps_every_bit_negative_zeros_included() -> None:
     assert torch.equal(weights["w"].view(torch.int32), before.view(torch.int32))
 
 
-def test_votes_that_cancel_move_nothing_and_one_vote_moves_a_whole_chunk() -> None:
-    plan = make_plan({"w": (16, 16)}, chunk=16, k=1)
-    place = np.array([[5]], dtype=np.int32)
-    plus, minus = (encode_payload(plan, [ChunkSets(place, np.array([[s]], np.int8))]) for s in (1, -1))
-    distro, weights = make_distro(plan)
-    before = weights["w"].clone()
-    distro.apply([plus, minus], 1e-2, 0.0)
-    assert torch.equal(weights["w"], before)
-    distro.apply([plus], 1e-2, 0.0)
-    assert bool((weights["w"] != before).all())
-
-
-def test_the_small_golden_aggregate_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply_module, "SPARSE_SHARE", ALWAYS_DENSE)
-    plan = TransformPlan((PlanTensor("w", (4,), (1, 4)),), 2, one_bit=True)
-
-    def vote(entries: dict[int, int]) -> list[ChunkSets]:
-        return [ChunkSets(np.array([list(entries)], np.int32), np.array([list(entries.values())], np.int8))]
-
-    for second, mean, signs in (
-        ({0: 1, 3: 1}, [1, 0, -1, 1], [1, 1, 1, -1]),
-        ({0: -1, 3: 1}, [0, 0, -1, 1], [-1, -1, 1, -1]),
-    ):
-        applier, inverse = _invert(plan, [vote({0: 1, 2: -1}), vote(second)], "cpu")
-        assert applier._means[:4].tolist() == [1024 * m for m in mean]
-        assert inverse.reshape(-1).sign().tolist() == signs
-
-
 @pytest.mark.parametrize("case", [f"c{number}" for number in range(6)])
 def test_the_mean_is_over_those_who_sent_a_coefficient(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply_module, "SPARSE_SHARE", ALWAYS_DENSE)

@@ -37,14 +37,6 @@ def test_the_golden_ranks_hold_both_ways() -> None:
     assert _rank(coder, [()]) == [SETS_4096_8 - 1]
 
 
-def test_smaller_sets_come_after_larger_ones() -> None:
-    coder = EnumerativeCoder(4096, 8)
-    assert _rank(coder, [(0, 1, 2, 3, 4, 5, 6), (4090, 4091, 4092, 4093, 4094, 4095)]) == [
-        comb(4096, 8),
-        comb(4096, 8) + comb(4096, 7) + comb(4096, 6) - 1,
-    ]
-
-
 @pytest.mark.parametrize(("area", "topk"), [(1, 1), (2, 1), (5, 5), (9, 4), (12, 12), (13, 3)])
 def test_every_rank_below_the_number_of_sets_is_one_set(area: int, topk: int) -> None:
     coder = EnumerativeCoder(area, topk)

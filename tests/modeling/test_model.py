@@ -38,13 +38,6 @@ def test_tied_tensors_are_trained_once(tiny_config: Path) -> None:
     assert "lm_head.weight" not in names
 
 
-def test_a_toml_config_is_read_like_json(tmp_path: Path) -> None:
-    path = tmp_path / "model.toml"
-    path.write_text("vocab_size = 256\nhidden_size = 64\nnum_attention_heads = 4\n")
-    config = read_model_config(path)
-    assert (config.vocab_size, config.hidden_size) == (256, 64)
-
-
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

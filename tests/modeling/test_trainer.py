@@ -184,18 +184,6 @@ def test_training_gives_a_payload_of_the_plans_length_and_lowers_the_loss(load_r
     assert losses[-1] < losses[0] - 0.05
 
 
-def test_two_trainers_with_other_micro_batches_hold_equal_weights(load_request: LoadRequest) -> None:
-    """The set decides the weights: both apply both payloads, whatever each of them computed."""
-    engines = [TrainerEngine(), TrainerEngine()]
-    for size, engine in enumerate(engines, 1):
-        engine.load(msgspec.structs.replace(load_request, micro_batch_size=size))
-    for height in range(3):
-        sent = tuple(e.train(train_request(height, tokens=tokens_of(10 * height + i))) for i, e in enumerate(engines))
-        payloads = tuple(reply.payload for reply in sent)
-        parts = {engine.apply(apply_request(height, payloads)).weight_part for engine in engines}
-        assert len(parts) == 1
-
-
 @pytest.mark.parametrize("call", [1, 2, 3, 4])  # three micro-batches of 5 samples, then the end
 def test_a_cancelled_batch_changes_no_byte(engine: TrainerEngine, call: int) -> None:
     run_rounds(engine, range(2), [])

@@ -224,10 +224,7 @@ class TestParticipantClaim:
         treasury.top_up(10)
         associated = treasury.get_user_collateral(member)
         put_shut_tokens(treasury, member, **shut)  # type: ignore[arg-type]
-        assert treasury.refuse(treasury.build_claim(member, 1, treasury.owner)) in (
-            TreasurerError.NOT_OWN,
-            FROZEN,
-        )
+        assert treasury.refuse(treasury.build_claim(member, 1, treasury.owner)) in (TreasurerError.NOT_OWN, FROZEN)
         other = put_tokens(bank, treasury.mint, member.pubkey(), at=Keypair().pubkey())
         bank.send(build_owner_claim(treasury, member, other, shut=associated), signers=[treasury.owner])
         assert (treasury.get_tokens(other), treasury.owed) == (1, 0)
@@ -247,9 +244,8 @@ class TestParticipantClaim:
         put_shut_tokens(treasury, member, frozen=True)
         assert refuse(None) == TreasurerError.NOT_ASSOCIATED
         assert refuse(treasury.get_user_collateral(thief)) == TreasurerError.NOT_ASSOCIATED
-        assert (
-            refuse(treasury.get_user_collateral(member), treasury.get_user_collateral(thief)) == TreasurerError.NOT_OWN
-        )
+        own, theirs = treasury.get_user_collateral(member), treasury.get_user_collateral(thief)
+        assert refuse(own, theirs) == TreasurerError.NOT_OWN
         bank.put(treasury.get_user_collateral(member), SYSTEM, b"")
         assert refuse(treasury.get_user_collateral(member)) == TreasurerError.NOT_ASSOCIATED  # it can be made
 

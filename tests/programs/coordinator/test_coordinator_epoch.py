@@ -1,36 +1,34 @@
 """A run on a chain from its creation to its end, with true signatures, beside the same run in core."""
 
-import base64
 from dataclasses import dataclass, field
 from typing import Final
 
 import pytest
-from kits.chain.anchor import get_discriminator
 from kits.runs import Run
 from programs.chain_kit import ChainStage, build_slot_hashes
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
-from solders.transaction_metadata import TransactionMetadata
 
 from psyche.backends.solana.interface.accounts import EarnedPointsData
 from psyche.backends.solana.interface.addresses import EVERYBODY, get_authorization_address, get_earned_points_address
 from psyche.backends.solana.interface.authorizer import build_authorization_create, build_authorization_grantor_update
+from psyche.backends.solana.interface.events import (
+    ChainEvent,
+    CollectedEvent,
+    JoinedEvent,
+    LeftRunEvent,
+    StateChangedEvent,
+    WithdrewEvent,
+    read_events,
+)
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.messages import Message
 from psyche.core.state.state import ZERO32, Metadata, Progress, RunState
 from psyche.testing.builders import build_config, build_hash, build_model
 
-EVENTS: Final = ("StateChanged", "Joined", "Withdrew", "LeftRun", "Ejected", "Collected")
-NAMES: Final = {get_discriminator("event", name): name for name in EVENTS}
 MEMBERS: Final = 3
-
-
-def read_events(result: TransactionMetadata) -> list[tuple[str, bytes]]:
-    """The events that a transaction logged: name and fields."""
-    data = [base64.b64decode(log[14:]) for log in result.logs() if log.startswith("Program data: ")]
-    return [(NAMES[raw[:8]], raw[8:]) for raw in data]
 
 
 def build_wallets(number: int) -> tuple[Keypair, Keypair]:
@@ -49,7 +47,7 @@ class ChainedRun(Run):
     """A run whose messages go to the program first, signed; the account must be what core makes of them."""
 
     stage: ChainStage = field(default_factory=ChainStage)
-    events: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])
+    events: list[ChainEvent] = field(default_factory=list[ChainEvent])
     signers: dict[bytes, Keypair] = field(default_factory=dict[bytes, Keypair])
 
     def apply(self, message: Message, sender: bytes = ZERO32) -> bool:
@@ -65,7 +63,7 @@ class ChainedRun(Run):
         payer = self.stage.bank.payer.pubkey()
         asked = {meta.pubkey for meta in instruction.accounts if meta.is_signer} - {payer}
         result = self.stage.bank.send(instruction, signers=[self.signers[bytes(key)] for key in asked])
-        self.events += read_events(result)
+        self.events += read_events(result.logs())
 
 
 @pytest.fixture
@@ -119,11 +117,14 @@ def test_a_run_is_set_up_trains_pays_and_ends_and_its_events_say_so(run: Chained
 
 def check_events(run: ChainedRun, keys: list[tuple[bytes, bytes]]) -> None:
     """Who came and left, and where the run stood."""
-    account = bytes(run.stage.run.account)
-    assert all(fields.startswith(account) for _, fields in run.events)
-    told = {name: [fields[32:] for found, fields in run.events if found == name] for name in EVENTS}
-    assert told["Joined"] == [signer + p2p for signer, p2p in (*keys, keys[2], *keys)]
-    assert (told["Withdrew"], told["LeftRun"]) == ([keys[2][1]], [keys[1][0]])
+    account = run.stage.run.account
+    assert all(event.coordinator_account == account for event in run.events)
+    wallets = [(Pubkey(signer), Pubkey(p2p)) for signer, p2p in keys]
+    people = [event for event in run.events if not isinstance(event, StateChangedEvent | CollectedEvent)]
+    joined = [JoinedEvent(account, *wallet) for wallet in wallets]
+    left = [WithdrewEvent(account, wallets[2][1]), joined[2], *joined, LeftRunEvent(account, wallets[1][0])]
+    assert people == [*joined, *left]
     rounds = [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS] * 5  # three with data, two to drain
     states = [RunState.WAITING_FOR_MEMBERS, RunState.WARMUP, *rounds, RunState.COOLDOWN, RunState.WAITING_FOR_MEMBERS]
-    assert [RunState(fields[-1]) for fields in told["StateChanged"]] == [*states, RunState.PAUSED]
+    told = [event.run_state for event in run.events if isinstance(event, StateChangedEvent)]
+    assert told == [*states, RunState.PAUSED]

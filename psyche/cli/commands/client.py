@@ -170,6 +170,7 @@ def train(*, access: Access, data_dir: DataDir = None, settings: ClientSettings,
     settings.data_dir, settings.local_root = get_data_dir(data_dir, settings.run_id), settings.local_root.absolute()
     check_places(settings, logging.events_dir)  # what this machine lacks is told before a server or a chain is asked
     check_target(access.target)
+    # Only now: a client that is refused leaves neither a key nor a folder behind.
     settings.node_name = settings.node_name or get_client_name(load_identity(settings))
     events = logging.open_events(settings.data_dir, settings.node_name)
     raise typer.Exit(run(settings, access.target, events, console, logging.logs))

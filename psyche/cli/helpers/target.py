@@ -232,6 +232,7 @@ def command(
         def run(**given: Any) -> None:  # typer reads the signature that is set below
             from psyche.backends.port import TargetOptions
 
+            # Names are fields of several records at times, such as run_id of settings and of the target: each gets it.
             made = {name: build(kind, given) for name, kind in settings.items()}
             if "access" in own:
                 made["access"] = Access(build(TargetOptions, given), given.get("yes", False), shared is CHAIN)

@@ -183,7 +183,7 @@ async def watch_run(backend: Administration, view: WatchView, *, with_members: b
             status, members = await _ask(backend, with_members=with_members)
             with_members = members is not None  # a key that may not see them is told so once
         except (HandshakeError, RequestRefused):
-            raise
+            raise  # it was heard and refused: the same question gets the same answer
         except BackendError as error:
             if not has_answered:
                 raise

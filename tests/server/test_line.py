@@ -1,7 +1,7 @@
 """Somebody on the line, in sessions whose server key is known: it can end them, and nothing else."""
 
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from live_kit import RATE, SERVER, Script, Server, build_file, follow_all, is_tr
 from psyche.backends.tcp.backend import open_backend
 from psyche.backends.tcp.push import read_full
 from psyche.core.encoding.account import encode_state
+from psyche.core.state.messages import LeaveRun, Pause, SetRates, Withdraw
 from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
 from psyche.telemetry import types
@@ -75,35 +76,41 @@ async def open_tapped(tmp_path: Path) -> AsyncIterator[Tapped]:
         yield Tapped(server, middle, victim, scripts[3], sink)
 
 
-def add_request(tapped: Tapped, session: Session) -> Awaitable[None]:
-    """A record in the victim's name, which has sent none."""
+def build_request(what: str, tapped: Tapped) -> wire.RequestBody:
+    """A request in the victim's name, as far as the server can tell."""
     member = tapped.victim.get_member(tapped.state)
     assert member is not None
-    witness = wire.build_submit(Run(tapped.state).build_witness(member))
-    return session.server.send_all(frame(wire.encode_message(wire.Request(4_711, witness))))
+    return {
+        "pause": wire.build_submit(Pause(), op_id=bytes(16)),
+        "rates": wire.build_submit(SetRates(7, 7), op_id=bytes(16)),
+        "leave": wire.build_submit(LeaveRun()),
+        "withdraw": wire.build_submit(Withdraw(tapped.state.progress.epoch, member)),
+        "witness": wire.build_submit(Run(tapped.state).build_witness(member)),  # the victim has sent none
+    }[what]
 
 
-def add_goodbye(_: Tapped, session: Session) -> Awaitable[None]:
-    return session.client.send_all(frame(wire.encode_message(wire.Goodbye("Replaced", "another process"))))
+async def add(what: str, tapped: Tapped, session: Session) -> None:
+    if what == "goodbye":
+        await session.client.send_all(frame(wire.encode_message(wire.Goodbye("Replaced", "another process"))))
+    elif what == "the same bytes again":
+        await session.server.send_all(bytes(session.to_server[-30:]))
+    else:
+        await session.server.send_all(frame(wire.encode_message(wire.Request(4_711, build_request(what, tapped)))))
 
 
-def repeat_bytes(_: Tapped, session: Session) -> Awaitable[None]:
-    return session.server.send_all(bytes(session.to_server[-30:]))
-
-
-@pytest.mark.parametrize("add", [add_request, add_goodbye, repeat_bytes])
+@pytest.mark.parametrize("what", ["pause", "rates", "leave", "withdraw", "witness", "goodbye", "the same bytes again"])
 async def test_what_somebody_on_the_line_adds_or_changes_only_ends_the_connection(
-    add: Callable[[Tapped, Session], Awaitable[None]], tmp_path: Path, clock: SteadyClock
+    what: str, tmp_path: Path, clock: SteadyClock
 ) -> None:
     async with open_tapped(tmp_path) as tapped:
         before = encode_state(tapped.state)
         (session,) = tapped.middle.sessions
-        await add(tapped, session)
+        await add(what, tapped, session)
         await tapped.until_back()
         assert encode_state(tapped.state) == before
         await tapped.ask()  # and the victim goes on
         assert session.ended.is_set()
-        if add is not add_goodbye:
+        if what != "goodbye":
             assert "TLS" in tapped.server.sink.get(types.ConnectionClosed)[-1].reason
         second = tapped.middle.sessions[-1]
         second.change_to_client = lambda data: data[:-1] + bytes([data[-1] ^ 1])

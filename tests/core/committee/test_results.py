@@ -22,10 +22,6 @@ def test_merkle_roots_are_the_golden_ones(items: list[bytes], golden: str) -> No
     assert compute_merkle_root([compute_leaf(item) for item in items]).hex() == golden
 
 
-def test_a_tree_without_leaves_has_the_zero_root_w2() -> None:
-    assert compute_merkle_root([]) == bytes(32)
-
-
 def test_the_root_of_a_list_follows_the_formula_of_w2() -> None:
     held = 1 << 1 | 1 << 2 | 1 << 9  # 2 owed nothing, 4 is not held
     leaves = [sha256(b"\0" + m.to_bytes(2, "little") + C[m]).digest() for m in (1, 9)]

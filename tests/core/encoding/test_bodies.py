@@ -6,7 +6,6 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kits.runs import build_run
 from layout_states import CONFIGS, MODELS
 
 from psyche.core.committee.seeds import EXPIRED, Entropy
@@ -166,11 +165,6 @@ def test_a_part_of_the_record_with_a_pad_that_is_not_zero_is_refused() -> None:
     raw = encode_body(msg.Update(progress=Progress(1, 2, 3)))
     with pytest.raises(WireError, match=r"Update\.progress: .*byte 2 is not zero"):
         decode_body(msg.Update, patch(raw, 5, b"\1"))
-
-
-def test_what_a_witness_of_a_run_says_fits() -> None:
-    message = build_run(1).warm_up().build_witness(0, metadata=b"said")
-    assert decode_body(WitnessMessage, encode_body(message)) == message
 
 
 @pytest.mark.parametrize("kind", [one.type for one in KINDS])

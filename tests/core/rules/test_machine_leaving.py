@@ -7,7 +7,7 @@ from kits.runs import Run, build_run, build_training, expect_refusal
 
 from psyche.core.rules.membership import find_reclaimable
 from psyche.core.state.errors import Banned, ClientsFull, Halted, InvalidWithdraw, UnknownMember
-from psyche.core.state.messages import Join, LeaveRun, Pause, ReclaimSlot, SetRates
+from psyche.core.state.messages import Join, Pause, ReclaimSlot, SetRates
 from psyche.core.state.roster import find_slot
 from psyche.core.state.state import ZERO32, ClientState, Coordinator, Progress, Registry, Slot, SlotState
 from psyche.testing.builders import build_keys
@@ -97,15 +97,6 @@ def test_m4_a_slot_with_earnings_waits_for_its_claim() -> None:
         run.leave(1)
     run.join(1)
     assert slot.state is JOINED, "it may think better of it"
-
-
-def test_m4_only_who_has_a_slot_can_leave_it() -> None:
-    run = build_training(2)
-    with expect_refusal(run.state, UnknownMember):
-        run.apply(LeaveRun(), build_keys(1)[1])
-    run.eject(1)
-    with expect_refusal(run.state, Banned, "M6"):
-        run.leave(1)
 
 
 def test_m4_the_slot_that_is_idle_longest_is_reclaimed() -> None:

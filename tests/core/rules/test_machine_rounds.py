@@ -3,7 +3,6 @@
 from kits.runs import Run, build_training
 
 from psyche.core.committee.elections import compute_quorum
-from psyche.core.committee.schedule import compute_batch_size
 from psyche.core.committee.seeds import EXPIRED, compute_seed
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.state import ZERO32, RoundFlag, RunState, WitnessFlag
@@ -29,14 +28,6 @@ def test_a_round_starts_with_the_numbers_that_hold_for_it() -> None:
     assert round_.started_unix == run.state.state_start_unix == run.now
     assert (round_.mix, round_.witnesses, round_.flags, round_.entropy_slot) == (ZERO32, [], RoundFlag(0), 0)
     assert not run.state.epoch.first_round
-
-
-def test_t9_the_batch_grows_with_the_tokens_done() -> None:
-    run = build_training(2, global_batch_size_end=36, global_batch_size_warmup_tokens=16 * 100)
-    for _ in range(7):
-        round_ = run.run_round()
-        assert round_.batch_size == compute_batch_size(run.state.config, round_.data_index * 16)
-    assert round_.batch_size == 36
 
 
 # --- T3, F3
@@ -94,12 +85,6 @@ def test_t5_agreed_root_and_digest_close_the_round() -> None:
 
 
 # --- E1 to E3
-
-
-def test_e1_entering_round_witness_arms_the_seed() -> None:
-    run = build_training(4, entropy_delay=4)
-    enter_witness(run)
-    assert run.state.current.entropy_slot == run.now + 4
 
 
 def test_e2_the_round_stays_until_its_seed_is_there() -> None:

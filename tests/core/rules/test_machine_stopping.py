@@ -64,13 +64,6 @@ def test_p1_at_total_steps() -> None:
     assert_draining(run, StopReason.TOTAL_STEPS, 2)
 
 
-def test_p1_on_a_pause() -> None:
-    run = build_training(rounds=1)
-    run.apply(Pause())
-    run.run_round()
-    assert_draining(run, StopReason.PAUSE, 2)
-
-
 def test_p1_below_min_clients_one_member_is_enough_to_drain() -> None:
     run = build_training(3, rounds=1, min_clients=2)
     run.withdraw(0)

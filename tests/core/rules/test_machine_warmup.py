@@ -33,15 +33,6 @@ def test_t1_a_time_out_needs_its_duration_and_at_least_a_second() -> None:
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
 
 
-def test_t1_a_clock_that_goes_backwards_delays_and_never_breaks() -> None:
-    run = build_run(1)
-    run.now -= 1_000
-    assert run.settle() == 0
-    run.now += 1_000
-    run.form()
-    assert run.state.run_state is RunState.WARMUP
-
-
 def test_t2_a_tick_without_effect_changes_no_byte() -> None:
     run = build_run(3)
     before = encode_state(run.state)
@@ -55,21 +46,6 @@ def test_t2_every_effect_raises_the_nonce_by_one() -> None:
     run.now += 2
     assert run.tick()
     assert run.state.nonce == nonce + 1
-
-
-def test_formation_starts_the_epoch_from_a_clean_sheet() -> None:
-    run = build_run(3, rounds_per_epoch=1).warm_up().finish_epoch()
-    run.rejoin()
-    run.state.epoch.warmup_failures = 1
-    run.state.epoch.cold_start = True
-    run.form()
-    epoch = run.state.epoch
-    assert (epoch.warmup_failures, epoch.cold_start) == (1, True), "these two survive"
-    assert epoch.first_round
-    assert (epoch.credit_total, epoch.drain_from_height, epoch.ready_len) == (0, 0, 0)
-    assert epoch.start_timestamp == run.now
-    assert not any(round_.members for round_ in run.state.rounds)
-    assert all(c.good_streak == 8 and not c.credits for c in run.state.clients), "A1: founding members start at 8"
 
 
 # --- T8

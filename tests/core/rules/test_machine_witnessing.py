@@ -18,7 +18,7 @@ from psyche.core.state.errors import (
     WrongRound,
 )
 from psyche.core.state.messages import WitnessMessage
-from psyche.core.state.state import ZERO32, ClientState, RoundFlag, RunState, WitnessFlag
+from psyche.core.state.state import ZERO32, ClientState, RoundFlag, WitnessFlag
 from psyche.testing.builders import build_hash
 
 ONES = b"\xff" * 320
@@ -76,12 +76,6 @@ def test_w4_each_check_refuses_and_changes_no_byte(run: Run, edit: Edit, error: 
         run.apply(message, run.state.clients[0].p2p)
 
 
-def test_w4_an_honest_message_is_accepted_by_either_key(run: Run) -> None:
-    run.apply(run.build_witness(0), run.state.clients[0].p2p)
-    run.apply(run.build_witness(1), run.state.clients[1].signer)
-    assert [record.member for record in run.state.current.witnesses] == [0, 1]
-
-
 def test_w4_the_bounds_themselves_are_accepted(run: Run) -> None:
     run.send(run.build_witness(0, broadcast_bloom=pad_bloom(28), at_s=(1 << 32) - 1, metadata=bytes(256)))
     run.send(run.build_witness(1, missing=0b1111, flags=WitnessFlag.NO_DIGEST, state_digest=ZERO32))
@@ -136,14 +130,6 @@ def test_w5_acceptance_appends_the_record_and_mixes(run: Run) -> None:
     assert record.broadcast_bloom == message.broadcast_bloom
     assert run.state.current.mix == compute_mix(ZERO32, 2, message.results_root, message.state_digest)
     assert run.state.current.complete_len == 1
-
-
-def test_w5_the_mix_is_frozen_in_round_witness(run: Run) -> None:
-    run.wait(run.state.config.max_round_train_time)
-    assert run.state.run_state is RunState.ROUND_WITNESS
-    run.send(run.build_witness(0, flags=WitnessFlag.FULL_DIGEST))
-    assert run.state.current.mix == ZERO32
-    assert run.state.current.complete_len == 0
 
 
 def test_w5_root_and_digest_are_stored_when_q_agree(run: Run) -> None:

@@ -275,6 +275,8 @@ def test_what_people_see_and_where_nodes_are_is_told_by_key_fault_and_remedy() -
     (problem,) = find_metadata_problems(Metadata(vocab_size=U64 + 1))
     assert problem == BrokenRule("metadata.vocab_size", f"{U64 + 1} {FITS}", f"0 to {U64}")
     assert not list(find_version_problems("")), "any version will do"
+    (problem,) = find_version_problems("\ud800")
+    assert problem == BrokenRule("client_version", "is not Unicode text", "text that UTF-8 can write")
     many, wrong = find_bootstrap_problems(["/ip4/192.0.2.1/tcp/1"] * MAX_BOOTSTRAP + ["nowhere"])
     assert (many.key, many.what) == ("bootstrap", f"{MAX_BOOTSTRAP + 1} addresses")
     assert (wrong.key, wrong.what) == ("bootstrap", "'nowhere' is no multiaddr or too long")

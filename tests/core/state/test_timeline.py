@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche.core.state.state import Config, Coordinator, Epoch, Round, RoundFlag
+from psyche.core.state.state import Config, Coordinator, Epoch, Round
 from psyche.core.state.timeline import (
     get_applied_height,
     get_attested_height,
@@ -18,7 +18,6 @@ from psyche.core.state.timeline import (
     get_drain_rounds,
     get_round,
     is_data_height,
-    is_drain,
     is_full_digest_height,
     is_last_drain,
 )
@@ -102,16 +101,6 @@ def test_what_is_attested_and_applied_in_each_round(overlap: bool, rounds: int, 
 
 
 @pytest.mark.parametrize(("overlap", "rounds", "rows"), CASES)
-def test_the_digest_of_each_round_follows_from_what_was_applied(overlap: bool, rounds: int, rows: list[Row]) -> None:
-    """S1: every height has its c, also where nothing is applied."""
-    config, chain = Config(overlap=overlap), ""
-    for row in rows:
-        applied = get_applied_height(config, epoch_at(row.height, rounds), row.height)
-        chain += "." if applied is None else str(applied)
-        assert chain == row.chain
-
-
-@pytest.mark.parametrize(("overlap", "rounds", "rows"), CASES)
 def test_a_past_round_reads_the_same_once_the_epoch_ends(overlap: bool, rounds: int, rows: list[Row]) -> None:
     """A joiner replays from the record alone, when the stop is long known (S9)."""
     config, ended = Config(overlap=overlap), Epoch(drain_from_height=rounds)
@@ -130,21 +119,6 @@ def test_every_data_round_is_attested_once_then_applied_once(overlap: bool, roun
     for data in range(rounds):
         assert applied[data] == attested[data] + 1  # decided at the close just before
     assert sum(is_last_drain(config, epoch, h) for h in heights) == repeats + 1
-
-
-def test_two_drain_rounds_with_overlap_and_one_without_p1() -> None:
-    assert get_drain_rounds(Config(overlap=True)) == 2
-    assert get_drain_rounds(Config(overlap=False)) == 1
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_an_epoch_that_goes_on_has_no_last_drain(*, overlap: bool) -> None:
-    assert not any(is_last_drain(Config(overlap=overlap), Epoch(), height) for height in range(300))
-
-
-def test_a_drain_round_is_marked_as_one() -> None:
-    assert is_drain(Round(flags=RoundFlag.DRAIN | RoundFlag.CLOSED))
-    assert not is_drain(Round(flags=RoundFlag.CLOSED))
 
 
 @pytest.mark.parametrize(
@@ -186,3 +160,13 @@ def test_the_attested_round_is_found_in_the_ring(
 ) -> None:
     found = get_attested_round(state_at(height, overlap=overlap, drain_from=drain_from))
     assert (None if found is None else found.height) == attested
+
+
+@pytest.mark.parametrize(("overlap", "rounds", "rows"), CASES)
+def test_the_digest_of_each_round_follows_from_what_was_applied(overlap: bool, rounds: int, rows: list[Row]) -> None:
+    """S1: every height has its c, also where nothing is applied."""
+    config, chain = Config(overlap=overlap), ""
+    for row in rows:
+        applied = get_applied_height(config, epoch_at(row.height, rounds), row.height)
+        chain += "." if applied is None else str(applied)
+        assert chain == row.chain

@@ -1,6 +1,7 @@
 """An owner's changes to a run on record (P9): the update that a run.toml or a later end asks for, key by key."""
 
 import copy
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -17,6 +18,8 @@ from psyche.core.state.limits import NO_UPLOADER
 from psyche.core.state.messages import Update
 from psyche.core.state.state import (
     ZERO32,
+    Checkpoint,
+    CheckpointKind,
     Config,
     Coordinator,
     DataLocationKind,
@@ -30,6 +33,7 @@ from psyche.errors import ConfigError
 from psyche.telemetry.text import TEXT_COLUMNS, format_table
 from psyche.wire.commands import WriteCommand, write_briefly
 
+COMMIT: Final = "[0-9a-f]{40}"
 PAGE: Final = "docs/owner.md"
 FIGURES: Final = 6  # of a number; all of them if two numbers would look alike
 
@@ -68,7 +72,7 @@ def build_update(state: Coordinator, file: LoadedRun) -> Update:
 def _keep_sources(state: Coordinator, model: Model, file: LoadedRun) -> Model:
     """Return the model with the sources of weights that are on record, unless the run has no weights of its own yet."""
     is_named = state.checkpoint.uploader != NO_UPLOADER
-    if not is_named and model.checkpoint != state.model.checkpoint:
+    if not is_named and not _is_same_source(model.checkpoint, state.model.checkpoint):
         if state.certified.digest == ZERO32 or state.certified.epoch == state.progress.epoch:  # S8, S11: the first ones
             return model
         raise ConfigError(
@@ -77,6 +81,15 @@ def _keep_sources(state: Coordinator, model: Model, file: LoadedRun) -> Model:
         )
     extra = [replace(source) for source in state.model.extra_checkpoints]
     return replace(model, checkpoint=replace(state.model.checkpoint), extra_checkpoints=extra)
+
+
+def _is_same_source(named: Checkpoint, recorded: Checkpoint) -> bool:
+    """Whether a file names the source on record, where a repository has the commit that was read (S11).
+
+    A branch or no revision is no other source: whoever wants what it has now names the commit.
+    """
+    is_open = named.kind is CheckpointKind.HUB and not re.fullmatch(COMMIT, named.revision or "")
+    return named == recorded or (is_open and (named.kind, named.name) == (recorded.kind, recorded.name))
 
 
 def is_other_start(state: Coordinator, update: Update) -> bool:

@@ -20,6 +20,7 @@ INDEX_NAME: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100_000_000  # what the format allows
 VALUE_BYTES: Final = {"F32": 4, "BF16": 2, "F16": 2}  # types whose values fp32 holds exactly
 NOT_FINITE: Final = "has values that are NaN or infinite; training would never go on from them: take other weights"
+CHAIN_KEY: Final = "psyche_chain"  # in the metadata of uploaded weights
 HEAD_BYTES: Final = 64 << 10  # read at once: most headers fit, and over a network a second question costs a round trip
 _CHUNK_VALUES: Final = BLOB_CHUNK_BYTES // 4
 _COMPUTED: Final = ".rotary_emb.inv_freq"  # older Llama files have what transformers computes from the config
@@ -35,22 +36,49 @@ class StoredTensor:
     offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class ModelLayout:
+    """What is read of a model before its values: where each tensor is, and the small files, which fit each other.
+
+    `chain` is the chain digest of weights that a client has uploaded (S2), zero for all others.
+    """
+
+    tensors: Mapping[str, StoredTensor]
+    small: Mapping[str, bytes]
+    chain: bytes
+
+
 def compute_first_digest(files: ModelFiles, *, is_exact: bool) -> bytes:
     """The full digest (32 bytes) that a trainer computes after it has loaded this model.
 
     `is_exact` is false in full-value mode, in which the digest leaves out the tensors' values (S2).
     """
-    stored = read_stored_tensors(files)
-    small = read_small_files(files)
-    _check_names(files, small, stored)  # before any value is read
-    ids = {name: _compute_blob_id(files, name, tensor) for name, tensor in stored.items()}
-    entries = [TensorEntry(name, tensor.dims, ids[name] if is_exact else ZERO32) for name, tensor in stored.items()]
-    root = blake3_hash(encode_manifest(entries, get_file_entries(small)))
+    layout = read_layout(files)
+    ids = {name: _compute_blob_id(files, name, tensor) for name, tensor in layout.tensors.items()}
+    entries = [TensorEntry(n, tensor.dims, ids[n] if is_exact else ZERO32) for n, tensor in layout.tensors.items()]
+    root = blake3_hash(encode_manifest(entries, get_file_entries(layout.small)))
     return compute_state_digest(ZERO32, root)
+
+
+def read_layout(files: ModelFiles) -> ModelLayout:
+    """Read headers and small files; small files and names are checked, values are not read."""
+    tensors, metadata = _read_headers(files)
+    small = read_small_files(files)
+    _check_names(files, small, tensors)
+    try:
+        chain = bytes.fromhex(str(metadata.get(CHAIN_KEY, "")))
+    except ValueError:
+        chain = b""
+    return ModelLayout(tensors, small, chain if len(chain) == len(ZERO32) else ZERO32)
 
 
 def read_stored_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
     """The tensors of a model by name, from the files that transformers reads; the values are not read."""
+    return _read_headers(files)[0]
+
+
+def _read_headers(files: ModelFiles) -> tuple[dict[str, StoredTensor], dict[str, Any]]:
+    """Read tensors and metadata of all weight files."""
     sizes = files.get_sizes()
     if WEIGHTS_NAME in sizes:
         names: Sequence[str] = [WEIGHTS_NAME]
@@ -58,9 +86,10 @@ def read_stored_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
         raw = files.read(INDEX_NAME, 0, min(sizes.get(INDEX_NAME, 0), MAX_HEADER_BYTES))
         names = _list_files(f"{files.address}/{INDEX_NAME}", raw)
     found: dict[str, StoredTensor] = {}
+    metadata: dict[str, Any] = {}
     for name in names:
-        found |= _read_header(files, name, sizes.get(name, 0))
-    return {name: tensor for name, tensor in found.items() if not name.endswith(_COMPUTED)}
+        found |= _read_header(files, name, sizes.get(name, 0), metadata)
+    return {name: tensor for name, tensor in found.items() if not name.endswith(_COMPUTED)}, metadata
 
 
 def _list_files(index: str, raw: bytes) -> list[str]:
@@ -83,7 +112,7 @@ def _parse_table(place: str, raw: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", table)
 
 
-def _read_header(files: ModelFiles, name: str, size_bytes: int) -> dict[str, StoredTensor]:
+def _read_header(files: ModelFiles, name: str, size_bytes: int, metadata: dict[str, Any]) -> dict[str, StoredTensor]:
     """Read a safetensors file's header: its length u64, then JSON with type, shape and place of each tensor."""
     place = f"{files.address}/{name}"
     head = files.read(name, 0, min(size_bytes, HEAD_BYTES))
@@ -93,7 +122,7 @@ def _read_header(files: ModelFiles, name: str, size_bytes: int) -> dict[str, Sto
             raise ValueError(f"{size_bytes} bytes, a header of {header_bytes}")
         raw = head[8:] + files.read(name, min(len(head), 8 + header_bytes), 8 + header_bytes)
         header = json.loads(raw[:header_bytes])
-        header.pop("__metadata__", None)
+        metadata |= header.pop("__metadata__", {})
         values_bytes = size_bytes - 8 - header_bytes
         return {key: _read_place(name, about, 8 + header_bytes, values_bytes) for key, about in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
@@ -111,12 +140,17 @@ def _read_place(file: str, about: Mapping[str, Any], start: int, values_bytes: i
     return StoredTensor(file, dtype, dims, start + first)
 
 
-def read_values(files: ModelFiles, name: str, tensor: StoredTensor, start: int = 0) -> Iterator[bytes]:
-    """Read a tensor's values from number `start` on, as fp32 little-endian bytes of one MiB; all must be finite."""
+def read_values(
+    files: ModelFiles, name: str, tensor: StoredTensor, start: int = 0, *, piece_bytes: int | None = None
+) -> Iterator[bytes]:
+    """Read a tensor's values from number `start` on, as fp32 little-endian bytes of one MiB; all must be finite.
+
+    `piece_bytes` of fp32 are read at once; None: what suits the files.
+    """
     import numpy as np
 
     width, total = VALUE_BYTES[tensor.dtype], math.prod(tensor.dims)
-    piece = files.piece_bytes // 4
+    piece = (piece_bytes or files.piece_bytes) // 4
     for first in range(start, total, piece):
         end = min(total, first + piece)
         raw = files.read(tensor.file, tensor.offset + first * width, tensor.offset + end * width)

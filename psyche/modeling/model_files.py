@@ -1,12 +1,24 @@
-"""A model's files, wherever they are; each part is read as it is needed."""
+"""A model's files, wherever they are: in a folder, or in a storage from which each part is read as it is needed."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol, TypeVar
+
+import structlog
+import trio
 
 from psyche.core.encoding.manifest import FILE_NAMES, MAX_MODEL_FILES_BYTES
+from psyche.core.state.state import Checkpoint, CheckpointKind
 from psyche.durable import open_file
 from psyche.errors import TrainerError
+from psyche.storage.port import Storage, StorageOptions, StoredFile, read_environment
+
+REMOTE: Final = frozenset({CheckpointKind.HUB, CheckpointKind.GCS})  # sources that `open_storage` opens
+SHOWN_EVERY_S: Final = 10.0
+T = TypeVar("T")
+_log = structlog.get_logger("psyche.model")
 
 
 class ModelFiles(Protocol):
@@ -14,9 +26,11 @@ class ModelFiles(Protocol):
 
     Raises:
         TrainerError: a file is not there or cut off.
+        StorageError: the storage does not give it.
     """
 
     address: str
+    revision: str | None  # the commit of a repository, once it has been listed
     piece_bytes: int  # how much to read at once of what is long: whole MiB
 
     def get_sizes(self) -> Mapping[str, int]:
@@ -29,6 +43,7 @@ class ModelFiles(Protocol):
 
 
 class FolderFiles:
+    revision: str | None = None
     piece_bytes = 1 << 20
 
     def __init__(self, folder: Path) -> None:
@@ -51,6 +66,91 @@ class FolderFiles:
         if len(raw) != end - start:
             raise TrainerError(f"{self.address}/{name}: is cut off")
         return raw
+
+
+class StorageFiles:
+    """The files of a storage, for a thread of trio; says from time to time how much it has read."""
+
+    piece_bytes = 64 << 20  # a storage asks for its ranges side by side
+
+    def __init__(self, storage: Storage) -> None:
+        self.address = storage.address
+        self.revision: str | None = None
+        self._storage = storage
+        self._files: dict[str, StoredFile] | None = None
+        self._read_bytes = 0
+        self._shown_at = time.monotonic()
+
+    def get_sizes(self) -> Mapping[str, int]:
+        return {name: file.size_bytes for name, file in self._list().items()}
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        files = self._list()
+        if name not in files:
+            raise TrainerError(f"{self.address}/{name}: there is no such file")
+        raw = trio.from_thread.run(self._storage.read, files[name], start, end)
+        self._read_bytes += len(raw)
+        if time.monotonic() - self._shown_at > SHOWN_EVERY_S:
+            self._shown_at = time.monotonic()
+            _log.info("reading the model", address=self.address, read_bytes=self._read_bytes)
+        return raw
+
+    def _list(self) -> dict[str, StoredFile]:
+        if self._files is None:
+            files = trio.from_thread.run(self._storage.list_files)
+            self.address = self._storage.address  # now with the commit
+            self.revision = getattr(self._storage, "revision", None)
+            self._files = {file.name: file for file in files if "/" not in file.name}
+        return self._files
+
+
+def open_storage(source: Checkpoint, options: StorageOptions) -> Storage | None:
+    """Open the storage of a source of weights; None: it is none.
+
+    Raises:
+        StorageRefused: the name is none of a repository or bucket.
+    """
+    match source.kind:
+        case CheckpointKind.HUB:
+            from psyche.storage.hub import open_hub
+
+            return open_hub(source.name, source.revision, options)
+        case CheckpointKind.GCS:
+            from psyche.storage.bucket import open_bucket
+
+            return open_bucket(source.name, source.revision or "", options)
+        case _:
+            return None
+
+
+def use_model_files(
+    source: Checkpoint, folder: Path | None, use: Callable[[ModelFiles], T], options: StorageOptions | None = None
+) -> T | None:
+    """Call `use` with the files of a source of weights; None if they are in no storage and not in `folder` either.
+
+    Blocks, with or without trio around it. Without `options`, those of the environment count.
+
+    Raises:
+        StorageError, TrainerError: as `ModelFiles`; StorageRefused also if the source's name is none.
+    """
+    storage = open_storage(source, options or read_environment())
+    if storage is None:
+        return None if folder is None or not folder.is_dir() else use(FolderFiles(folder))
+    return _run(_use_storage, storage, use)
+
+
+async def _use_storage(storage: Storage, use: Callable[[ModelFiles], T]) -> T:
+    async with aclosing(storage):
+        return await trio.to_thread.run_sync(use, StorageFiles(storage))
+
+
+def _run(function: Callable[..., Awaitable[T]], *args: object) -> T:
+    """Run an async function from a thread of trio in its loop, so that it is cancelled with it; else in its own."""
+    try:
+        trio.from_thread.check_cancelled()
+    except RuntimeError:
+        return trio.run(function, *args)
+    return trio.from_thread.run(function, *args)
 
 
 def read_small_files(files: ModelFiles) -> dict[str, bytes]:

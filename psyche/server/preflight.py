@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -10,9 +11,10 @@ from psyche.config.problems import ConfigProblems, Problem
 from psyche.config.validate import ConfigReport, has_token_files, validate_config
 from psyche.core.state.state import CheckpointKind, DataLocationKind
 from psyche.data.provider import open_files, open_local
-from psyche.errors import ConfigError, DataError
-from psyche.modeling.model_check import ModelCheck, check_model
-from psyche.server.run import find_first_weights
+from psyche.errors import ConfigError, DataError, StorageError, StorageRefused, TrainerError
+from psyche.modeling.model_check import ModelCheck, check_model, check_model_files
+from psyche.modeling.model_files import REMOTE, use_model_files
+from psyche.server.run import read_first_model
 
 MODEL_CONFIGS: Final = ("model.json", "model.toml")  # beside the run's file: what first weights are made from
 _CHECKPOINT: Final = ("model", "LLM", "checkpoint")
@@ -23,7 +25,8 @@ _VOCABULARY: Final = ("metadata", "vocab_size")
 def validate_run(state: Path, data_config: Path | None = None, *, reads_weights: bool = False) -> ConfigReport:
     """Check a run's configuration as `validate_config` does, and what is on this machine of its model and data.
 
-    Blocks on the disk: of tokens at most 256 MiB are read, of weights only headers, unless `reads_weights`.
+    Blocks on the disk: of tokens at most 256 MiB are read, of weights only headers, unless `reads_weights`. Then the
+    headers of a repository or bucket are read too.
     """
     report = validate_config(state, data_config)
     if report.run is None:
@@ -31,13 +34,31 @@ def validate_run(state: Path, data_config: Path | None = None, *, reads_weights:
     found = find_file_problems(report.run, report.data)
     if reads_weights and not found:
         found = list(_find_weight_problems(report.run))
-    return replace(report, problems=(*report.problems, *found))
+    warnings = report.warnings
+    if reads_weights and report.run.model.checkpoint.kind in REMOTE:
+        remote, unread = _check_remote_model(report.run)
+        found, warnings = [*found, *remote], (*warnings, *unread)
+    return replace(report, problems=(*report.problems, *found), warnings=warnings)
+
+
+def _check_remote_model(run: LoadedRun) -> tuple[list[Problem], list[str]]:
+    """Problems of a model in a repository or bucket, and what kept it from being checked."""
+    check = partial(check_model_files, max_seq_len=run.model.max_seq_len)
+    try:
+        found = use_model_files(run.model.checkpoint, None, check)
+    except (StorageRefused, TrainerError) as error:
+        return [run.make_problem(_CHECKPOINT, str(error))], []
+    except (StorageError, ImportError) as error:
+        return [], [f"model.LLM.checkpoint: not checked: {error}"]
+    return [run.make_problem(_CHECKPOINT, text) for text in found.problems] if found else [], []
 
 
 def _find_weight_problems(run: LoadedRun) -> Iterator[Problem]:
     """Find values of which a new run's server would make no digest; what else it lacks, it says itself."""
+    if run.model.checkpoint.kind in REMOTE:
+        return  # all of them would have to be downloaded
     try:
-        find_first_weights(run.model, run.model_folder)
+        read_first_model(run.model, run.model_folder)
     except ConfigError as error:
         yield run.make_problem(_CHECKPOINT, str(error))
 
@@ -63,7 +84,7 @@ def find_file_problems(run: LoadedRun, data: LoadedData | None) -> list[Problem]
 def _check_model(run: LoadedRun) -> ModelCheck:
     """Check the first weights, or what they are to be made from; nothing where neither is here."""
     if run.model.checkpoint.kind is not CheckpointKind.LOCAL:
-        return ModelCheck(())
+        return ModelCheck(())  # `_check_remote_model`
     folder = run.resolve(run.model.checkpoint.name)
     configs = (run.folder / name for name in MODEL_CONFIGS)
     is_here = folder.exists() or folder.is_symlink()  # of a link that leads nowhere, the check says so

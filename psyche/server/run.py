@@ -2,16 +2,17 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from psyche.config.load import LoadedRun
 from psyche.core.encoding.account import decode_config, decode_model, encode_config, encode_model, encode_state
 from psyche.core.state.genesis import create_run
-from psyche.core.state.state import ZERO32, Coordinator, Model
+from psyche.core.state.state import ZERO32, Checkpoint, Coordinator, Model
 from psyche.errors import ConfigError, PsycheError, UnusableModelError
 from psyche.modeling.first_weights import compute_first_digest
-from psyche.modeling.model_files import FolderFiles
+from psyche.modeling.model_files import ModelFiles, use_model_files
 from psyche.server.journal.journal import JournalDisk, JournalError
 from psyche.server.journal.recovery import OpenRun, create_journal, recover
 from psyche.wire.crypto import blake3_hash
@@ -49,31 +50,49 @@ def open_run(
         return found
     created = now()
     uid = compute_run_uid(server_key, file.run_id, created)
-    first_weights, notes = find_first_weights(file.model, model_folder)
+    first = read_first_model(file.model, model_folder)
+    model = replace(file.model, checkpoint=first.source)
     state = create_run(
-        file.config, file.model, file.run_id, uid, file.metadata, program, created, progress=file.progress,
-        bootstrap=file.bootstrap, first_weights=first_weights,
+        file.config, model, file.run_id, uid, file.metadata, program, created, progress=file.progress,
+        bootstrap=file.bootstrap, first_weights=first.digest,
     )  # fmt: skip
     state.pending_pause = file.pending_pause
     journal = create_journal(disk, created, encode_state(state))
     _remember_file(disk, file)
-    return OpenRun(state, journal, created, notes=notes, is_new=True)
+    return OpenRun(state, journal, created, notes=first.notes, is_new=True)
 
 
-def find_first_weights(model: Model, folder: Path | None) -> tuple[bytes, tuple[str, ...]]:
-    """The full digest of the model in `folder`, zero if there is none, and notes for the user (S11).
+@dataclass(frozen=True, slots=True)
+class FirstModel:
+    """The source of a run's first weights as it goes on record: of a repository, with the commit that was read.
+
+    `digest` is zero if the model cannot be read here; then `notes` say why (S11).
+    """
+
+    source: Checkpoint
+    digest: bytes = ZERO32
+    notes: tuple[str, ...] = ()
+
+
+def read_first_model(model: Model, folder: Path | None) -> FirstModel:
+    """Compute the full digest of a run's first weights; `folder` is where a Local model would be on this machine.
+
+    Blocks, with or without trio around it: it reads all weights.
 
     Raises:
         ConfigError: nobody could train from these weights.
     """
-    if folder is None or not folder.is_dir():
-        return ZERO32, ()
+
+    def read(files: ModelFiles) -> FirstModel:
+        digest = compute_first_digest(files, is_exact=model.optimizer.quantize_1bit)
+        return FirstModel(replace(model.checkpoint, revision=files.revision or model.checkpoint.revision), digest)
+
     try:
-        return compute_first_digest(FolderFiles(folder), is_exact=model.optimizer.quantize_1bit), ()
+        return use_model_files(model.checkpoint, folder, read) or FirstModel(model.checkpoint)
     except UnusableModelError as error:
         raise ConfigError(f"the first weights: {error}") from error
     except (PsycheError, OSError, ImportError) as error:
-        return ZERO32, (f"{NOT_ON_RECORD}: {error}",)
+        return FirstModel(model.checkpoint, notes=(f"{NOT_ON_RECORD}: {error}",))
 
 
 def _check_file(disk: JournalDisk, state: Coordinator, file: LoadedRun) -> tuple[str, ...]:

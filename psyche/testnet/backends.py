@@ -190,10 +190,11 @@ async def _create(session: "ChainSession", run: LoadedRun, clients: "list[Wallet
     from psyche.backends.solana.owner.administration import SolanaAdministration
     from psyche.backends.solana.owner.creation import Creation, plan_create
     from psyche.core.state.messages import Resume
-    from psyche.server.run import find_first_weights
+    from psyche.server.run import read_first_model
 
-    digest, _ = find_first_weights(run.model, run.model_folder)
-    new = Creation(run.run_id, CHAIN.fit_file(run), __version__, first_weights=digest)
+    first = await trio.to_thread.run_sync(read_first_model, run.model, run.model_folder)
+    file = CHAIN.fit_file(replace(run, model=replace(run.model, checkpoint=first.source)))
+    new = Creation(run.run_id, file, __version__, first_weights=first.digest)
     await session.carry_out(await plan_create(session, new))
     for key in [wallet.pubkey() for wallet in clients] or [EVERYBODY]:
         await session.carry_out(await plan_grant(session, key))

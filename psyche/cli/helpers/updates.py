@@ -9,8 +9,9 @@ from psyche.cli.helpers.common import say
 from psyche.config.load import LoadedRun, load_run
 from psyche.config.update import build_update, compute_restart, is_first_start, is_other_start
 from psyche.core.state.messages import Update
-from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator
-from psyche.server.run import NOT_ON_RECORD, find_first_weights
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator
+from psyche.modeling.model_files import REMOTE
+from psyche.server.run import NOT_ON_RECORD, FirstModel, read_first_model
 
 if TYPE_CHECKING:
     from psyche.backends.port import Fitted, Target
@@ -47,52 +48,55 @@ def load_settings(path: Path, target: "Target") -> "Fitted":
     return fitted
 
 
-def read_first_weights(file: LoadedRun) -> bytes:
-    """Compute the full digest of the model that a run begins with, and say so; zero if its folder is not here (S11)."""
-    folder = file.model_folder
-    if folder is None:
-        return ZERO32
-    if folder.is_dir():
-        say(f"reading the first weights in {folder}")
-    digest, notes = find_first_weights(file.model, folder)
-    if digest == ZERO32:
+def read_first_weights(file: LoadedRun) -> FirstModel:
+    """Compute the full digest of the model that a run begins with, and say so; zero if it is not here (S11)."""
+    folder, source = file.model_folder, file.model.checkpoint
+    if source.kind not in REMOTE and folder is None:
+        return FirstModel(source)
+    if source.kind in REMOTE or (folder is not None and folder.is_dir()):
+        say(f"reading the first weights in {source.name if folder is None else folder}")
+    first = read_first_model(file.model, folder)
+    if first.digest == ZERO32:
         note = f"{NOT_ON_RECORD}: there is no folder {folder}"
-        say(f"warning: {'; '.join(notes) or note}")
-    return digest
+        say(f"warning: {'; '.join(first.notes) or note}")
+    return first
 
 
 @dataclass(frozen=True, slots=True)
 class FirstWeights:
     """Completes updates of a run by the digest of the weights that its next epoch starts from (S11).
 
-    `file` is the run.toml from whose folder the model's is found; None: there is none. Each folder is read once.
+    `file` is the run.toml from whose folder the model's is found; None: there is none. Each source is read once.
     """
 
     file: LoadedRun | None
-    _known: dict[Path | None, bytes] = field(default_factory=dict[Path | None, bytes])
+    _known: dict[str, FirstModel] = field(default_factory=dict[str, FirstModel])
 
     def complete(self, state: Coordinator, update: Update) -> Update:
-        """Return the update with the digest, or as it is: the run keeps its weights, or their folder is not here."""
+        """Return the update with the digest; as it is if the run keeps its weights, or they cannot be read here."""
         model, is_other = update.model or state.model, is_other_start(state, update)
         if self.file is None:
             if is_other:
-                self._ask_for_file(model.checkpoint.kind)
+                self._ask_for_file(model.checkpoint)
             return update
         file = replace(self.file, model=model)
         folder = file.model_folder
-        if not is_other and not (is_first_start(state) and folder is not None and folder.is_dir()):
+        is_here = model.checkpoint.kind in REMOTE or (folder is not None and folder.is_dir())
+        if not is_other and not (is_first_start(state) and is_here):
             return update
-        digest = self._read(file)
-        is_known = not is_other and digest == state.certified.digest
-        return update if is_known or digest == ZERO32 else replace(update, first_weights=digest)
+        first = self._read(file)
+        if first.digest == ZERO32 or (not is_other and first.digest == state.certified.digest):
+            return update
+        pinned = replace(model, checkpoint=first.source)
+        return replace(update, model=None if pinned == state.model else pinned, first_weights=first.digest)
 
-    def _ask_for_file(self, source: CheckpointKind) -> None:
-        if source is CheckpointKind.LOCAL and None not in self._known:
-            self._known[None] = ZERO32
+    def _ask_for_file(self, source: Checkpoint) -> None:
+        if source.kind is CheckpointKind.LOCAL and "" not in self._known:
+            self._known[""] = FirstModel(source)
             say(f"warning: {NOT_ON_RECORD}: name the run.toml beside it with --state to put them there")
 
-    def _read(self, file: LoadedRun) -> bytes:
-        folder = file.model_folder
-        if folder not in self._known:
-            self._known[folder] = read_first_weights(file)
-        return self._known[folder]
+    def _read(self, file: LoadedRun) -> FirstModel:
+        source = f"{file.model.checkpoint} {file.model_folder}"
+        if source not in self._known:
+            self._known[source] = read_first_weights(file)
+        return self._known[source]

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -112,7 +113,8 @@ def load_new(state: Path, access: Access) -> "tuple[LoadedRun, bytes]":
     from psyche.cli.helpers.updates import load_settings, read_first_weights
 
     file = load_settings(state, access.chain).file
-    return file, read_first_weights(file)
+    first = read_first_weights(file)
+    return replace(file, model=replace(file.model, checkpoint=first.source)), first.digest
 
 
 def list_next(session: "ChainSession", new: "Creation") -> list[str]:

@@ -21,7 +21,7 @@ DAY_S: Final = 86_400  # a longer wait is probably a typo or the wrong unit
 SHORT_WARMUP_S: Final = 5  # even the trainer of a small model takes that long to start
 ENTROPY_ON_SERVER: Final = "config.entropy_delay is for the chain; a TCP server uses 0"
 
-_RUNNABLE_CHECKPOINTS: Final = (CheckpointKind.DUMMY, CheckpointKind.LOCAL)
+_RUNNABLE_CHECKPOINTS: Final = (CheckpointKind.DUMMY, CheckpointKind.LOCAL, CheckpointKind.HUB, CheckpointKind.GCS)
 _RUNNABLE_DATA: Final = (
     DataLocationKind.DUMMY,
     DataLocationKind.SERVER,
@@ -34,7 +34,7 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
     """Find settings that load but cannot run yet; `server run` refuses them before anything starts."""
     runnable = (
         ("architecture", model.architecture, (Architecture.HF_LLAMA,), "; what runs: 'HfLlama'"),
-        ("checkpoint", model.checkpoint.kind, _RUNNABLE_CHECKPOINTS, "; what runs: 'Local' (a folder)"),
+        ("checkpoint", model.checkpoint.kind, _RUNNABLE_CHECKPOINTS, "; what runs: 'Local', 'Hub', 'Gcs'"),
         ("data_location", model.data_location.kind, _RUNNABLE_DATA, "; what runs: 'Http', 'Local', 'Server', 'Dummy'"),
         ("data_type", model.data_type, (DataType.PRETRAINING,), ": no source of data has labels; use 'Pretraining'"),
     )

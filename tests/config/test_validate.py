@@ -111,11 +111,15 @@ def test_of_a_missing_model_the_owner_is_told_the_command_that_makes_it(tmp_path
     assert (code, lines[-1]) == (0, f"{tmp_path / 'run.toml'}: fine, but see the 1 warning, run 'demo'")
 
 
-def test_what_cannot_run_yet_is_told_and_is_no_error() -> None:
-    code, lines = show(CONFIG / "sample")
+def test_what_cannot_run_yet_is_told_and_is_no_error(tmp_path: Path) -> None:
+    state, _ = make_demo(tmp_path)
+    (state / "run.toml").write_text(DEMO.replace('"HfLlama"', '"HfDeepseek"'))
+    code, lines = show(state)
     assert code == 0
-    assert [line.split("'")[1] for line in lines if line.startswith("not yet (`server run` refuses it)")] == ["Hub"]
-    assert lines[-1].endswith("run.toml: valid, but this version cannot run it, run 'sample'")
+    assert [line.split("'")[1] for line in lines if line.startswith("not yet (`server run` refuses it)")] == [
+        "HfDeepseek"
+    ]
+    assert lines[-1].endswith("run.toml: valid, but this version cannot run it, run 'demo'")
 
 
 @pytest.mark.parametrize(
@@ -174,21 +178,30 @@ def test_everything_that_is_not_built_is_refused_by_name() -> None:
     run = load_run(CONFIG / "demo")
     assert find_unsupported(run.model, run.config) == []
     run.model.architecture = Architecture.HF_DEEPSEEK
-    run.model.checkpoint = Checkpoint(CheckpointKind.GCS, "b")
+    run.model.checkpoint = Checkpoint(CheckpointKind.P2P_GCS, "b")
     run.model.data_location = DataLocation(DataLocationKind.WEIGHTED_HTTP, "u")
     run.model.data_type = DataType.FINETUNING
     run.model.optimizer.kind = OptimizerKind.ADAMW
     run.config.reveal_gate, run.config.canary_permille, run.config.min_stake = True, 1, 1
-    names = ("HfDeepseek", "Gcs", "WeightedHttp", "Finetuning", "AdamW", "reveal_gate", "canary_permille", "min_stake")
+    names = (
+        "HfDeepseek",
+        "P2PGcs",
+        "WeightedHttp",
+        "Finetuning",
+        "AdamW",
+        "reveal_gate",
+        "canary_permille",
+        "min_stake",
+    )
     found = find_unsupported(run.model, run.config)
     assert len(found) == len(names)
     assert all(name in text for name, text in zip(names, found, strict=True))
 
 
-def test_all_shipped_configurations_but_the_sample_can_run() -> None:
+def test_all_shipped_configurations_can_run() -> None:
     for path in sorted({file.parent for file in CONFIG.glob("*/run.toml")}):
         run = load_run(path)
-        assert (find_unsupported(run.model, run.config) == []) == (path.name != "sample"), path.name
+        assert find_unsupported(run.model, run.config) == [], path.name
 
 
 def test_commands_that_are_told_can_be_pasted_whatever_the_folder_is_named(tmp_path: Path) -> None:

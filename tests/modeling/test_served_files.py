@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import trio
 from kits.log import Log
+from kits.storage.servers import OPTIONS
 from trio.testing import MockClock
 
 from psyche.client.runtime.weights.loading import Loader, get_snapshot_folder
@@ -60,7 +61,7 @@ class Peer:
     def __post_init__(self) -> None:
         self.serving = Serving(NoEngine(), self.node)  # type: ignore[arg-type]
         self.node.set_sync_handler(self.serving.answer)
-        self.loader = Loader(self.node, self.serving, self.folder / "resume", self.folder, self.log)
+        self.loader = Loader(self.node, self.serving, self.folder / "resume", self.folder, self.log, OPTIONS)
 
     def get_files(self) -> set[str]:
         return {path.name for path in self.folder.rglob("resume/*/model/*")}

@@ -114,6 +114,7 @@ class LazyData:
             vocab_size=self.vocab_size,
             identity=self._identity,
             expected_server=self._settings.server_key,
+            storage=self._settings.storage,
         )
 
     async def aclose(self) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from psyche.storage.port import StorageOptions
 from psyche.wire.peer_address import PeerAddress
 
 
@@ -34,6 +35,7 @@ class ClientSettings:
     node_name: str = ""
     distro_dir: Path | None = None  # --write-distro-data: payloads are kept here
     replay_quota_bytes: int = 8 << 30
+    storage: StorageOptions = field(default_factory=StorageOptions)  # of remote data and weights
     stop_grace_s: float = 4.0  # F26: Ctrl-C ends within five seconds
 
     @property

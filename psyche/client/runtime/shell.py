@@ -77,7 +77,7 @@ class Shell:
         snapshots = settings.snapshots_dir
         self._serving = Serving(parts.engine, parts.network)
         self._replay = ReplayStore(settings.data_dir / "replay", settings.replay_quota_bytes)
-        self._loader = Loader(parts.network, self._serving, snapshots, settings.local_root, self.log)
+        self._loader = Loader(parts.network, self._serving, snapshots, settings.local_root, self.log, settings.storage)
         self._payloads = PayloadCache()
         self._data = DataAhead(parts.data)
         self._tasks = TrainerTasks(

@@ -15,6 +15,7 @@ from psyche.client.runtime.trainer_inputs import DataAhead, PayloadCache
 from psyche.client.runtime.weights.exporting import build_run_card, get_export_path, measure_export, remove_old_exports
 from psyche.client.runtime.weights.heal_tasks import HealContext, HealTasks
 from psyche.client.runtime.weights.loading import Loader, Source, get_snapshot_folder
+from psyche.client.runtime.weights.remote import list_places
 from psyche.client.runtime.weights.replay import ReplayStore, make_apply_request
 from psyche.core.state.state import ZERO32
 from psyche.errors import DataError, NetworkError, PsycheError, TrainerError, UnusableDataError, UnusableModelError
@@ -209,7 +210,7 @@ class TrainerTasks:
 
     async def _load_from_peers(self, action: act.Load, reasons: Reasons) -> act.Loaded | None:
         state = self._x.state
-        if action.certified is None:
+        if action.certified is None and not list_places(state, None):
             if not reasons:
                 reasons.append(
                     f"the run's model folder {state.model.checkpoint.name!r} is not below --local-root, and the record "

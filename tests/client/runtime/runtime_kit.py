@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 import trio
 from kits.log import Log
+from kits.storage.servers import OPTIONS
 
 from psyche.client.engine import actions as act
 from psyche.client.runtime.weights.loading import Loader, get_snapshot_folder
@@ -19,6 +20,7 @@ from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator
 from psyche.errors import NetworkError
 from psyche.modeling.snapshot import get_file_entries, list_snapshots
+from psyche.storage.port import StorageOptions
 from psyche.telemetry import types
 from psyche.testing.builders import build_hash, build_model
 from psyche.testing.dummy_trainer import DummyTrainer
@@ -148,11 +150,12 @@ class Place:
     root: Path
     network: FakeNetwork = field(default_factory=FakeNetwork)
     log: Log = field(default_factory=Log)
+    storage: StorageOptions = OPTIONS
 
     def __post_init__(self) -> None:
         self.snapshots = self.root / "resume"
         self.serving = Serving(NoEngine(), self.network)  # type: ignore[arg-type]
-        self.loader = Loader(self.network, self.serving, self.snapshots, self.root, self.log)  # type: ignore[arg-type]
+        self.loader = Loader(self.network, self.serving, self.snapshots, self.root, self.log, self.storage)  # type: ignore[arg-type]
         self.state = Coordinator(model=build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model")))
 
     async def write_snapshot(
@@ -168,7 +171,7 @@ class Place:
     def get_digests(self) -> set[bytes]:
         return {s.digest for s in list_snapshots(self.snapshots)}
 
-    def fetch(self, digest: bytes) -> Awaitable[Any]:
+    def fetch(self, digest: bytes | None) -> Awaitable[Any]:
         return self.loader.fetch(self.state, digest, 1e9)
 
 

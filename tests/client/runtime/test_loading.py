@@ -51,9 +51,9 @@ def test_the_configured_folder_is_a_source_where_it_may_give_the_weights(place: 
 
 
 def test_a_source_of_another_kind_is_said_only_where_nothing_else_can_help(place: Place) -> None:
-    place.state.model.checkpoint = Checkpoint(CheckpointKind.HUB, "someone/model")
+    place.state.model.checkpoint = Checkpoint(CheckpointKind.P2P, "someone/model")
     assert place.loader.find_configured(place.state, build_hash("asked for"), ZERO32) is None, "peers may have it"
-    with pytest.raises(TrainerError, match="HUB: this client loads Local sources only"):
+    with pytest.raises(TrainerError, match="P2P: this client loads Local sources only"):
         place.loader.find_configured(place.state, None, ZERO32)
 
 

@@ -100,6 +100,8 @@ class HubDouble:
         self.objects: dict[str, bytes] = {}  # uploaded, by SHA-256
         self.asked: list[Call] = []
         self.page = 1_000
+        self.served_bytes = 0
+        self.on_served: Callable[[], None] = lambda: None  # called after each answer
         api, revision = r"/api/(?P<repo>\w+/[^/]+/[^/]+)", r"(?P<revision>[^/]+)"
         repo = r"/(?P<repo>(?:datasets/)?[^/]+/[^/]+)"
         self._routes: list[tuple[str, re.Pattern[str], Callable[..., Answer]]] = [
@@ -145,6 +147,8 @@ class HubDouble:
         head = [(name.encode(), value.encode()) for name, value in (answer.headers | length).items()]
         await send({"type": "http.response.start", "status": answer.status, "headers": head})
         await send({"type": "http.response.body", "body": b"" if call.method == "HEAD" else answer.body})
+        self.served_bytes += len(answer.body)
+        self.on_served()
 
     def _answer(self, call: Call) -> Answer:
         method = "GET" if call.method == "HEAD" else call.method

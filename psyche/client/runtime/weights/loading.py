@@ -8,13 +8,16 @@ from typing import Final
 
 import trio
 
+from psyche.client.runtime.weights.remote import Collector, compute_root, list_places, open_place
 from psyche.client.runtime.weights.serving import Offer, Serving, read_offer
-from psyche.core.encoding.manifest import blank_values, decode_manifest, describe_file_differences, encode_manifest
+from psyche.core.encoding.manifest import decode_manifest, describe_file_differences, encode_manifest
 from psyche.core.state.limits import NO_UPLOADER
-from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator, Mark, Model
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, Mark, Model
 from psyche.durable import resolve_path
-from psyche.errors import NetworkError, PsycheError, TrainerError, WireError
+from psyche.errors import NetworkError, PsycheError, StorageError, TrainerError, WireError
 from psyche.modeling import snapshot as disk
+from psyche.modeling.model_files import REMOTE
+from psyche.storage.port import StorageOptions
 from psyche.telemetry import types
 from psyche.telemetry.types import WeightSource
 from psyche.wire.crypto import blake3_hash, compute_state_digest
@@ -49,8 +52,11 @@ class Source:
 
 
 class Loader:
-    def __init__(self, network: Network, serving: Serving, snapshots: Path, local_root: Path, log: Log) -> None:
+    def __init__(
+        self, network: Network, serving: Serving, snapshots: Path, local_root: Path, log: Log, storage: StorageOptions
+    ) -> None:
         self._network = network
+        self._storage = storage
         self._log = log
         self._refused: dict[bytes, str] = {}  # peers that offered wrong files for `_wanted`, and why
         self._wanted = ZERO32
@@ -76,6 +82,8 @@ class Loader:
         named = next(self._iter_named(state), None)
         if named is not None or state.checkpoint.uploader != NO_UPLOADER:
             return named and Source(named, is_snapshot=True, name=WeightSource.ON_RECORD)
+        if state.model.checkpoint.kind in REMOTE:
+            return None  # `fetch` reads it
         try:
             path = self.get_configured(state.model)
         except TrainerError:
@@ -97,10 +105,67 @@ class Loader:
             if source.kind is CheckpointKind.LOCAL and path.is_relative_to(root) and (path / disk.INFO_NAME).is_file():
                 yield path
 
-    async def fetch(self, state: Coordinator, digest: bytes, deadline: float, progress: Progress = _ignore) -> Source:
-        """Fetch a snapshot from peers; no peer is trusted, everything is checked against the digest (S9)."""
-        offer = await self._find_offer(state, digest, deadline)
+    async def fetch(
+        self, state: Coordinator, digest: bytes | None, deadline: float, progress: Progress = _ignore
+    ) -> Source:
+        """Fetch a snapshot from peers and the places on record; nobody is trusted, the digest decides (S9, S10).
+
+        Without a digest the weights are the first ones, of which no peer knows yet (S11).
+
+        Raises:
+            NetworkError: nobody gives them.
+        """
+        offer, reasons = None, list[str]()
+        places = list_places(state, digest)
+        try:
+            if digest is not None:
+                offer = await self._find_offer(state, digest, deadline)
+        except NetworkError as error:
+            reasons.append(str(error))
+        for place in places:
+            try:
+                with trio.fail_at(deadline):
+                    return await self._fetch_from(place, state, digest, offer, deadline, progress)
+            except trio.TooSlowError:
+                reasons.append(f"{place.name}: was not read in time; what is here is gone on with")
+            except (StorageError, TrainerError, NetworkError) as error:
+                reasons.append(str(error))
+        if offer is None or digest is None:
+            raise NetworkError("; ".join(reasons))
         return await self._fetch_offer(state, offer, digest, deadline, progress)
+
+    async def _fetch_from(
+        self, source: Checkpoint, state: Coordinator, digest: bytes | None, offer: Offer | None, deadline: float,
+        progress: Progress,
+    ) -> Source:  # fmt: skip
+        """Fetch the parts of a model from a repository or bucket, and from peers where one shows the manifest."""
+        folder = self._snapshots / f"{PARTS}{blake3_hash(digest or repr(source).encode()).hex()[:16]}"
+        await trio.to_thread.run_sync(_make_parts_folder, folder)
+
+        async def ask_peers(blobs: Sequence[tuple[bytes, int]]) -> Mapping[bytes, Path]:
+            return await self._network.fetch_many(blobs, self._get_sources(), folder, deadline=deadline)
+
+        async with open_place(source, self._storage) as place:
+            known = decode_manifest(offer.manifest) if offer else None
+            collector = Collector(place, known, folder, progress)
+            manifest = await collector.collect(ask_peers if offer else None)
+            chain = offer.chain if offer else place.layout.chain
+        is_exact = state.model.optimizer.quantize_1bit
+        found = compute_state_digest(chain, compute_root(manifest, is_exact=is_exact))
+        if digest is not None and digest != found:
+            await trio.to_thread.run_sync(remove_folder, folder)
+            raise StorageError(
+                f"{place.files.address}: gives {found.hex()[:16]}, the record asks for {digest.hex()[:16]}"
+            )
+        for blob_id in collector.parts:
+            await self._network.withdraw(blob_id)
+        mark, raw = _get_mark(state), encode_manifest(manifest.tensors, manifest.files)
+        whole = Offer(manifest=raw, chain=chain, epoch=mark.epoch, step=mark.step, data_index=mark.data_index)
+        path = self._snapshots / get_snapshot_folder(mark.epoch, mark.step, found)
+        await trio.to_thread.run_sync(_assemble, path, state, whole, found, collector.parts)
+        await trio.to_thread.run_sync(remove_folder, folder)
+        name = WeightSource.CONFIGURED if state.checkpoint.uploader == NO_UPLOADER else WeightSource.ON_RECORD
+        return Source(path, is_snapshot=True, name=name)
 
     async def _fetch_offer(
         self, state: Coordinator, offer: Offer, digest: bytes, deadline: float, progress: Progress = _ignore
@@ -255,11 +320,9 @@ class Loader:
 
 def compute_offer_digest(model: Model, offer: Offer) -> bytes:
     """The full digest of an offer; in full-value mode it does not cover the tensors' values (S2)."""
-    raw = offer.manifest
-    if not model.optimizer.quantize_1bit:
-        manifest = blank_values(decode_manifest(raw))
-        raw = encode_manifest(manifest.tensors, manifest.files)
-    return compute_state_digest(offer.chain, blake3_hash(raw))
+    is_exact = model.optimizer.quantize_1bit
+    root = blake3_hash(offer.manifest) if is_exact else compute_root(decode_manifest(offer.manifest), is_exact=False)
+    return compute_state_digest(offer.chain, root)
 
 
 def _list_parts(offer: Offer) -> Iterator[tuple[bytes, int]]:

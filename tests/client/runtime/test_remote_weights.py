@@ -1,0 +1,109 @@
+"""Weights of repositories on record: the digest decides, peers stand in, a killed fetch goes on (S9 to S11, F14)."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from kits.models import write_model_folder
+from kits.storage.hub import HubDouble, open_hub_double
+from kits.storage.servers import OPTIONS
+from runtime_kit import KEYS, Place, answer_with
+
+from psyche.client.runtime.weights.serving import Offer
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Mark
+from psyche.errors import NetworkError
+from psyche.modeling.first_weights import WEIGHTS_NAME, compute_first_digest
+from psyche.modeling.model_files import FolderFiles
+from psyche.modeling.snapshot import list_blobs, read_snapshot_info
+from psyche.telemetry.types import WeightSource
+
+
+@pytest.fixture
+async def hub() -> AsyncGenerator[HubDouble]:
+    async with open_hub_double() as hub:
+        yield hub
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model_folder(tmp_path / "model")
+
+
+@pytest.fixture
+def place(hub: HubDouble, model: Path, tmp_path: Path) -> Place:
+    hub.add("owner/name", {file.name: file.read_bytes() for file in model.iterdir()})
+    place = Place(tmp_path / "client", storage=replace(OPTIONS, hub_endpoint=hub.address))
+    place.state.model.checkpoint = Checkpoint(CheckpointKind.HUB, "owner/name")
+    return place
+
+
+def get_digest(model: Path) -> bytes:
+    return compute_first_digest(FolderFiles(model), is_exact=True)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["on record", "not on record"])
+async def test_first_weights_come_from_the_repository_where_no_peer_has_them(
+    place: Place, model: Path, is_known: bool
+) -> None:
+    digest = get_digest(model)
+    source = await place.fetch(digest if is_known else None)
+    info = read_snapshot_info(source.path)
+    assert (source.is_snapshot, source.name, info.digest, info.chain) == (True, WeightSource.CONFIGURED, digest, ZERO32)
+    assert [path.name for path in place.snapshots.iterdir()] == [source.path.name], "no parts are left"
+
+
+async def test_a_repository_with_other_weights_than_the_record_s_is_refused(place: Place, model: Path) -> None:
+    with pytest.raises(NetworkError, match=r"no peer is connected; hf://owner/name.*the record asks for 01010101"):
+        await place.fetch(b"\1" * 32)
+
+
+async def test_what_the_record_has_left_behind_is_not_read(place: Place, model: Path, hub: HubDouble) -> None:
+    place.state.checkpoint = Mark(digest=get_digest(model))
+    with pytest.raises(NetworkError, match="no peer is connected"):
+        await place.fetch(b"\1" * 32)
+    assert not hub.asked
+
+
+async def share(place: Place) -> bytes:
+    """Let a peer have the weights of the repository; their digest."""
+    source = await place.fetch(None)
+    info = read_snapshot_info(source.path)
+    blobs = {blob.blob_id: blob.path.read_bytes() for blob in list_blobs(source.path)}
+    place.network.blobs = blobs
+    offer = Offer(manifest=info.manifest, chain=ZERO32, epoch=0, step=0, data_index=0)
+    place.network.answers = {KEYS[1]: answer_with(offer)}
+    for path in source.path.parent.iterdir():
+        path.rename(place.root / path.name)
+    return info.digest
+
+
+@pytest.mark.parametrize("change", ["away", "other values", "other tensors"])
+async def test_peers_give_what_the_repository_cannot(
+    place: Place, hub: HubDouble, model: Path, tmp_path: Path, change: str
+) -> None:
+    digest = await share(place)
+    other = write_model_folder(tmp_path / "other", **({"intermediate_size": 24} if change == "other tensors" else {}))
+    weights = bytearray((other / WEIGHTS_NAME).read_bytes())
+    if change == "other values":
+        weights[-1] ^= 1
+    files = {file.name: file.read_bytes() for file in other.iterdir()} | {WEIGHTS_NAME: bytes(weights)}
+    hub.add("owner/name", {} if change == "away" else files)
+    source = await place.fetch(digest)
+    assert read_snapshot_info(source.path).digest == digest
+
+
+async def test_a_killed_fetch_goes_on_where_it_was(place: Place, hub: HubDouble, model: Path, tmp_path: Path) -> None:
+    """F14: what is on disk is not asked for again, but for the pieces that were on their way."""
+    large = write_model_folder(tmp_path / "large", hidden_size=256, vocab_size=8_192)
+    hub.add("owner/name", {file.name: file.read_bytes() for file in large.iterdir()})
+    size_bytes = (large / WEIGHTS_NAME).stat().st_size
+    hub.served_bytes = 0
+    with trio.CancelScope() as scope:  # pyright: ignore[reportCallIssue]
+        hub.on_served = lambda: scope.cancel() if hub.served_bytes > size_bytes // 2 else None
+        await place.fetch(None)
+    assert scope.cancelled_caught
+    hub.on_served = lambda: None
+    await place.fetch(None)
+    assert hub.served_bytes < size_bytes + (9 << 20)

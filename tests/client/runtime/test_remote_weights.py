@@ -16,7 +16,7 @@ from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Mark
 from psyche.errors import NetworkError
 from psyche.modeling.first_weights import WEIGHTS_NAME, compute_first_digest
 from psyche.modeling.model_files import FolderFiles
-from psyche.modeling.snapshot import list_blobs, read_snapshot_info
+from psyche.modeling.snapshot import read_snapshot_info
 from psyche.telemetry.types import WeightSource
 
 
@@ -70,7 +70,7 @@ async def share(place: Place) -> bytes:
     """Let a peer have the weights of the repository; their digest."""
     source = await place.fetch(None)
     info = read_snapshot_info(source.path)
-    blobs = {blob.blob_id: blob.path.read_bytes() for blob in list_blobs(source.path)}
+    blobs = {blob.blob_id: blob.path.read_bytes() for blob in info.blobs}
     place.network.blobs = blobs
     offer = Offer(manifest=info.manifest, chain=ZERO32, epoch=0, step=0, data_index=0)
     place.network.answers = {KEYS[1]: answer_with(offer)}

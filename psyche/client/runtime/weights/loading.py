@@ -143,7 +143,7 @@ class Loader:
         await trio.to_thread.run_sync(_make_parts_folder, folder)
 
         async def ask_peers(blobs: Sequence[tuple[bytes, int]]) -> Mapping[bytes, Path]:
-            return await self._network.fetch_many(blobs, self._get_sources(), folder, deadline=deadline)
+            return await self._network.fetch_many(blobs, sorted(self._network.connected()), folder, deadline=deadline)
 
         async with open_place(source, self._storage) as place:
             known = decode_manifest(offer.manifest) if offer else None

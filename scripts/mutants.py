@@ -44,13 +44,8 @@ from kits.tier import TIERS, VARIABLE  # noqa: E402
 
 CORE = "psyche/core"
 TESTS = ["tests/core", "tests/conformance"]
-TESTS_AT_IMPORT = [
-    "tests/core/state",
-    "tests/conformance",
-    "tests/core/encoding",
-    "tests/core/rules",
-    "tests/core/committee",
-]
+TESTS_AT_IMPORT = [*(f"tests/core/{part}" for part in ("state", "encoding", "rules", "committee")), "tests/conformance"]
+TESTS_AT_IMPORT += ["tests/wire/test_gossip.py"]  # what people read of a key is tested in tests/config and tests/docs
 SEARCHES = "tests/core/properties/test_small_worlds.py"  # strong, and slow
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 MEMORY_BYTES = 4 << 30  # a mutant may loop for ever

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
@@ -39,6 +40,7 @@ TRACE_NAMES = {"recover": "process_recovery", "set_rates": "process_rates"}  # o
 KINDS_BY_EVENT = {TRACE_NAMES.get(kind.name, kind.name): kind for kind in KINDS}
 SENDER_NAMES = {Join: "signer", LeaveRun: "signer"}  # others: "sender"
 
+RULES = re.compile(r"([A-Z]\d+(, [A-Z]\d+)*|layout)?")
 # Values that these rules refuse do not even fit into a message's bytes.
 UNWRITABLE = {("process_rates", "ConfigRefused"), ("update_client_version", "ConfigRefused")}
 READERS: dict[type, Callable[[Any], Any]] = {
@@ -185,12 +187,13 @@ def replay(trace: Trace) -> Coordinator:
     """Run the events again from the start; every refusal and every hash must be the same."""
     state = decode_state(trace.start)
     for number, event in enumerate(trace.events):
-        error = None
+        error, rule = None, ""
         try:
             apply(state, *read_event(event))
         except CoordinatorError as refusal:
-            error = refusal.code
+            error, rule = refusal.code, refusal.rule
         where = f"{trace.name}, event {number}: {event['event']}"
+        assert RULES.fullmatch(rule), where
         assert error == event.get("error"), where
         assert compute_hash(state) == event["sha256"], where
     return state

@@ -137,6 +137,15 @@ def test_k2_a_restart_is_no_time_out() -> None:
     assert run.wait(1) == 1
 
 
+def test_k2_a_clock_that_went_back_moves_nothing() -> None:
+    run = build_run(1, warmup_time=600)
+    run.form()
+    run.now += 20
+    before = encode_state(run.state)
+    run.recover(-10)
+    assert encode_state(run.state) == before
+
+
 def test_k2_at_least_fifteen_seconds_remain_for_reconnecting() -> None:
     run = build_run(3, max_round_train_time=60, epoch_time=1_000).warm_up()
     run.wait(58)

@@ -44,6 +44,15 @@ def test_h1_a_quorum_of_records_judges(
     assert (found.absent, found.late, found.good) == judgement
 
 
+def test_h1_who_has_departed_is_not_judged() -> None:
+    run = build_training(rounds=1)
+    run.state.clients[3].state = ClientState.WITHDRAWN
+    for member in range(3):
+        run.send(run.build_witness(member, held=0b0111, heard=0b0111))
+    found = compute_judgement(run.state, get_attested_round(run.state))
+    assert (found.absent, found.late) == (0, 0)
+
+
 # --- H2, A1
 
 

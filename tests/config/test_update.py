@@ -263,3 +263,21 @@ def test_s11_the_owner_says_what_a_run_begins_with_until_something_is_certified(
 def test_the_digest_of_other_first_weights_is_told() -> None:
     state = build_paused_run().state
     assert any("5a5a" in note for note in describe_update(state, Update(first_weights=b"\x5a" * 32)))
+
+
+@pytest.mark.parametrize(
+    ("revision", "is_other"),
+    [(None, False), ("main", False), ("f" * 40, True), ("a" * 40, False)],
+    ids=["none", "a branch", "another commit", "the same commit"],
+)
+def test_a_repository_without_its_commit_is_the_one_on_record(revision: str | None, is_other: bool) -> None:
+    """S11: the commit that was read is on record; whoever wants another names it."""
+    state = build_paused_run().state
+    state.model.checkpoint = Checkpoint(CheckpointKind.HUB, "owner/name", "a" * 40)
+    model = replace(state.model, checkpoint=Checkpoint(CheckpointKind.HUB, "owner/name", revision))
+    state.certified = Mark(digest=build_hash("trained"), epoch=7, step=50)
+    if is_other:
+        with pytest.raises(ConfigError, match="other weights need a new run"):
+            build_update(state, build_file(state, model=model))
+    else:
+        assert build_update(state, build_file(state, model=model)).model is None

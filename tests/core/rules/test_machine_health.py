@@ -1,5 +1,6 @@
 """H1 to H5: who is gone, late or good, and what follows. A1 and B18 with them."""
 
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -130,12 +131,17 @@ def test_h3_if_more_than_half_would_go_none_goes_and_the_epoch_stops() -> None:
 def build_silent_witness(members: int = 4) -> Run:
     """A round closed by time-out in which member 3 was heard, but put nothing on record."""
     run = build_training(members, rounds=1)
-    for member in range(3):  # their roots differ, so that only time closes the round
+    close_by_time(run)
+    assert run.state.current.height == 2
+    return run
+
+
+def close_by_time(run: Run) -> None:
+    """Member 3 is silent, and the roots of the others differ, so that only time closes the round."""
+    for member in range(3):
         run.send(run.build_witness(member, held=0b1111 & ~(1 << member)))
     run.wait(run.state.config.max_round_train_time)
     run.wait(run.state.config.round_witness_time)
-    assert run.state.current.height == 2
-    return run
 
 
 def accuse(run: Run, member: int, *, height: int | None = None, epoch: int = 0, sender: bytes | None = None) -> None:
@@ -151,10 +157,7 @@ def test_h4_a_silent_witness_is_counted_once_a_round_and_dropped_the_second_time
     assert (client.witness_missed, client.witness_checked_height, client.state) == (1, 2, HEALTHY)
     with expect_refusal(run.state, InvalidHealthCheck, "already"):
         accuse(run, 3)
-    for member in range(3):
-        run.send(run.build_witness(member, held=0b1111 & ~(1 << member)))
-    run.wait(run.state.config.max_round_train_time)
-    run.wait(run.state.config.round_witness_time)
+    close_by_time(run)
     accuse(run, 3)
     assert (client.witness_missed, client.state) == (2, DROPPED)
     assert run.state.registry.slots[3].strikes == 1, "H5: silence as a witness is an offence"
@@ -162,6 +165,37 @@ def test_h4_a_silent_witness_is_counted_once_a_round_and_dropped_the_second_time
         accuse(run, 3)
     run.run_round()
     assert run.state.current.members == 0b0111
+
+
+def play_h4(silences: int, order: tuple[int, ...]) -> list[tuple[object, ...]]:
+    """Health after a round in which the four records and an accusation of member 3 come in this order.
+
+    Member 3 was silent in `silences` rounds before it; 4 stands for the accusation.
+    """
+    run = build_silent_witness()
+    for _ in range(silences - 1):
+        accuse(run, 3)
+        close_by_time(run)
+    for what in order:
+        if what == 4:
+            accuse(run, 3)
+        elif what < 3 or run.state.clients[3].state is HEALTHY:
+            run.send(run.build_witness(what))
+    run.settle()
+    return [
+        (c.state, c.missed, c.late, c.witness_missed, c.exited_height, s.strikes, s.until)
+        for c, s in zip(run.state.clients, run.state.registry.slots, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("silences", "state", "missed"), [(1, HEALTHY, 0), (2, DROPPED, 2)])
+def test_h4_every_order_of_accusations_and_records_gives_the_same_health(
+    silences: int, state: ClientState, missed: int
+) -> None:
+    healths = {tuple(play_h4(silences, order)) for order in permutations(range(5))}
+    assert len(healths) == 1
+    accused = healths.pop()[3]
+    assert (accused[0], accused[3]) == (state, missed)
 
 
 def test_b18_an_accusation_that_the_record_does_not_bear_out_has_no_effect() -> None:

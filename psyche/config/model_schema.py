@@ -207,9 +207,12 @@ class LocalData(Table):
 
 
 class WeightedHttpData(Table):
-    """Several data sets, mixed."""
+    """Several data sets over HTTP, mixed."""
 
-    address: Url = key("URL of the weights", alias="WeightedHttp", min_length=1, example="https://example.org/mix.json")
+    address: Url = key(
+        "URL of the mix, a JSON of data sets and weights; #sha256= and its hash pin it", alias="WeightedHttp",
+        min_length=1, example="https://example.org/mix.json",
+    )  # fmt: skip
 
 
 class PreprocessedData(Table):

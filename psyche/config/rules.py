@@ -27,6 +27,7 @@ _RUNNABLE_DATA: Final = (
     DataLocationKind.SERVER,
     DataLocationKind.LOCAL,
     DataLocationKind.HTTP,
+    DataLocationKind.WEIGHTED_HTTP,
 )
 
 
@@ -35,7 +36,12 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
     runnable = (
         ("architecture", model.architecture, (Architecture.HF_LLAMA,), "; what runs: 'HfLlama'"),
         ("checkpoint", model.checkpoint.kind, _RUNNABLE_CHECKPOINTS, "; what runs: 'Local', 'Hub', 'Gcs'"),
-        ("data_location", model.data_location.kind, _RUNNABLE_DATA, "; what runs: 'Http', 'Local', 'Server', 'Dummy'"),
+        (
+            "data_location",
+            model.data_location.kind,
+            _RUNNABLE_DATA,
+            "; what runs: 'Http', 'WeightedHttp', 'Local', 'Server'",
+        ),
         ("data_type", model.data_type, (DataType.PRETRAINING,), ": no source of data has labels; use 'Pretraining'"),
     )
     found = [
@@ -58,6 +64,12 @@ def find_warnings(config: Config, model: Model) -> list[str]:
     found = [*_find_witness_warnings(config), *_find_time_warnings(config)]
     if model.checkpoint.kind == CheckpointKind.DUMMY:
         found.append("model.LLM.checkpoint 'Dummy' names no weights: a server can run, but no client can train")
+    location = model.data_location
+    if location.kind is DataLocationKind.WEIGHTED_HTTP and "#" not in location.address:
+        found.append(
+            "model.LLM.data_location 'WeightedHttp': whoever changes the mix at this address changes what members "
+            "train on, each at another time; end the address with #sha256= and what `sha256sum` says of the file"
+        )
     if config.verification_percent:
         found.append("config.verification_percent: verifiers are elected and do not train, but verify nothing yet")
     if config.entropy_delay:

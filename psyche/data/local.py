@@ -53,7 +53,7 @@ class TokenRows:
 
     def samples(self, start: int, end: int) -> NDArray[np.uint32]:
         out = np.empty((count_rows(start, end, self.sequence_length), self.sequence_length), dtype=np.uint32)
-        numbers, places = self._order.find(start, end)
+        numbers, places = self._order.find(np.arange(start, end + 1, dtype=np.int64))
         for row, (number, place) in enumerate(zip(numbers.tolist(), places.tolist(), strict=True)):
             first = place * self.sequence_length
             out[row] = self._map(number)[first : first + self.sequence_length]

@@ -33,10 +33,10 @@ class RowOrder:
         self._lock = threading.Lock()
         self._newest_pass = 0
 
-    def find(self, start: int, end: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Find the indexes `start` to `end`, both included: the file of each, and the row within that file."""
-        passes, within = np.divmod(np.arange(start, end + 1, dtype=np.int64), self.num_sequences)
-        self._announce_pass(int(passes[-1]))
+    def find(self, indexes: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Find the file of each index, and the row within that file."""
+        passes, within = np.divmod(indexes, self.num_sequences)
+        self._announce_pass(int(passes.max()))
         places = within if self._seed is None else self._shuffle(passes, within)
         numbers = np.searchsorted(self._ends, places, side="right")
         firsts = np.concatenate([[0], self._ends[:-1]])
@@ -44,7 +44,7 @@ class RowOrder:
 
     def _shuffle(self, passes: NDArray[np.int64], within: NDArray[np.int64]) -> NDArray[np.int64]:
         places = np.empty_like(within)
-        for number in range(int(passes[0]), int(passes[-1]) + 1):
+        for number in np.unique(passes).tolist():
             chosen = passes == number
             places[chosen] = self._get_permutation(number).permute(within[chosen]).astype(np.int64)
         return places

@@ -141,5 +141,10 @@ def open_provider(
 
             options = storage or read_environment()
             return open_http_rows(location, options, sequence_length=sequence_length, vocab_size=vocab_size)
+        case DataLocationKind.WEIGHTED_HTTP:
+            from psyche.data.weighted import WeightedRows
+
+            options = storage or read_environment()
+            return WeightedRows(location.address, options, sequence_length=sequence_length, vocab_size=vocab_size)
         case _:
-            raise DataError(f"data location {location.kind.name}: cannot be used yet; use Http, Local, Server or Dummy")
+            raise DataError(f"data location {location.kind.name}: cannot be used yet; use Http, WeightedHttp or Local")

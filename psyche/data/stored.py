@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from psyche.core.state.enums import HttpLocationKind, TokenSize
 from psyche.core.state.settings import DataLocation, HttpLocation
@@ -119,8 +120,12 @@ class StoredRows:
 
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:  # noqa: ARG002 (port)
         count_rows(start, end, self.sequence_length)
+        return await self.read(np.arange(start, end + 1, dtype=np.int64))
+
+    async def read(self, indexes: NDArray[np.int64]) -> bytes:
+        """Read the rows of these indexes, as `get` does."""
         order = await self.open()
-        numbers, rows = order.find(start, end)
+        numbers, rows = order.find(indexes)
         size_bytes = self.sequence_length * self._token_size_bytes
         ranges: list[tuple[StoredFile, int, int]] = []
         for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):

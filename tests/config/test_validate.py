@@ -168,7 +168,15 @@ def test_other_settings_that_are_seldom_meant_are_warned_about() -> None:
     run.config.entropy_delay = 4
     run.config.init_min_clients = 9
     run.model.lr_schedule.total_steps = 100
-    words = ("witness_nodes", "verification_percent", "entropy_delay", "nothing to train", "reaches final_lr")
+    run.model.data_location = DataLocation(DataLocationKind.WEIGHTED_HTTP, "https://example.org/mix.json")
+    words = (
+        "witness_nodes",
+        "#sha256=",
+        "verification_percent",
+        "entropy_delay",
+        "nothing to train",
+        "reaches final_lr",
+    )
     warnings = find_warnings(run.config, run.model)
     assert len(warnings) == len(words)
     assert all(word in warning for word, warning in zip(words, warnings, strict=True))
@@ -179,14 +187,14 @@ def test_everything_that_is_not_built_is_refused_by_name() -> None:
     assert find_unsupported(run.model, run.config) == []
     run.model.architecture = Architecture.HF_DEEPSEEK
     run.model.checkpoint = Checkpoint(CheckpointKind.P2P_GCS, "b")
-    run.model.data_location = DataLocation(DataLocationKind.WEIGHTED_HTTP, "u")
+    run.model.data_location = DataLocation(DataLocationKind.PREPROCESSED, "u")
     run.model.data_type = DataType.FINETUNING
     run.model.optimizer.kind = OptimizerKind.ADAMW
     run.config.reveal_gate, run.config.canary_permille, run.config.min_stake = True, 1, 1
     names = (
         "HfDeepseek",
         "P2PGcs",
-        "WeightedHttp",
+        "Preprocessed",
         "Finetuning",
         "AdamW",
         "reveal_gate",

@@ -93,18 +93,6 @@ TestReadingsInAnyOrder = ReadingsInAnyOrder.TestCase
 TestReadingsInAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_endpoints_that_contradict_each_other_agree_when_the_last_one_does() -> None:
-    view = RecordView(0)
-    assert view.take(read(3)) is Choice.NEW
-    assert view.take(read(3, endpoint="two", forked=True)) is Choice.FORKED
-    assert view.take(read(3, endpoint="three", forked=True)) is Choice.FORKED
-    assert "nonce 3" in view.problem
-    assert view.take(read(3, endpoint="two")) is Choice.KNOWN
-    assert not view.is_usable
-    assert view.take(read(3, endpoint="three")) is Choice.AGREED
-    assert view.is_usable
-
-
 def test_if_the_contradiction_lasts_the_record_of_most_endpoints_is_taken() -> None:
     view = RecordView(0)
     view.take(read(3))
@@ -196,15 +184,6 @@ def test_one_endpoint_that_steadily_shows_an_older_record_is_a_chain_that_went_b
     assert "remove" not in told
     assert (view.nonce, view.slot, view.is_usable, view.version) == (4, 31, True, 2)
     assert view.take(read(5, 32, forked=True)) is Choice.NEW
-
-
-def test_an_endpoint_that_is_only_behind_contradicts_nobody() -> None:
-    view = RecordView(0)
-    view.take(read(5, 30))
-    view.take(read(5, 40))
-    assert view.take(read(4, 39, "two")) is Choice.OLD
-    assert view.take(Reading("three", 40, b"")) is Choice.OLD
-    assert view.is_usable
 
 
 def test_of_several_endpoints_the_one_that_went_back_alone_is_named() -> None:

@@ -9,7 +9,6 @@ from kits.chain.chain_run import SOL, fund, sign
 from solders.account import Account
 from solders.address_lookup_table_account import ID as LOOKUP_TABLES
 from solders.address_lookup_table_account import AddressLookupTableAccount
-from solders.hash import Hash
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.message import MessageV0
@@ -17,13 +16,9 @@ from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
 
-from psyche.backends.solana.interface.addresses import AUTHORIZER, COORDINATOR, TREASURER
-from psyche.backends.solana.interface.coordinator import Authorities, ChainRun, build_init, build_user_message
-from psyche.core.encoding.account import decode_state
+from psyche.backends.solana.interface.addresses import COORDINATOR
 from psyche.core.rules.rounds import RECORDED_SLOTS
-from psyche.core.state import messages as msg
-from psyche.core.state.limits import STATE_BYTES
-from psyche.localchain.bank import BLOCK_HASHES, FINALIZED_SLOTS, Bank, CompleteSlot
+from psyche.localchain.bank import BLOCK_HASHES, Bank, CompleteSlot
 
 SLOT_HASHES_ACCOUNT = Pubkey.from_string("SysvarS1otHashes111111111111111111111111111")
 
@@ -68,23 +63,8 @@ class TestSlots:
         bank.advance(NOW - 5)
         assert bank.unix == NOW
 
-    def test_levels_climb_with_slots(self, bank: Bank) -> None:
-        seen = {}
-        landed = bank.slot
-        for _ in range(FINALIZED_SLOTS + 1):
-            seen.setdefault(bank.get_level(landed), bank.slot - landed)
-            bank.advance(NOW)
-        assert seen == {"processed": 0, "confirmed": 1, "finalized": FINALIZED_SLOTS}
-
 
 class TestTransactions:
-    def test_a_transfer_lands_once(self, bank: Bank) -> None:
-        payer, to = fund(bank), Keypair().pubkey()
-        paying = pay(bank, payer, to)
-        assert bank.execute(paying) is None
-        assert bank.execute(paying) == "AlreadyProcessed"
-        assert bank.get_lamports(to) == SOL
-
     def test_it_lands_once_however_many_came_between(self, bank: Bank) -> None:
         payer, to = fund(bank), Keypair().pubkey()
         paying = pay(bank, payer, to)
@@ -103,10 +83,6 @@ class TestTransactions:
         assert bank.execute(first) is None
         bank.advance(NOW)
         assert bank.execute(second) == "BlockhashNotFound"
-
-    def test_a_hash_of_nowhere_is_refused(self, bank: Bank) -> None:
-        payer = fund(bank)
-        assert bank.execute(sign(Hash.new_unique(), payer, [])) == "BlockhashNotFound"
 
     def test_one_that_fails_pays_its_fee_and_is_remembered(self, bank: Bank) -> None:
         payer = fund(bank, SOL)
@@ -145,10 +121,6 @@ class TestTransactions:
         assert len(signatures) == 3
         assert bank.get_lamports(key) == 3 * SOL
 
-    def test_more_than_the_faucet_has_is_refused(self, bank: Bank) -> None:
-        with pytest.raises(OverflowError):
-            bank.airdrop(Keypair().pubkey(), 1 << 63)
-
 
 class TestLookupTables:
     def test_accounts_come_from_a_table_and_are_noted_as_written(self, bank: Bank) -> None:
@@ -170,28 +142,6 @@ class TestLookupTables:
         bank.on_block.append(blocks.append)
         bank.advance(NOW)
         assert to in blocks[0].written
-
-
-class TestPrograms:
-    def test_the_three_programs_are_there(self, bank: Bank) -> None:
-        for program in (COORDINATOR, AUTHORIZER, TREASURER):
-            account = bank.get_account(program)
-            assert account is not None
-            assert account.executable
-
-    def test_a_run_is_created_and_its_rules_answer(self, bank: Bank) -> None:
-        owner, account = fund(bank), Keypair()
-        run = ChainRun.find("boxed", account.pubkey())
-        authorities = Authorities(owner.pubkey(), owner.pubkey())
-        deposit = bank.machine.get_deposit(STATE_BYTES)
-        creating = build_init(owner.pubkey(), "boxed", account.pubkey(), authorities, "", deposit)
-        assert bank.execute(sign(bank.newest_hash, owner, creating, account)) is None
-        state = decode_state(bytes(bank.get_account(account.pubkey()).data))  # pyright: ignore[reportOptionalMemberAccess]
-        assert state.run_id == "boxed"
-        ticking = sign(bank.newest_hash, owner, [build_user_message(run, owner.pubkey(), msg.Tick(None))])
-        error = bank.execute(ticking)
-        assert error is not None  # a run without settings has nothing to tick
-        assert list(error) == ["InstructionError"]
 
 
 @pytest.mark.parametrize("is_tried", [False, True], ids=["carried out", "tried"])

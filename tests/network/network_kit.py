@@ -72,17 +72,11 @@ class Victim:
 
 
 @asynccontextmanager
-async def open_beside(number: int, victim: Victim, folder: Path, **settings: Any) -> AsyncIterator[P2PNode]:
+async def open_peer(number: int, victim: Victim, folder: Path, **settings: Any) -> AsyncIterator[P2PNode]:
     async with open_node(build_identity(number), "127.0.0.1", 0, folder, **settings) as node:
         node.set_plan(RUN, PLAN)
         node.set_allowed(frozenset({victim.record.p2p}))
         node.set_addresses([victim.record])
-        yield node
-
-
-@asynccontextmanager
-async def open_peer(number: int, victim: Victim, folder: Path, **settings: Any) -> AsyncIterator[P2PNode]:
-    async with open_beside(number, victim, folder, **settings) as node:
         with trio.fail_after(VICTIM_S):
             await node.wait_for_peers(frozenset({victim.record.p2p}))
         yield node

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 import trio
 from libp2p.pubsub.pb import rpc_pb2
-from network_kit import MEMBER, PROBE, RUN, VICTIM_S, Victim, open_beside, open_peer
+from network_kit import MEMBER, PROBE, RUN, VICTIM_S, Victim, open_peer
 
 from psyche.errors import NetworkError
 from psyche.network.node import P2PNode, get_peer_id
 from psyche.wire.ports import SyncRequest
 
 pytestmark = pytest.mark.e2e
-STRANGER = 103
 MIB = 1 << 20
 MESH = "/meshsub/1.1.0"
 
@@ -92,15 +91,6 @@ async def test_attack_02_two_hundred_half_open_connections(victim: Victim, tmp_p
     await assert_alive(victim, tmp_path)
     for stream in streams:
         await stream.aclose()
-
-
-async def test_attack_03_a_question_that_trips_a_bug_of_the_handler(victim: Victim, tmp_path: Path) -> None:
-    async with open_peer(MEMBER, victim, tmp_path / "m") as member:
-        for _ in range(5):
-            assert not (
-                await member.ask(victim.record.p2p, SyncRequest("announcements", height=13), timeout_s=VICTIM_S)
-            ).found
-    await assert_alive(victim, tmp_path)
 
 
 def build_message(**changes: Any) -> bytes:
@@ -268,14 +258,6 @@ async def test_attack_18_more_streams_than_anyone_needs(victim: Victim, tmp_path
                 pass
         assert opened < 2_000
     assert await assert_alive(victim, tmp_path) < before + 20 * MIB
-
-
-async def test_a_stranger_gets_no_further_than_hello(victim: Victim, tmp_path: Path) -> None:
-    async with open_beside(STRANGER, victim, tmp_path) as node:
-        with trio.fail_after(VICTIM_S):
-            while "no place in the run yet" not in node.refusals().get(victim.record.p2p, ""):
-                await trio.sleep(0.05)
-    await assert_alive(victim, tmp_path)
 
 
 async def test_after_all_of_this_nothing_was_said_on_stderr(victim: Victim, tmp_path: Path) -> None:

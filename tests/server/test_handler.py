@@ -169,16 +169,6 @@ def test_a_repeat_of_a_witness_that_closed_the_round_is_on_record_in_the_next_on
     assert (again.code, again.on_record) == ("WrongRound", True)
 
 
-def test_an_answer_names_the_record_that_must_be_on_disk_before_it_leaves() -> None:
-    members = build_members("training")
-    handler = members.handler
-    answer = handler.handle(members.now, members.key(0), wire.Request(1, members.get_witness(0)))
-    assert answer.seq > handler.journal.durable_seq
-    handler.journal.flush()
-    assert answer.seq <= handler.journal.durable_seq
-    assert handler.handle(members.now, members.key(0), wire.Request(2, wire.StatusRequest())).seq <= answer.seq
-
-
 def test_a_request_refused_leaves_no_record_and_no_change() -> None:
     members = build_members("training")
     handler = members.handler

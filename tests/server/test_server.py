@@ -73,27 +73,6 @@ async def test_three_clients_drive_a_whole_run_to_its_end(tmp_path: Path, clock:
         assert server.sink.get(types.ServerStopped)[0].seq == found.journal.last_seq
 
 
-async def test_a_server_that_goes_away_in_mid_round_and_comes_back_costs_no_epoch(
-    tmp_path: Path, clock: SteadyClock
-) -> None:
-    sink = Log()
-    async with open_server(tmp_path) as server, open_scripts(server, sink=sink) as scripts:
-        await follow_all(scripts, is_training)
-        before = scripts[0].state
-        assert before is not None
-        await server.stop()
-        await trio.sleep(16)
-        await server.start()
-        recovered = server.sink.get(types.ServerRecovered)[0]
-        assert recovered.gap_s >= 15
-        await follow_all(scripts, is_finished)
-        state = scripts[0].state
-        assert state is not None
-        assert (state.progress.epoch, state.progress.step) == (2, 5)
-        assert len(sink.get(types.BackendConnected)) == 6
-        assert not sink.get(types.BackendGivenUp)
-
-
 async def test_a_client_of_an_older_tls_is_told_which_one_by_an_alert_and_the_log_names_it(
     tmp_path: Path, clock: SteadyClock
 ) -> None:

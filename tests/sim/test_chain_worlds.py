@@ -6,7 +6,6 @@ import pytest
 from scenarios.base import get_events
 from sim_kit import build, play
 
-from psyche.backends.solana.member.backend import SolanaBackend
 from psyche.backends.solana.member.following import MinimumSlot, MinimumSlotFile
 from psyche.core.state.state import RunState
 from psyche.errors import ConfigError
@@ -43,16 +42,6 @@ def test_a_run_on_a_chain_ends_and_all_its_members_with_it(outcome: Outcome) -> 
 def test_members_are_joined_by_their_wallets_and_named_by_their_session_keys(outcome: Outcome) -> None:
     assert len(outcome.state.clients) == 4
     assert all(client.signer != client.p2p for client in outcome.state.clients)
-
-
-def test_the_clients_use_the_real_backend() -> None:
-    seen: list[object] = []
-
-    def prepare(world: World) -> None:
-        world.trace.listeners.append(lambda _node, _event: seen.append(world.clients[0].backend))
-
-    simulate(build_on_chain(total_steps=2), prepare=prepare)
-    assert any(isinstance(one, SolanaBackend) for one in seen)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -5,7 +5,6 @@ from kits.bench import Bench, build_bench
 from kits.results import get_commitment
 
 from psyche.client.engine import actions as act
-from psyche.client.engine.chain import OwnResults
 from psyche.core.committee.results import compute_results_root
 from psyche.core.state.bits import compute_bits
 from psyche.core.state.gossip import Gossip
@@ -14,7 +13,6 @@ from psyche.core.state.state import ZERO32, ClientFlag
 from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 from psyche.wire.gossip import decode_gossip, encode_gossip
-from psyche.wire.trainer import SentResult
 
 ALL = 0b1111
 
@@ -383,24 +381,6 @@ def test_a_reported_root_covers_exactly_what_is_held() -> None:
     known = {m: bench.get_known(m, 0)[0].commitment for m in range(4)}
     assert message.held == ALL
     assert message.results_root == compute_results_root(0, 0, ALL, known)
-
-
-def test_a_result_counts_as_applied_where_the_set_has_it_under_the_own_number() -> None:
-    """R8; P3: what an epoch did not decide was not applied."""
-    own = OwnResults()
-    for height in range(1, 6):
-        own.note_sent(height, b"own")
-    sets: list[tuple[dict[int, bytes], int | None]] = [
-        ({0: b"own"}, 0),
-        ({0: b"other"}, 0),
-        ({1: b"own"}, 0),
-        ({0: b"own"}, None),
-    ]
-    for height, (chosen, member) in enumerate(sets, 1):
-        own.decide(height, chosen, member)
-    own.end_epoch()
-    own.decide(5, {0: b"own"}, 0)
-    assert own.take() == tuple(SentResult(height=h, applied=h == 1) for h in range(1, 6))
 
 
 def test_a_lost_trainer_has_lost_its_momentum_too_and_is_told_nothing_again() -> None:

@@ -395,17 +395,6 @@ def test_a_witness_is_complete_after_the_straggler_bound_without_the_slow_one(be
     assert get_reports(bench) == [("complete", WitnessFlag.COMPLETE | WitnessFlag.FULL_DIGEST)]
 
 
-def test_with_a_straggler_factor_of_zero_everybody_is_waited_for() -> None:
-    bench = build_bench(4, straggler_percent=0).start()
-    bench.train()
-    for member in (1, 2):
-        bench.hear(bench.build_finished(member))
-    bench.wait(500.0)
-    assert get_reports(bench) == []
-    bench.hear(bench.build_finished(3))
-    assert [reason for reason, _ in get_reports(bench)] == ["complete"]
-
-
 def test_a_witness_that_is_not_complete_reports_at_half_of_the_witness_time() -> None:
     """W6 c: with what it has, without a digest."""
     bench = build_bench(4, manual={act.Apply}).start()

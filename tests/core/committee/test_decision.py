@@ -150,7 +150,6 @@ def test_c2_tables_without_votes_include_nobody() -> None:
     votes: Votes = [([A], A)] * 2 + [([], A)] * 2
     assert decide_votes(votes, 4) == Decided(0b1, {}), "three of four blooms are needed"
     assert decide_votes([([], A)] * 4, 4) == Decided(0b1, {}), "not one bloom has it"
-    assert decide_votes([([], A)] * 4, 4) == Decided(0b1, {}), "not one bloom has it"
 
 
 def test_c2_a_table_counts_only_for_what_is_in_its_witnesss_bloom() -> None:

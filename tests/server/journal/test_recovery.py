@@ -102,18 +102,6 @@ def test_a_server_killed_while_it_writes_any_byte_of_the_last_record_has_the_sta
             assert "torn tail" in found.notes[0]
 
 
-def test_the_journal_goes_on_after_a_cut_tail(recording: Recording) -> None:
-    seq = max(recording.images)
-    image = recording.images[seq]
-    name = j.get_segment_name(j.get_numbers(list(image), "journal-")[-1])
-    disk = MemoryDisk(image | {name: image[name][:-3]})
-    found = recover_run(disk)
-    found.journal.append(found.now, Change(Tick(bytes(32))), build_hash("state"))
-    found.journal.flush()
-    first = j.get_numbers(disk.names(), "journal-")[-1]
-    assert j.scan_segment(disk.files[name], first).records[-1].seq == seq
-
-
 def test_an_empty_folder_holds_no_run() -> None:
     assert recover(MemoryDisk()) is None
 
@@ -304,19 +292,6 @@ def test_a_clock_that_went_back_over_a_restart_stands_still_until_it_is_past() -
     handler, _ = restart(disk, last - 500)
     assert handler.now == last
     assert handler.state.run_state is RunState.ROUND_TRAIN
-
-
-def test_rates_are_what_they_were_after_a_restart() -> None:
-    """K1, M7."""
-    disk = MemoryDisk()
-    members = build_training(disk)
-    assert members.command(SetRates(90, 4)).code == ""
-    assert members.command(SetRates(91, None), OP[::-1]).code == ""
-    handler, after = restart(disk, members.now)
-    registry = handler.state.registry
-    assert (registry.future_earning_rate, registry.future_slashing_rate) == (91, 4)
-    assert after.command(SetRates(90, 4)).code == ""
-    assert registry.future_earning_rate == 91, "the command was carried out before"
 
 
 def test_op_ids_outlive_the_segment_they_were_written_to() -> None:

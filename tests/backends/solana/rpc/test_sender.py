@@ -17,7 +17,6 @@ from solders.transaction import Transaction
 from psyche.backends.solana.interface.addresses import COORDINATOR
 from psyche.backends.solana.interface.events import LeftRunEvent
 from psyche.backends.solana.interface.failures import TransactionFailed, WalletEmpty
-from psyche.backends.solana.member.link import TransactionExpired
 from psyche.backends.solana.rpc.sender import BLOCK_S, BLOCK_SLOTS, TransactionSender, Unconfirmed
 from psyche.backends.solana.rpc.transaction import LEAST_UNITS, UNTRIED_UNITS, FeePolicy
 from psyche.backends.solana.rpc.transport import RpcRefused
@@ -120,41 +119,12 @@ async def test_what_lands_in_the_last_moment_is_not_sent_twice(autojump_clock: A
     assert events.of(types.TransactionLapsed) == []
 
 
-async def test_what_is_not_wanted_any_more_is_not_signed_anew(autojump_clock: Any) -> None:
-    chain = PaperChain(drop=10**6)
-    asked: list[float] = []
-
-    def is_wanted() -> bool:
-        asked.append(trio.current_time())
-        return len(asked) < 2
-
-    with pytest.raises(TransactionExpired):
-        await send(chain, is_wanted=is_wanted)
-    assert len({raw for raw, _ in chain.sent}) == 1
-    assert asked[1] > 150 * SLOT_S
-
-
 async def test_a_refusal_is_told_before_anything_is_sent(autojump_clock: Any) -> None:
     # Two instructions of the compute budget stand before the one that fails.
     chain = PaperChain(trial={"err": {"InstructionError": [2, {"Custom": 6002}]}, "logs": [], "unitsConsumed": 3})
     with pytest.raises(WrongRound):
         await send(chain)
     assert chain.sent == []
-
-
-async def test_a_refusal_by_an_endpoint_that_is_behind_is_not_believed(autojump_clock: Any) -> None:
-    chain = PaperChain()
-    behind, ahead = chain.make_answers(20), chain.make_answers(0)
-
-    def refuse(method: str, params: list[Any]) -> Any:
-        reply = behind(method, params)
-        if method == "simulateTransaction":
-            return {**reply, "value": {"err": {"InstructionError": [2, {"Custom": 6003}]}}}
-        return reply
-
-    async with open_scripted(ScriptedEndpoint("behind", refuse), ScriptedEndpoint("ahead", ahead)) as (rpc, _):
-        await TransactionSender(rpc, PAYER).send([instruct()], min_slot=chain.get_height())
-    assert len(chain.sent) == 1
 
 
 @pytest.mark.parametrize("error", ["AccountNotFound", "InsufficientFundsForFee"])
@@ -230,14 +200,6 @@ async def test_endpoints_that_fall_silent_on_the_way_are_waited_for_and_named(au
 async def test_finalized_waits_for_more_than_confirmed(autojump_clock: Any) -> None:
     await send(PaperChain(), finalized=True)
     assert trio.current_time() > 32 * SLOT_S
-
-
-async def test_a_dead_first_endpoint_delays_a_transaction_by_less_than_five_seconds(autojump_clock: Any) -> None:
-    chain = PaperChain()
-    dead = ScriptedEndpoint("dead", chain.make_answers(), "stall")
-    async with open_scripted(dead, ScriptedEndpoint("alive", chain.make_answers())) as (rpc, _):
-        await TransactionSender(rpc, PAYER).send([instruct()])
-    assert trio.current_time() < 5
 
 
 def count_calls(endpoint: ScriptedEndpoint) -> Counter[str]:

@@ -273,6 +273,24 @@ class SlowDisk(Fault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataTrouble(Fault):
+    """What these clients read of the training data comes `delay_s` late, for `for_s`; `is_away`: not at all then."""
+
+    kind: ClassVar[str] = "data"
+    who: tuple[str, ...] = ()
+    delay_s: float = 0.0
+    is_away: bool = False
+
+    async def happen(self, world: Stage) -> None:
+        chosen = world.choose(self, self.who)
+        for host in chosen:
+            host.data_troubles.append(self)
+        await trio.sleep(self.for_s)
+        for host in chosen:
+            host.data_troubles.remove(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TornWrite(Fault):
     """The server's machine fails during a write, `after_bytes` from now; it restarts after `for_s`."""
 
@@ -444,8 +462,8 @@ class OwnerPause(Fault):
 KINDS: Final[dict[str, type[Fault]]] = {
     cls.kind: cls
     for cls in (
-        Kill, Hang, CleanExit, Partition, Degrade, ClockJump, DiskFull, SlowDisk, TornWrite, TrainerCrash, TrainerHang,
-        BitFlip, LostAnswer,
+        Kill, Hang, CleanExit, Partition, Degrade, ClockJump, DiskFull, SlowDisk, DataTrouble, TornWrite, TrainerCrash,
+        TrainerHang, BitFlip, LostAnswer,
     )
 }  # fmt: skip
 CHAIN_KINDS: Final[dict[str, type[Fault]]] = {cls.kind: cls for cls in (EndpointFault, ChainHalt, OwnerPause)}

@@ -22,9 +22,10 @@ from psyche.client.runtime.shell import Parts, Shell
 from psyche.client.runtime.trainer_inputs import PayloadCheck
 from psyche.core.state.messages import Message, WitnessMessage
 from psyche.core.state.state import Coordinator
+from psyche.data.client import BACK_OFF_S, TRIES
 from psyche.data.dummy import DummyData
 from psyche.data.provider import LocalProvider
-from psyche.errors import PsycheError
+from psyche.errors import DataError, PsycheError
 from psyche.modeling.snapshot import clean_leftovers, list_snapshots
 from psyche.network.blobs.store import run_in_thread
 from psyche.network.memory.line import LinkConditions
@@ -32,7 +33,7 @@ from psyche.network.memory.node import MemoryNode
 from psyche.sim.byzantine.program import ByzantineProgram
 from psyche.sim.byzantine.programs import wrap_backend, wrap_network
 from psyche.sim.disk import DiskConditions
-from psyche.sim.faults import Degrade
+from psyche.sim.faults import DataTrouble, Degrade
 from psyche.sim.identity import SimIdentity, build_machine_identity
 from psyche.sim.invariants.views import ClientStatistics
 from psyche.sim.links.lines import join_conditions
@@ -209,6 +210,7 @@ class ClientHost(Host):
         self.uplink, self.downlink = cls.uplink, cls.downlink
         self.folder = world.folder / self.name
         self.trainer_faults = TrainerFaults()
+        self.data_troubles: list[DataTrouble] = []
         self.programs: list[ByzantineProgram] = []
         self.complaints: list[str] = []  # from its trainers, over all lives
         self.shell: Shell | None = None
@@ -356,7 +358,7 @@ class ClientHost(Host):
         parts = Parts(
             engine=self.engine, backend=self._watch_backend(backend),
             network=wrap_network(network, self, self.programs) if self.programs else network, trainer=trainer,
-            data=LocalProvider(DummyData(self.world.model.max_seq_len, VOCAB)), log=life.log, unix_now=self.unix,
+            data=_HostData(self), log=life.log, unix_now=self.unix,
             check_payload=check, on_loaded=lambda event: check.set_plan(event.reply.plan),
         )  # fmt: skip
         settings = ClientSettings(
@@ -374,6 +376,22 @@ class ClientHost(Host):
         keys = [build_machine_identity(seed, name).public for name in names]
         found = [PeerAddress(key, get_fixed_address(number)) for number, key in enumerate(keys)]
         return tuple(peer for peer in found if peer.key != self.key)
+
+
+class _HostData(LocalProvider):
+    """The samples of a client, as its faults let them through; it gives up where a real source does."""
+
+    def __init__(self, host: ClientHost) -> None:
+        super().__init__(DummyData(host.world.model.max_seq_len, VOCAB))
+        self._host = host
+
+    async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
+        if delay_s := sum(trouble.delay_s for trouble in self._host.data_troubles):
+            await trio.sleep(delay_s)
+        if any(trouble.is_away for trouble in self._host.data_troubles):
+            await trio.sleep(sum(BACK_OFF_S))
+            raise DataError(f"samples {start} to {end} did not arrive in {TRIES} tries")
+        return await super().get(start, end, epoch=epoch, height=height)
 
 
 def get_fixed_address(number: int) -> str:

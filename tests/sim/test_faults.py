@@ -13,6 +13,7 @@ from psyche.sim.faults import (
     BitFlip,
     CleanExit,
     ClockJump,
+    DataTrouble,
     Degrade,
     DiskFull,
     Fault,
@@ -56,8 +57,9 @@ def get_sent(outcome: Outcome, name: str) -> set[int]:
         (Hang(at_epoch=0, at_height=2, who=("server",), for_s=9.0), {}),
         (ClockJump(at_s=0.0, who=("client-0", "client-1"), offset_s=-300.0), {}),
         (DiskFull(at_epoch=0, at_height=2, who=("client-0",), for_s=5.0), LONG),
+        (DataTrouble(at_s=4.0, who=("all",), delay_s=0.5, for_s=20.0), {}),
     ],
-    ids=["slow disk", "the server stands still", "clocks are off", "a client's disk is full"],
+    ids=["slow disk", "the server stands still", "clocks are off", "a client's disk is full", "data comes late"],
 )
 def test_what_only_delays_drops_nobody(fault: Fault, config: dict[str, int], quiet: Outcome) -> None:
     outcome = play_fault(fault, **config)
@@ -94,6 +96,19 @@ def test_who_is_lost_for_a_while_costs_its_epoch_and_is_there_in_the_next(fault:
     if isinstance(fault, Hang):
         sent = [e.event for e in get_events(outcome, types.ResultSent, "client-1")]
         assert [one for one in sent if one.epoch == 0 and one.height > 3] == []
+
+
+@pytest.mark.parametrize("who", ["client-1", "all"])
+def test_a_round_whose_data_is_away_is_skipped_and_the_next_one_filled(who: str) -> None:
+    """F22: nobody trains on anything else meanwhile, and says why it sends nothing."""
+    outcome = play_fault(DataTrouble(at_epoch=0, at_height=2, who=(who,), is_away=True, for_s=30.0), **LONG)
+    unsent = [e.event for e in get_events(outcome, types.NotSent, "client-1")]
+    sent = [(e.event.epoch, e.event.height) for e in get_events(outcome, types.ResultSent, "client-1")]
+    assert unsent
+    assert all("did not arrive" in event.reason or "round ended" in event.reason for event in unsent)
+    assert sent[0] == (0, 0)
+    assert (0, 3) not in sent
+    assert sent[-1][0] >= 1
 
 
 def test_a_client_whose_disk_is_lost_is_given_the_weights_by_its_peers() -> None:

@@ -43,6 +43,22 @@ def _set_value(text: str, path: KeyPath, value: Value) -> str:
     return "\n".join([*lines[:header], added, *lines[header:]])
 
 
+def set_variant(text: str, path: KeyPath, variant: str, values: Mapping[str, Value]) -> str:
+    """Give a key of several forms, such as `checkpoint = { Local = { … } }`, this form instead of the one it has."""
+    span = find_value_spans(text).get(path)
+    if span is not None:
+        fields = ", ".join(f"{key} = {format_value(value)}" for key, value in values.items())
+        return f"{text[: span[0]]}{{ {variant} = {{ {fields} }} }}{text[span[1] :]}"
+    lines = text.split("\n")
+    found = find_lines(text)
+    header = next(line for key, line in found.items() if key[:-1] == path and lines[line - 1].lstrip().startswith("["))
+    following = min((line for line in found.values() if line > header and lines[line - 1].lstrip().startswith("[")),
+                    default=len(lines) + 1)  # fmt: skip
+    name = ".".join(map(str, path))
+    table = [f"[{name}.{variant}]", *(f"{key} = {format_value(value)}" for key, value in values.items()), ""]
+    return "\n".join([*lines[: header - 1], *table, *lines[following - 1 :]])
+
+
 def add_table(text: str, name: str) -> str:
     """Add an empty table at the end of a TOML document that lacks it."""
     if (name,) in find_lines(text):

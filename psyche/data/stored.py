@@ -16,10 +16,12 @@ from psyche.data.files import DTYPES, SUFFIXES, measure_tokens
 from psyche.data.order import RowOrder, count_rows
 from psyche.data.scan import ForeignToken
 from psyche.errors import DataError, StorageError, UnusableDataError
+from psyche.storage.cache import CachedStorage, DiskCache
 from psyche.storage.port import MAX_FILES, Storage, StorageOptions, StoredFile, gather, read_ranges
 from psyche.storage.urls import open_urls
 
 MAX_NPY_HEADER_BYTES: Final = 1 << 10  # of one dimension it has 128
+CHUNKS_FOLDER: Final = "chunks"  # in the cache's folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ def open_http_rows(
         sequence_length=sequence_length,
         shuffle_seed=location.shuffle_seed,
         vocab_size=vocab_size,
+        cache=options.cache_dir and DiskCache(options.cache_dir / CHUNKS_FOLDER, int(options.cache_gb * 1e9)),
     )
 
 
@@ -77,6 +80,9 @@ class StoredRows:
 
     `names` are the files in their order; None: all token files, by name. They are listed when the first rows are read;
     until that has worked, each `get` tries it again.
+
+    The `cache` fetches whole chunks, of which shuffled rows use a small part each. So they are read through it only if
+    it has room for all files; then each chunk is used in the end.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class StoredRows:
         sequence_length: int,
         shuffle_seed: bytes | None = None,
         vocab_size: int | None = None,
+        cache: DiskCache | None = None,
     ) -> None:
         self.sequence_length = sequence_length
         self._storage = storage
@@ -95,6 +102,7 @@ class StoredRows:
         self._token_size_bytes = token_size_bytes
         self._shuffle_seed = shuffle_seed
         self._vocab_size = vocab_size
+        self._cache = cache
         self._files: list[StoredTokens] = []
         self._order: RowOrder | None = None
         self._lock = trio.Lock()
@@ -142,6 +150,9 @@ class StoredRows:
         names = [name for name in listed if name.endswith(SUFFIXES)] if self._names is None else self._names
         if not names:
             raise DataError(f"{self._storage.address}: contains no token file ({', '.join(SUFFIXES)})")
+        self.size_bytes = sum(listed[name].size_bytes for name in names)
+        if self._cache is not None and (self._shuffle_seed is None or self.size_bytes <= self._cache.limit_bytes):
+            self._storage, self._cache = CachedStorage(self._storage, self._cache), None
         size_bytes = self._token_size_bytes
         return await gather([partial(_open_file, self._storage, listed[name], size_bytes) for name in names])
 

@@ -15,6 +15,7 @@ from psyche.errors import ConfigError, DataError, StorageError, StorageRefused, 
 from psyche.modeling.model_check import ModelCheck, check_model, check_model_files
 from psyche.modeling.model_files import REMOTE, use_model_files
 from psyche.server.run import read_first_model
+from psyche.storage.port import StorageOptions
 
 MODEL_CONFIGS: Final = ("model.json", "model.toml")  # beside the run's file: what first weights are made from
 _CHECKPOINT: Final = ("model", "LLM", "checkpoint")
@@ -22,7 +23,13 @@ _DATA: Final = ("model", "LLM", "data_location")
 _VOCABULARY: Final = ("metadata", "vocab_size")
 
 
-def validate_run(state: Path, data_config: Path | None = None, *, reads_weights: bool = False) -> ConfigReport:
+def validate_run(
+    state: Path,
+    data_config: Path | None = None,
+    *,
+    reads_weights: bool = False,
+    storage: StorageOptions | None = None,
+) -> ConfigReport:
     """Check a run's configuration as `validate_config` does, and what is on this machine of its model and data.
 
     Blocks on the disk: of tokens at most 256 MiB are read, of weights only headers, unless `reads_weights`. Then the
@@ -36,16 +43,16 @@ def validate_run(state: Path, data_config: Path | None = None, *, reads_weights:
         found = list(_find_weight_problems(report.run))
     warnings = report.warnings
     if reads_weights and report.run.model.checkpoint.kind in REMOTE:
-        remote, unread = _check_remote_model(report.run)
+        remote, unread = _check_remote_model(report.run, storage)
         found, warnings = [*found, *remote], (*warnings, *unread)
     return replace(report, problems=(*report.problems, *found), warnings=warnings)
 
 
-def _check_remote_model(run: LoadedRun) -> tuple[list[Problem], list[str]]:
+def _check_remote_model(run: LoadedRun, storage: StorageOptions | None) -> tuple[list[Problem], list[str]]:
     """Problems of a model in a repository or bucket, and what kept it from being checked."""
     check = partial(check_model_files, max_seq_len=run.model.max_seq_len)
     try:
-        found = use_model_files(run.model.checkpoint, None, check)
+        found = use_model_files(run.model.checkpoint, None, check, storage)
     except (StorageRefused, TrainerError) as error:
         return [run.make_problem(_CHECKPOINT, str(error))], []
     except (StorageError, ImportError) as error:

@@ -15,6 +15,7 @@ from psyche.modeling.first_weights import compute_first_digest
 from psyche.modeling.model_files import ModelFiles, use_model_files
 from psyche.server.journal.journal import JournalDisk, JournalError
 from psyche.server.journal.recovery import OpenRun, create_journal, recover
+from psyche.storage.port import StorageOptions
 from psyche.wire.crypto import blake3_hash
 
 FILE_HASH_NAME: Final = "run-file.hash"  # of the run's file that the record was last equal to, and of changes since
@@ -33,7 +34,7 @@ def compute_run_uid(server_key: bytes, run_id: str, created_unix: int) -> bytes:
 
 def open_run(
     disk: JournalDisk, file: LoadedRun, server_key: bytes, program: str, now: Callable[[], int], *,
-    accept_loss: bool = False, model_folder: Path | None = None,
+    accept_loss: bool = False, model_folder: Path | None = None, storage: StorageOptions | None = None,
 ) -> OpenRun:  # fmt: skip
     """Recover the run on the disk, or create it; blocks on the disk. `accept_loss`: see `recover`.
 
@@ -50,7 +51,7 @@ def open_run(
         return found
     created = now()
     uid = compute_run_uid(server_key, file.run_id, created)
-    first = read_first_model(file.model, model_folder)
+    first = read_first_model(file.model, model_folder, storage)
     model = replace(file.model, checkpoint=first.source)
     state = create_run(
         file.config, model, file.run_id, uid, file.metadata, program, created, progress=file.progress,
@@ -74,10 +75,10 @@ class FirstModel:
     notes: tuple[str, ...] = ()
 
 
-def read_first_model(model: Model, folder: Path | None) -> FirstModel:
+def read_first_model(model: Model, folder: Path | None, storage: StorageOptions | None = None) -> FirstModel:
     """Compute the full digest of a run's first weights; `folder` is where a Local model would be on this machine.
 
-    Blocks, with or without trio around it: it reads all weights.
+    Blocks, with or without trio around it: it reads all weights. `storage`: as `use_model_files`.
 
     Raises:
         ConfigError: nobody could train from these weights.
@@ -88,7 +89,7 @@ def read_first_model(model: Model, folder: Path | None) -> FirstModel:
         return FirstModel(replace(model.checkpoint, revision=files.revision or model.checkpoint.revision), digest)
 
     try:
-        return use_model_files(model.checkpoint, folder, read) or FirstModel(model.checkpoint)
+        return use_model_files(model.checkpoint, folder, read, storage) or FirstModel(model.checkpoint)
     except UnusableModelError as error:
         raise ConfigError(f"the first weights: {error}") from error
     except (PsycheError, OSError, ImportError) as error:

@@ -37,6 +37,7 @@ from psyche.server.journal.journal import JournalDisk
 from psyche.server.journal.recovery import OpenRun
 from psyche.server.reports import ReportSummary
 from psyche.server.run import hash_settings, open_run, remember_change
+from psyche.storage.port import StorageOptions
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire.access import Access
@@ -135,6 +136,7 @@ class ServerSettings:
     withdraw_on_disconnect: bool = True  # whether a connection lost for 15 s ends a membership (H6)
     accept_loss: bool = False  # whether records behind a broken place of the journal are given up (K1)
     model_folder: Path | None = None  # where the model would be; a new run is bound to the weights there (S11)
+    storage: StorageOptions | None = None  # of a model that is elsewhere; None: as the environment says
     data_files: LocalFiles | None = None  # of the data server, if `data_location` is Server
     sink: EventSink | None = None
     on_state: Callable[[Coordinator], None] | None = None
@@ -178,7 +180,9 @@ async def run_server(settings: ServerSettings, *, task_status: Started = trio.TA
     disk = await trio.to_thread.run_sync(settings.open_disk, settings.state_dir)
     try:
         now = int(settings.unix_time())
-        open_ = partial(open_run, accept_loss=settings.accept_loss, model_folder=settings.model_folder)
+        open_ = partial(
+            open_run, accept_loss=settings.accept_loss, model_folder=settings.model_folder, storage=settings.storage
+        )
         opened = await trio.to_thread.run_sync(
             open_, disk, settings.run, settings.identity.public, PROGRAM, lambda: now
         )

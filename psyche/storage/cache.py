@@ -27,7 +27,7 @@ class DiskCache:
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._folder = folder
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._unseen_bytes = limit_bytes  # written since the folder was looked through; at first that is due
         self._fetching: dict[Path, trio.Event] = {}
         self._is_told = False
@@ -39,7 +39,7 @@ class DiskCache:
             StorageError: as the storage.
         """
         check_range(storage.address, file, start, end)
-        if not file.version or self._limit_bytes < CHUNK_BYTES:
+        if not file.version or self.limit_bytes < CHUNK_BYTES:
             return await storage.read(file, start, end)
         paths = {
             number: self._find(storage, file, number) for number in range(start // CHUNK_BYTES, -(-end // CHUNK_BYTES))
@@ -76,7 +76,7 @@ class DiskCache:
                 make_folder(path.parent)
                 replace_file(path, blake3(chunk).digest() + chunk, path.with_suffix(f".{token_hex(4)}.part"))
                 self._unseen_bytes += len(chunk)
-            if self._unseen_bytes >= self._limit_bytes // _SCANS:
+            if self._unseen_bytes >= self.limit_bytes // _SCANS:
                 self._unseen_bytes = 0
                 self._remove_oldest()
         except OSError as error:
@@ -92,12 +92,33 @@ class DiskCache:
                 stat = path.stat()
                 found.append((stat.st_mtime, stat.st_size, path))
         used_bytes = sum(size_bytes for _, size_bytes, _ in found)
-        kept_bytes = self._limit_bytes * (_KEPT if used_bytes > self._limit_bytes else 1.0)
+        kept_bytes = self.limit_bytes * (_KEPT if used_bytes > self.limit_bytes else 1.0)
         for _, size_bytes, path in sorted(found):
             if used_bytes <= kept_bytes:
                 break
             path.unlink(missing_ok=True)
             used_bytes -= size_bytes
+
+
+class CachedStorage:
+    """A storage whose bytes are read through a cache."""
+
+    def __init__(self, storage: Storage, cache: DiskCache) -> None:
+        self._storage = storage
+        self._cache = cache
+
+    @property
+    def address(self) -> str:
+        return self._storage.address
+
+    async def list_files(self) -> tuple[StoredFile, ...]:
+        return await self._storage.list_files()
+
+    async def read(self, file: StoredFile, start: int, end: int) -> bytes:
+        return await self._cache.read(self._storage, file, start, end)
+
+    async def aclose(self) -> None:
+        await self._storage.aclose()
 
 
 def _load(file: StoredFile, paths: dict[int, Path]) -> dict[int, bytes]:

@@ -10,13 +10,13 @@ from typing import Final, Protocol, TypeVar
 
 from psyche.durable import expand_user, read_file
 from psyche.errors import ConfigError, StorageRefused
-from psyche.wire.nursery import open_plain_nursery
 
 HUB: Final = "https://huggingface.co"
 GOOGLE: Final = "https://storage.googleapis.com"
 MAX_FILES: Final = 100_000
 MAX_NAME_BYTES: Final = 1_024  # of an object in a bucket
 MAX_RANGE_BYTES: Final = 8 << 20  # of one request
+MAX_CONCURRENT_DOWNLOADS: Final = 8
 _MAX_TOKEN_BYTES: Final = 4_096
 T = TypeVar("T")
 
@@ -65,7 +65,9 @@ class StorageOptions:
     google_endpoint: str = GOOGLE
     google_credentials: Path | None = None  # the key of a service account
     allow_private_hosts: bool = False  # also http
-    max_concurrent_downloads: int = 8  # requests at once, per storage
+    max_concurrent_downloads: int = MAX_CONCURRENT_DOWNLOADS  # requests at once, per storage
+    cache_dir: Path | None = None  # where data is kept; None: nowhere
+    cache_gb: float = 0.0
 
     def __post_init__(self) -> None:
         token = self.hub_token
@@ -73,6 +75,16 @@ class StorageOptions:
             raise ConfigError("the token for the Hub (HF_TOKEN): must be printable ASCII without spaces")
         if self.max_concurrent_downloads < 1:
             raise ConfigError(f"concurrent downloads: must be at least 1, is {self.max_concurrent_downloads}")
+
+    def get_variables(self) -> dict[str, str]:
+        """The environment in which another process of psyche reads files by these settings; no argv shows a token."""
+        return {
+            "HUB_MAX_CONCURRENT_DOWNLOADS": str(self.max_concurrent_downloads),
+            "ALLOW_PRIVATE_HOSTS": str(int(self.allow_private_hosts)),
+            "PSYCHE_CACHE_GB": f"{self.cache_gb:g}",
+            **({"HF_TOKEN": self.hub_token} if self.hub_token else {}),
+            **({"PSYCHE_CACHE_DIR": os.fspath(self.cache_dir.absolute())} if self.cache_dir else {}),
+        }
 
 
 def read_environment() -> StorageOptions:
@@ -89,10 +101,13 @@ def read_environment() -> StorageOptions:
     )
 
 
+def find_cache_folder() -> Path:
+    return expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "psyche"
+
+
 def _read_token_file() -> str | None:
     """The token that `hf auth login` has left."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    home = os.environ.get("HF_HOME") or find_cache_folder().with_name("huggingface")
     try:
         raw = read_file(expand_user(os.environ.get("HF_TOKEN_PATH") or f"{home}/token"), _MAX_TOKEN_BYTES)
     except OSError:
@@ -160,6 +175,8 @@ async def read_ranges(storage: Storage, ranges: Sequence[tuple[StoredFile, int, 
 
 async def gather(tasks: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     """Run all at once; the first failure ends the others."""
+    from psyche.wire.nursery import open_plain_nursery  # with trio, which the help of commands does without
+
     results: dict[int, T] = {}
 
     async def run(number: int) -> None:

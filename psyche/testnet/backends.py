@@ -15,6 +15,7 @@ from psyche.backends.kinds import CHAIN, SERVER, BackendTraits
 from psyche.config.load import LoadedRun
 from psyche.errors import BackendError, ConfigError, PsycheError
 from psyche.localchain.validator import Validator
+from psyche.storage.port import StorageOptions
 from psyche.telemetry.text import format_number
 from psyche.testnet.free_port import choose_port
 from psyche.testnet.settings import Layout, TestnetSettings
@@ -168,7 +169,7 @@ class ChainBackend(LocalBackend):
             await _until_ready(rpc, session.key)
             for wallet in clients:
                 await request_lamports(rpc, wallet.pubkey(), LAMPORTS)
-            await _create(session, run, [] if run.access.is_open else clients)
+            await _create(session, run, [] if run.access.is_open else clients, self._settings.storage)
         who = "everybody" if run.access.is_open else format_number(len(clients), "wallet")
         say(f"run {run.run_id!r} is on the chain, and {who} may join it")
 
@@ -184,7 +185,7 @@ async def _until_ready(rpc: "Rpc", owner: "Pubkey") -> None:
     raise PsycheError(f"the local chain was not ready within {READY_S:.0f} s")
 
 
-async def _create(session: "ChainSession", run: LoadedRun, clients: "list[Wallet]") -> None:
+async def _create(session: "ChainSession", run: LoadedRun, clients: "list[Wallet]", storage: StorageOptions) -> None:
     from psyche.backends.solana.interface.addresses import EVERYBODY
     from psyche.backends.solana.joining import plan_grant
     from psyche.backends.solana.owner.administration import SolanaAdministration
@@ -192,7 +193,7 @@ async def _create(session: "ChainSession", run: LoadedRun, clients: "list[Wallet
     from psyche.core.state.messages import Resume
     from psyche.server.run import read_first_model
 
-    first = await trio.to_thread.run_sync(read_first_model, run.model, run.model_folder)
+    first = await trio.to_thread.run_sync(read_first_model, run.model, run.model_folder, storage)
     file = CHAIN.fit_file(replace(run, model=replace(run.model, checkpoint=first.source)))
     new = Creation(run.run_id, file, __version__, first_weights=first.digest)
     await session.carry_out(await plan_create(session, new))

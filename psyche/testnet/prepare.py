@@ -19,12 +19,13 @@ import trio
 
 from psyche.config.load import MAX_FILE_BYTES, LoadedRun, find_run_file, load_data, load_run
 from psyche.config.problems import ConfigProblems
-from psyche.config.rewrite import add_table, set_values
-from psyche.core.state.state import CheckpointKind, DataLocationKind
+from psyche.config.rewrite import add_table, set_values, set_variant
+from psyche.core.state.state import Checkpoint, CheckpointKind, DataLocationKind
 from psyche.data.corpus import build_demo_corpus
 from psyche.durable import read_file, write_file
-from psyche.errors import ConfigError, PsycheError
+from psyche.errors import ConfigError, PsycheError, StorageRefused
 from psyche.server.preflight import MODEL_CONFIGS, find_file_problems
+from psyche.storage.hub import open_hub
 from psyche.testnet.backends import HOST, Prepared, Say, build_backend
 from psyche.testnet.free_port import choose_port
 from psyche.testnet.process import Child
@@ -69,7 +70,7 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
     settings.check()
     backend = build_backend(settings)
     source = find_run_file(settings.config_path)
-    run = load_run(source)
+    run = _choose_model(load_run(source), settings)
     backend.check_validator()
     # A chain's record names addresses of clients, which have none yet.
     fitted = backend.traits.fit_file(replace(run, bootstrap=run.bootstrap or (HOST,)))
@@ -99,6 +100,17 @@ async def prepare(settings: TestnetSettings, say: Say) -> Prepared:
         raise
     is_served = run.model.data_location.kind is DataLocationKind.SERVER
     return Prepared(layout, copy, port, layout.config / DATA_FILE if is_served else None, held_out, keys, p2p_ports)
+
+
+def _choose_model(run: LoadedRun, settings: TestnetSettings) -> LoadedRun:
+    if settings.first_client_checkpoint is None:
+        return run
+    name, _, revision = settings.first_client_checkpoint.partition("@")
+    try:
+        open_hub(name, revision or None, settings.storage)  # judges the name
+    except StorageRefused as error:
+        raise ConfigError(f"--first-client-checkpoint: {error}; name OWNER/NAME or OWNER/NAME@REVISION") from error
+    return replace(run, model=replace(run.model, checkpoint=Checkpoint(CheckpointKind.HUB, name, revision or None)))
 
 
 def _check_files(run: LoadedRun) -> None:
@@ -132,6 +144,10 @@ def _write_run_file(run: LoadedRun, settings: TestnetSettings, layout: Layout) -
         values["access", "open"] = True
         text = add_table(text, "access")
     text = set_values(text, values)
+    if settings.first_client_checkpoint is not None:
+        source = run.model.checkpoint
+        revision = {} if source.revision is None else {"revision": source.revision}
+        text = set_variant(text, ("model", "LLM", "checkpoint"), "Hub", {"repo_id": source.name, **revision})
     write_file(layout.config / run.path.name, text.encode())
 
 
@@ -176,7 +192,7 @@ async def _run_model_init(config: Path, target: Path, seed: int, output: Path) -
 
 def find_data(run: LoadedRun) -> Path | None:
     location = run.model.data_location
-    if location.kind is DataLocationKind.DUMMY:
+    if location.kind in (DataLocationKind.DUMMY, DataLocationKind.HTTP):
         return None
     description = _find_description(run)
     named_in = description or run.path

@@ -8,6 +8,7 @@ from psyche.backends.kinds import USUAL_KIND, BackendKind
 from psyche.errors import ConfigError
 from psyche.localchain.validator import Validator
 from psyche.modeling.device_name import check_device_name
+from psyche.storage.port import StorageOptions
 
 MAX_CLIENTS = 64  # each takes two processes of several hundred megabytes
 SLOT_MS: Final = 100  # of a local chain: a fourth of what a public one takes
@@ -46,6 +47,8 @@ class TestnetSettings:
     micro_batch_size: int = 8
     seed: int = 0  # of the first weights and of the choice of kills
     sample: bool = True
+    first_client_checkpoint: str | None = None  # a repository to begin with, instead of what the file names
+    storage: StorageOptions = field(default_factory=StorageOptions)  # of remote data and weights
     wait_for_all: bool = False  # set the run's init_min_clients to num_clients
 
     def check(self) -> None:

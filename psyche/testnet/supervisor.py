@@ -140,7 +140,8 @@ class Testnet:
 
     def start_server(self) -> Child:
         output = self.prepared.layout.logs / f"{self.backend.name}.log"
-        self.server = Child(self.backend.name, get_backend_argv(self.prepared, self.settings), output=output)
+        argv = get_backend_argv(self.prepared, self.settings)
+        self.server = Child(self.backend.name, argv, output=output, env=self.settings.storage.get_variables())
         self.events.emit(types.ProcessStarted(name=self.backend.name, pid=self.server.pid))
         return self.server
 
@@ -179,6 +180,7 @@ class Testnet:
         name = get_node_name(number)
         output = self.prepared.layout.logs / f"{name}.log"
         environment = {HOST_VARIABLE: str(self._trainer_socket), "PSYCHE_PROGRAM_IDS": ""}  # of another chain
+        environment |= self.settings.storage.get_variables()
         argv = get_client_argv(self.prepared, self.settings, number)
         child = Child(name, argv, output=output, env=environment)
         self.clients[number] = child

@@ -1,13 +1,14 @@
 """Run configurations: the original's sample loads as it stands, and mistakes are told so that one can mend them."""
 
 import struct
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from psyche.config.load import HARMLESS, MAX_FILE_BYTES, find_local_data, find_run_file, load_data, load_run
 from psyche.config.problems import ConfigProblems
-from psyche.config.rewrite import Value, set_values
+from psyche.config.rewrite import Value, set_values, set_variant
 from psyche.config.scanner import KeyPath
 from psyche.core.encoding.account import encode_config, encode_model
 from psyche.core.state.config_checks import find_config_problems
@@ -396,3 +397,18 @@ def test_a_run_id_that_is_no_name_for_a_folder_is_refused(tmp_path: Path, run_id
     with pytest.raises(ConfigProblems) as refused:
         load_run(path)
     assert "not a valid name" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        'a = 1\ncheckpoint = { Local = { path = "model" } }  # here\nb = 2\n',
+        'a = 1\nb = 2\n[checkpoint.Local]\npath = "model"\n',
+        'a = 1\nb = 2\n# kept\n[checkpoint.Local]\npath = "model"\n\n[other]\nc = 3\n',
+    ],
+)
+def test_a_key_of_several_forms_is_given_another_one(before: str) -> None:
+    found = set_variant(before, ("checkpoint",), "Hub", {"repo_id": "owner/name"})
+    wanted = tomllib.loads(before) | {"checkpoint": {"Hub": {"repo_id": "owner/name"}}}
+    assert tomllib.loads(found) == wanted
+    assert before.count("#") == found.count("#")

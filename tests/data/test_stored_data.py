@@ -1,6 +1,7 @@
 """Rows of files over HTTP: the same as those of the same files on this machine, whatever the order."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from psyche.core.state.state import DataLocation, DataLocationKind, HttpLocation
 from psyche.data.local import TokenRows
 from psyche.data.provider import DataProvider, open_provider
 from psyche.errors import DataError, UnusableDataError
+from psyche.storage.port import StorageOptions, StoredFile
+from psyche.storage.urls import UrlStorage
 from psyche.testing.builders import build_identity
 
 LENGTH = 8
@@ -40,6 +43,7 @@ def open_http(
     seed: bytes | None = None,
     vocab_size: int = 20_000,
     size: TokenSize = TokenSize.TWO_BYTES,
+    storage: StorageOptions = OPTIONS,
 ) -> DataProvider:
     http.url = f"{address}/{http.url}"
     return open_provider(
@@ -48,7 +52,7 @@ def open_http(
         vocab_size=vocab_size,
         folder=Path(),
         identity=build_identity("own"),
-        storage=OPTIONS,
+        storage=storage,
     )
 
 
@@ -94,3 +98,50 @@ async def test_a_token_that_the_model_does_not_have_is_named_with_its_place(addr
     with pytest.raises(UnusableDataError, match=r"tokens-11.bin: token 11020 at position 20"):
         await provider.get(0, 3)
     await provider.aclose()
+
+
+@pytest.fixture
+def open_cached(address: str, tmp_path: Path) -> Iterator[Callable[..., tuple[DataProvider, list[int]]]]:
+    """Opens the rows of `tokens-09.bin` through a cache; says how many bytes each request to the server asked for."""
+    asked: list[int] = []
+
+    def open_(gigabytes: float, *, seed: bytes | None = None) -> tuple[DataProvider, list[int]]:
+        options = replace(OPTIONS, cache_dir=tmp_path / "cache", cache_gb=gigabytes)
+        provider = open_http(address, HttpLocation(ONE, "tokens-09.bin"), seed=seed, storage=options)
+        return provider, asked
+
+    read = UrlStorage.read
+
+    async def count(self: UrlStorage, file: StoredFile, start: int, end: int) -> bytes:
+        asked.append(end - start)
+        return await read(self, file, start, end)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(UrlStorage, "read", count)
+        yield open_
+
+
+@pytest.mark.parametrize("seed", [None, bytes(range(32))], ids=["in order", "shuffled"])
+async def test_another_client_of_this_machine_reads_what_one_has_read_from_disk(
+    open_cached: Callable[..., tuple[DataProvider, list[int]]], seed: bytes | None
+) -> None:
+    rows: list[list[bytes]] = []
+    for gigabytes in (0.01, 0.01, 0):
+        provider, asked = open_cached(gigabytes, seed=seed)
+        rows.append([await provider.get(index, index) for index in (3, 0, 7)])
+        await provider.aclose()
+        if gigabytes:
+            assert asked == [200], "the file, which is smaller than a chunk, once"
+    assert rows[0] == rows[1] == rows[2]
+
+
+async def test_shuffled_rows_of_more_than_the_cache_holds_are_not_fetched_as_chunks(
+    open_cached: Callable[..., tuple[DataProvider, list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psyche.storage.cache.CHUNK_BYTES", 64)
+    shuffled, asked = open_cached(150e-9, seed=bytes(range(32)))
+    await shuffled.get(3, 3)
+    assert asked == [2 * LENGTH]
+    in_order, _ = open_cached(150e-9)
+    await in_order.get(3, 3)
+    assert asked[1:] == [64]

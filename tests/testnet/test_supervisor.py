@@ -17,9 +17,11 @@ from kits.leftovers import is_alive
 from kits.models import write_model_folder
 from kits.tier import few
 
+from psyche.core.state.state import Checkpoint, CheckpointKind
 from psyche.data.corpus import build_demo_corpus
 from psyche.errors import ConfigError, PsycheError
 from psyche.modeling.trainer.process import HOST_VARIABLE
+from psyche.storage.port import StorageOptions
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import read_lines
 from psyche.testnet import supervisor
@@ -305,6 +307,18 @@ async def test_what_a_run_needs_is_copied_linked_and_given_free_ports(demo: Test
     assert get_owner_argv(prepared, demo, "pause")[3:5] == ["run", "pause"]
 
 
+async def test_a_run_begins_with_a_model_of_the_hub_instead_of_the_file_s(demo: TestnetSettings) -> None:
+    (demo.config_path / "standard-library").mkdir()
+    (demo.config_path / "standard-library" / "x.bin").write_bytes(bytes(512))
+    demo.first_client_checkpoint = "owner/name@v2"
+    prepared = await prepare(demo, print)
+    assert prepared.run.model.checkpoint == Checkpoint(CheckpointKind.HUB, "owner/name", "v2")
+    assert not (prepared.layout.config / "model").exists()
+    demo.first_client_checkpoint = "no name"
+    with pytest.raises(ConfigError, match=r"--first-client-checkpoint: .*OWNER/NAME@REVISION"):
+        await prepare(demo, print)
+
+
 @pytest.mark.parametrize("is_served", [True, False], ids=["from the server", "from files"])
 async def test_a_run_without_data_is_refused_before_anything_is_made(
     demo: TestnetSettings, tmp_path: Path, is_served: bool
@@ -353,11 +367,16 @@ async def test_clients_use_a_host_of_trainers_that_the_environment_names_and_no_
     class SeenChild(supervisor.Child):
         def __init__(self, name: str, argv: Sequence[str], **options: Any) -> None:
             given.append(options.get("env") or {})
+            assert "hf_secret" not in argv, "others can read it there"
             super().__init__(name, argv, **options)
 
     monkeypatch.setattr(supervisor, "Child", SeenChild)
+    settings.storage = StorageOptions(hub_token="hf_secret", cache_dir=tmp_path / "c", cache_gb=2)
     await run(settings, 0)
-    assert given[1:] == [{HOST_VARIABLE: str(tmp_path / "host"), "PSYCHE_PROGRAM_IDS": ""}] * 3
+    own = {HOST_VARIABLE: str(tmp_path / "host"), "PSYCHE_PROGRAM_IDS": ""}
+    remote = {"HF_TOKEN": "hf_secret", "PSYCHE_CACHE_DIR": str(tmp_path / "c"), "PSYCHE_CACHE_GB": "2"}
+    remote |= {"HUB_MAX_CONCURRENT_DOWNLOADS": "8", "ALLOW_PRIVATE_HOSTS": "0"}
+    assert given == [remote, *[own | remote] * 3]
     assert (tmp_path / "host").exists()
 
 

@@ -14,6 +14,7 @@ import typer
 from psyche.cli.helpers.common import format_examples, make_group, run_async, say
 from psyche.cli.helpers.options import LOGGING, Logging, LogMode, option, share_fields
 from psyche.cli.helpers.outputs import check_source_folder, check_target_folder
+from psyche.cli.helpers.remote import CACHED_SOURCES, Remote
 from psyche.cli.helpers.target import JOINING, WALLET_PATH, Access, command
 from psyche.client.runtime.settings import ClientSettings
 from psyche.durable import expand_user
@@ -134,6 +135,8 @@ TRAINING: Final = share_fields(
     distro_dir=option(
         "Keep a copy of each of this client's updates in this folder.", "--write-gradients-dir", "--write-distro-data"
     ),
+    max_concurrent_downloads=option("Updates that are fetched from peers at once.", min=1),
+    max_concurrent_parameter_requests=option("Tensors of the model that are asked of one peer at once.", min=1),
     node_name="This client's name in logs. Default: client- and the first digits of its key.",
 )  # fmt: skip
 
@@ -146,9 +149,11 @@ TRAINING: Final = share_fields(
     "    --local-root my-run --data-dir ada --checkpoint-dir ada/models",
     "psyche client train --run-id my-run --rpc devnet -w ada.json",
     "RUN_ID=my-run SERVER_ADDR=127.0.0.1:19400 psyche client train --logs json",
-    shared=JOINING | TRAINING | LOGGING,
+    shared=JOINING | TRAINING | CACHED_SOURCES | LOGGING,
 )
-def train(*, access: Access, data_dir: DataDir = None, settings: ClientSettings, logging: Logging) -> None:
+def train(
+    *, access: Access, data_dir: DataDir = None, settings: ClientSettings, remote: Remote, logging: Logging
+) -> None:
     """Train in a run until it is finished.
 
     Looks for the run, starts PyTorch, waits for members, gets the weights, trains its share of every round. Started
@@ -168,6 +173,7 @@ def train(*, access: Access, data_dir: DataDir = None, settings: ClientSettings,
     server_key = access.options.server_key
     settings.server_key = parse_hex("--server-key", server_key) if server_key else None
     settings.data_dir, settings.local_root = get_data_dir(data_dir, settings.run_id), settings.local_root.absolute()
+    settings.storage = remote.get_options()
     check_places(settings, logging.events_dir)  # what this machine lacks is told before a server or a chain is asked
     check_target(access.target)
     # Only now: a client that is refused leaves neither a key nor a folder behind.

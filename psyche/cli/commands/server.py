@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from psyche.cli.helpers.common import format_examples, make_group, run_async, say
+from psyche.cli.helpers.common import make_group, run_async, say
 from psyche.cli.helpers.options import LOGGING, Logging, LogMode
+from psyche.cli.helpers.remote import SOURCES, Remote
 from psyche.cli.helpers.target import command
 from psyche.errors import ConfigError
 
@@ -48,7 +49,7 @@ StateDir = Annotated[
     "psyche server run --state my-run --server-port 19400 --state-dir server",
     "psyche server run --state my-run/run.toml --data-config my-run/data.toml \\",
     "    --state-dir other-server --logs json",
-    shared=LOGGING,
+    shared=SOURCES | LOGGING,
 )
 def run(
     *,
@@ -80,6 +81,7 @@ def run(
             help="Give up the journal's records behind a damaged place; says how many, and keeps the damaged files.",
         ),
     ] = False,
+    remote: Remote,
     logging: Logging,
 ) -> None:
     """Keep the record of a run until Ctrl-C.
@@ -103,7 +105,8 @@ def run(
         settings = ServerSettings(
             run=loaded, identity=identity, state_dir=folder, host=bind_ip, port=server_port, owners=owners,
             access=add_allowed(loaded.access, allow or []), withdraw_on_disconnect=withdraw_on_disconnect,
-            accept_loss=accept_loss, model_folder=loaded.model_folder, data_files=data, sink=events,
+            accept_loss=accept_loss, model_folder=loaded.model_folder, storage=remote.get_options(),
+            data_files=data, sink=events,
         )  # fmt: skip
         serve(settings, events, console, logging.logs, on_start)
 
@@ -129,15 +132,15 @@ def serve(
         run_async(main)
 
 
-@group.command(
+@command(
+    group,
     "validate-config",
-    epilog=format_examples(
-        "psyche server validate-config --state my-run",
-        "psyche server validate-config --state my-run/run.toml \\",
-        "    --data-config my-run/data.toml",
-    ),
+    "psyche server validate-config --state my-run",
+    "psyche server validate-config --state my-run/run.toml \\",
+    "    --data-config my-run/data.toml",
+    shared=SOURCES,
 )
-def validate_config(*, state: State, data_config: DataConfig = None) -> None:
+def validate_config(*, state: State, data_config: DataConfig = None, remote: Remote) -> None:
     """Check a run's configuration, model and data.
 
     Says what is wrong, by file, line and key, and what would be right. Exit code 1 where something is wrong; warnings,
@@ -146,7 +149,9 @@ def validate_config(*, state: State, data_config: DataConfig = None) -> None:
     from psyche.config.validate import print_report
     from psyche.server.preflight import validate_run
 
-    raise typer.Exit(print_report(validate_run(state, data_config, reads_weights=True), typer.echo))
+    raise typer.Exit(
+        print_report(validate_run(state, data_config, reads_weights=True, storage=remote.get_options()), typer.echo)
+    )
 
 
 def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, LoadedData | None]":

@@ -6,6 +6,7 @@ import typer
 
 from psyche.cli.helpers.common import make_group, run_async
 from psyche.cli.helpers.options import option, share_fields
+from psyche.cli.helpers.remote import CACHE_GB_OPTION, SOURCES, Remote
 from psyche.cli.helpers.target import command
 from psyche.errors import ConfigError
 from psyche.testnet.settings import TestnetSettings
@@ -28,7 +29,11 @@ SETTINGS: Final = share_fields(
     num_clients="How many clients; each is two processes.",
     config_path="A run.toml, or the folder with it, data.toml and model.json.",
     run_dir="Everything of this run goes here. Default: runs/NAME-DATE-TIME.",
-    cache_dir="Folder for first weights and tokens that runs share.",
+    cache_dir="Folder for first weights and tokens that runs share, also of tokens read over HTTP.",
+    first_client_checkpoint=option(
+        "Begin with this model of the Hugging Face Hub, instead of the one that the run's file names.",
+        metavar="OWNER/NAME[@REVISION]",
+    ),
     backend="What keeps the run: tcp, a server; solana, a local chain with the programs.",
     slot_ms=option("Length of the local chain's slots; a public chain has 400 ms.", min=10, max=60_000),
     validator="The local chain: embedded in psyche, or real: solana-test-validator or surfpool.",
@@ -66,9 +71,9 @@ SETTINGS: Final = share_fields(
     "psyche local-testnet start --num-clients 4 --config-path my-run --minutes 10",
     "psyche local-testnet start --num-clients 3 --config-path config/demo-solana \\",
     "    --backend solana",
-    shared=SETTINGS,
+    shared=SETTINGS | SOURCES | CACHE_GB_OPTION,
 )
-def start(*, settings: TestnetSettings) -> None:
+def start(*, settings: TestnetSettings, remote: Remote) -> None:
     """Run a server and clients until the run is finished.
 
     At the end compares what they hold, and shows text from the trained model. Makes first weights and tokens where they
@@ -84,4 +89,5 @@ def start(*, settings: TestnetSettings) -> None:
     from psyche.telemetry.console import Console
     from psyche.testnet.supervisor import run_testnet
 
+    settings.storage = remote.get_options()
     raise typer.Exit(run_async(run_testnet, settings, Console()))

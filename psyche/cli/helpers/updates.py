@@ -12,19 +12,20 @@ from psyche.core.state.messages import Update
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator
 from psyche.modeling.model_files import REMOTE
 from psyche.server.run import NOT_ON_RECORD, FirstModel, read_first_model
+from psyche.storage.port import StorageOptions
 
 if TYPE_CHECKING:
     from psyche.backends.port import Fitted, Target
 
 
 def load_changes(
-    file: LoadedRun | None, texts: dict[str, Any], restart_from_step: int | None
+    file: LoadedRun | None, texts: dict[str, Any], restart_from_step: int | None, storage: StorageOptions
 ) -> Callable[[Coordinator], Update]:
     """Return what builds the update of a record from a file of settings, if there is one, and from texts.
 
     The digest of other weights to begin with goes on record as at the run's creation; their files are read for it.
     """
-    weights = FirstWeights(file)
+    weights = FirstWeights(file, storage)
 
     def build(record: Coordinator) -> Update:
         update = Update() if file is None else build_update(record, file)
@@ -48,14 +49,14 @@ def load_settings(path: Path, target: "Target") -> "Fitted":
     return fitted
 
 
-def read_first_weights(file: LoadedRun) -> FirstModel:
+def read_first_weights(file: LoadedRun, storage: StorageOptions) -> FirstModel:
     """Compute the full digest of the model that a run begins with, and say so; zero if it is not here (S11)."""
     folder, source = file.model_folder, file.model.checkpoint
     if source.kind not in REMOTE and folder is None:
         return FirstModel(source)
     if source.kind in REMOTE or (folder is not None and folder.is_dir()):
         say(f"reading the first weights in {source.name if folder is None else folder}")
-    first = read_first_model(file.model, folder)
+    first = read_first_model(file.model, folder, storage)
     if first.digest == ZERO32:
         note = f"{NOT_ON_RECORD}: there is no folder {folder}"
         say(f"warning: {'; '.join(first.notes) or note}")
@@ -70,6 +71,7 @@ class FirstWeights:
     """
 
     file: LoadedRun | None
+    storage: StorageOptions
     _known: dict[str, FirstModel] = field(default_factory=dict[str, FirstModel])
 
     def complete(self, state: Coordinator, update: Update) -> Update:
@@ -98,5 +100,5 @@ class FirstWeights:
     def _read(self, file: LoadedRun) -> FirstModel:
         source = f"{file.model.checkpoint} {file.model_folder}"
         if source not in self._known:
-            self._known[source] = read_first_weights(file)
+            self._known[source] = read_first_weights(file, self.storage)
         return self._known[source]

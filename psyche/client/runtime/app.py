@@ -29,6 +29,7 @@ from psyche.errors import ConfigError, TrainerError
 from psyche.modeling.device_name import check_device_name
 from psyche.modeling.snapshot import clean_leftovers
 from psyche.modeling.trainer.process import TrainerProcess
+from psyche.network.limits import NetworkLimits
 from psyche.network.node import open_node
 from psyche.telemetry import types
 from psyche.telemetry.loading import EXIT_INTERRUPTED
@@ -209,13 +210,16 @@ async def _run(settings: ClientSettings, log: EventSink, open_backend: OpenBacke
     for folder in (settings.snapshots_dir, settings.models_dir):
         clean_leftovers(folder)
     threads = settings.threads or os.cpu_count() or 1
+    limits = NetworkLimits(
+        fetches=settings.max_concurrent_downloads, blobs_in_flight=settings.max_concurrent_parameter_requests
+    )
     trainer = TrainerProcess(threads=threads, log_path=settings.data_dir / "trainer.log")
     reporter = log = Reporter(log, settings.node_name)
     log.emit(types.ClientStarted(identity=identity.public, run_id=settings.run_id, pid=os.getpid()))
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(open_backend(settings, identity))  # found before torch is loaded
         network = await stack.enter_async_context(
-            open_node(identity, settings.bind_ip, settings.bind_port, settings.data_dir / "network")
+            open_node(identity, settings.bind_ip, settings.bind_port, settings.data_dir / "network", limits=limits)
         )
         stack.push_async_callback(_stop_trainer, trainer)
         await trainer.start()  # M2: join only once the trainer is up

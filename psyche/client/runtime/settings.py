@@ -3,8 +3,11 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from psyche.network.limits import NetworkLimits
 from psyche.storage.port import StorageOptions
 from psyche.wire.peer_address import PeerAddress
+
+_USUAL = NetworkLimits()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +38,8 @@ class ClientSettings:
     node_name: str = ""
     distro_dir: Path | None = None  # --write-distro-data: payloads are kept here
     replay_quota_bytes: int = 8 << 30
+    max_concurrent_downloads: int = _USUAL.fetches
+    max_concurrent_parameter_requests: int = _USUAL.blobs_in_flight
     storage: StorageOptions = field(default_factory=StorageOptions)  # of remote data and weights
     stop_grace_s: float = 4.0  # F26: Ctrl-C ends within five seconds
 

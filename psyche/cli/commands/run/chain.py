@@ -11,6 +11,7 @@ import typer
 
 from psyche import __version__
 from psyche.cli.commands.run.group import group
+from psyche.cli.helpers.remote import SOURCES, Remote
 from psyche.cli.helpers.target import (
     CHAIN,
     CHAIN_AND_WALLET,
@@ -42,6 +43,7 @@ NewId = Annotated[
     f"psyche run create --state my-run {LOCAL}",
     f"psyche run create --state my-run --run-id another-run {LOCAL} --yes",
     aliases=((group, "create-run"),),
+    shared=CHAIN_AND_WALLET | SOURCES,
 )
 def create(
     *,
@@ -70,20 +72,21 @@ def create(
         str | None, typer.Option(help="The wallet that says who may join. Default: the owner's.")
     ] = None,
     access: Access,
+    remote: Remote,
 ) -> None:
     """Create a run on Solana. The wallet pays, and owns it.
 
     Its accounts, settings and texts are written in as few transactions as have room for them. If one of them fails,
-    run the command again: it goes on where it stopped. If the model's folder is here, its weights are put on record:
-    the run begins with no others. The run waits then: `psyche auth create` says who may join, and `psyche run resume`
-    starts it.
+    run the command again: it goes on where it stopped. If the model's folder is here, or the model is on the Hub or in
+    a bucket, its weights are put on record: the run begins with no others. The run waits then: `psyche auth create`
+    says who may join, and `psyche run resume` starts it.
     """
     from psyche.backends.solana.interface.addresses import get_instance_address, parse_key
     from psyche.backends.solana.owner.creation import Creation, plan_create
 
     if treasurer_index is not None and treasurer_collateral_mint is None:
         raise ConfigError("--treasurer-index: needs --treasurer-collateral-mint, the token that the run pays in")
-    file, first_weights = (None, ZERO32) if state is None else load_new(state, access)
+    file, first_weights = (None, ZERO32) if state is None else load_new(state, access, remote)
     run_id = run_id or (file.run_id if file else "")
     if not run_id:
         raise ConfigError("name the run with --run-id, or with --state the file of its settings, which names it")
@@ -108,12 +111,12 @@ def create(
     access.run_on_chain(do)
 
 
-def load_new(state: Path, access: Access) -> "tuple[LoadedRun, bytes]":
+def load_new(state: Path, access: Access, remote: Remote) -> "tuple[LoadedRun, bytes]":
     """Load a file of settings, and the digest of the model that it names, zero if that is not here (S11)."""
     from psyche.cli.helpers.updates import load_settings, read_first_weights
 
     file = load_settings(state, access.chain).file
-    first = read_first_weights(file)
+    first = read_first_weights(file, remote.get_options())
     return replace(file, model=replace(file.model, checkpoint=first.source)), first.digest
 
 
@@ -198,8 +201,8 @@ def checkpoint(
 ) -> None:
     """Put a place of the run's weights on record. The wallet must be a member of the last epoch.
 
-    The place is for those who want the model: clients load from each other and from folders. It must have the
-    certified weights, which nobody checks.
+    Clients load the weights from there too, and from each other. It must have the certified weights: clients use no
+    others.
     """
     from psyche.backends.solana.member.ticking import plan_checkpoint
 

@@ -10,7 +10,8 @@ import typer
 
 from psyche.cli.commands.run.group import group, show_status
 from psyche.cli.helpers.common import confirm, say
-from psyche.cli.helpers.target import ON_CHAIN, OWNED, Access, command
+from psyche.cli.helpers.remote import SOURCES, Remote
+from psyche.cli.helpers.target import ON_CHAIN, OWNED, OWNING, Access, command
 from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show and check the chan
     f"    {OWNED}",
     "psyche run update-config --state my-run --rpc localhost --yes",
     f"psyche run update-config --name Speech {ON_CHAIN} --yes",
+    shared=OWNING | SOURCES,
 )
 def update_config(
     *,
@@ -55,10 +57,11 @@ def update_config(
         ),
     ] = None,
     switch_to_hub: Annotated[
-        bool, typer.Option("--switch-to-hub", hidden=True, help="Load weights from the Hub; cannot be done yet.")
+        bool, typer.Option("--switch-to-hub", hidden=True, help="Load weights from the Hub; not needed here.")
     ] = False,
     dry_run: DryRun = False,
     access: Access,
+    remote: Remote,
 ) -> None:
     """Give a run other settings or texts.
 
@@ -72,9 +75,9 @@ def update_config(
 
     if switch_to_hub:
         raise ConfigError(
-            "--switch-to-hub: clients cannot load weights from the Hub yet; they get them from each other and from the "
-            "run's folder. `psyche run checkpoint --repo` names a repository for those who want the model; to begin "
-            "from a model of the Hub, download it into a folder, and name that as the checkpoint Local"
+            "--switch-to-hub: clients get weights from each other and from all places on record already. `psyche run "
+            "checkpoint --repo` puts a repository on record; to begin from a model of the Hub, name it as the "
+            "checkpoint Hub in run.toml"
         )
     given = {"name": name, "description": description, "num_parameters": num_parameters, "vocab_size": vocab_size}
     texts = {key: value for key, value in given.items() if value is not None}
@@ -84,7 +87,8 @@ def update_config(
         if state is not None:
             fitted = load_settings(state, access.target)
             access, file = replace(access, options=fitted.target.options), fitted.file
-        is_agreed = change_run(access, load_changes(file, texts, restart_from_step), dry_run=dry_run)
+        changes = load_changes(file, texts, restart_from_step, remote.get_options())
+        is_agreed = change_run(access, changes, dry_run=dry_run)
     elif client_version is None:
         raise ConfigError("name what changes: --state FILE, --name, --description or --client-version, for example")
     if client_version is not None and not dry_run:

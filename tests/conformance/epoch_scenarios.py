@@ -13,7 +13,6 @@ from psyche.core.state.messages import (
     Join,
     NameCheckpoint,
     Pause,
-    ReportEquivocation,
     Resume,
 )
 from psyche.core.state.state import Checkpoint, CheckpointKind, RunState, WitnessFlag
@@ -266,7 +265,7 @@ def sources(stage: Stage) -> None:
     run.join(0, 1, 2)
     run.warm_up()
     stage.refused(lambda: name(0, "org/early"))
-    run.apply(ReportEquivocation(0, 0, 2))
+    run.eject(2)
     list(run.run_rounds())
     stage.refused(lambda: name(2, "org/banned"))
     stage.refused(lambda: name(0, "", CheckpointKind.EPHEMERAL))

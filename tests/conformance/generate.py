@@ -19,18 +19,12 @@ from kits.runs import Run, build_run
 from psyche.core.committee.seeds import EXPIRED
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import (
-    Collect,
-    HealthCheck,
-    LeaveRun,
-    NameCheckpoint,
     Pause,
     ReclaimSlot,
-    ReportEquivocation,
     Resume,
     SetRates,
     Update,
     UpdateClientVersion,
-    Withdraw,
     WitnessMessage,
 )
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Metadata, Progress, Slot, SlotState, WitnessFlag
@@ -121,19 +115,13 @@ def mass_drop(stage: Stage) -> None:
 def silent_witness(stage: Stage) -> None:
     run = stage.build(4, rounds_per_epoch=9).warm_up()
     run.run_round()
-
-    def accuse(member: int) -> None:
-        state = run.state
-        named = (state.progress.epoch, state.current.height, member)
-        run.apply(HealthCheck(*named), build_keys(0)[1])
-
     for _ in range(2):
         for member in range(3):
             run.send(run.build_witness(member, held=0b1111 & ~(1 << member)))
         time_out(run)
-        stage.refused(lambda: accuse(0))
-        accuse(3)
-        stage.refused(lambda: accuse(3))
+        stage.refused(lambda: run.accuse(0))
+        run.accuse(3)
+        stage.refused(lambda: run.accuse(3))
     run.run_round()
 
 
@@ -143,11 +131,9 @@ def accused_around_records(stage: Stage) -> None:
     run.run_round()
 
     def play(*order: str) -> None:
-        state = run.state
         for what in order:
             if what == "accuse":
-                named = (state.progress.epoch, state.current.height, 3)
-                run.apply(HealthCheck(*named), build_keys(0)[1])
+                run.accuse(3)
             else:
                 run.send(run.build_witness(int(what), held=0b1111 & ~(1 << int(what))))
         time_out(run)
@@ -167,9 +153,9 @@ def strike_and_leave(stage: Stage) -> None:
     run = stage.build(4, rounds_per_epoch=3, late_limit=1).warm_up()
     run.run_round()
     run.run_round(held=0b0111)
-    run.apply(LeaveRun(), build_keys(3)[0])
+    run.leave(3)
     run.finish_epoch()
-    stage.refused(lambda: run.apply(LeaveRun(), build_keys(3)[0]))
+    stage.refused(lambda: run.leave(3))
     run.join(3, 0, 1, 2)
     run.warm_up().finish_epoch()
     run.join(9)
@@ -286,8 +272,8 @@ def equivocation(stage: Stage) -> None:
     run.warm_up()
     run.run_round()
     run.run_round()
-    run.apply(ReportEquivocation(0, 1, 3))
-    stage.refused(lambda: run.apply(ReportEquivocation(0, 1, 3)))
+    run.eject(3, height=1)
+    stage.refused(lambda: run.eject(3, height=1))
     run.run_round(silent={3}, held=0b1111)
     run.finish_epoch()
     stage.refused(lambda: run.join(4))
@@ -297,20 +283,15 @@ def equivocation(stage: Stage) -> None:
 def checkpoints(stage: Stage) -> None:
     run = stage.build(3, rounds_per_epoch=1).warm_up()
     list(run.run_rounds())
-    mark = run.state.certified
-
-    def name(source: Checkpoint, digest: bytes = mark.digest, number: int = 0) -> None:
-        run.apply(NameCheckpoint(0, digest, source), build_keys(number)[1])
-
-    stage.refused(lambda: name(HUB, build_hash("other")))
-    stage.refused(lambda: name(Checkpoint(CheckpointKind.P2P, "org/model")))
-    name(HUB, number=2)
-    stage.refused(lambda: name(HUB))
+    stage.refused(lambda: run.name_source(HUB, digest=build_hash("other")))
+    stage.refused(lambda: run.name_source(Checkpoint(CheckpointKind.P2P, "org/model")))
+    run.name_source(HUB, 2)
+    stage.refused(lambda: run.name_source(HUB))
     run.wait(5)
-    name(Checkpoint(CheckpointKind.GCS, "bucket", "step-2"))
-    name(Checkpoint(CheckpointKind.LOCAL, "weights/step-2"))
-    name(Checkpoint(CheckpointKind.HUB, "org/copy"))
-    stage.refused(lambda: name(Checkpoint(CheckpointKind.HUB, "org/fifth")))
+    run.name_source(Checkpoint(CheckpointKind.GCS, "bucket", "step-2"))
+    run.name_source(Checkpoint(CheckpointKind.LOCAL, "weights/step-2"))
+    run.name_source(Checkpoint(CheckpointKind.HUB, "org/copy"))
+    stage.refused(lambda: run.name_source(Checkpoint(CheckpointKind.HUB, "org/fifth")))
 
 
 @scenario("P9: the owner changes a paused run: settings, then the step, then the weights; metadata while it runs")
@@ -345,26 +326,20 @@ def collections(stage: Stage) -> None:
     run = build_run(0, model=build_model(cooldown_sources=2), rounds_per_epoch=1, cooldown_time=60)
     stage.begin(run)
     run.join(0, 1, 2)
-
-    def collect(number: int, amount: int | None = None) -> None:
-        run.apply(Collect(((build_keys(number)[0], amount),)))
-
     run.apply(SetRates(1_000, 7))
-    stage.refused(lambda: collect(9))
+    stage.refused(lambda: run.collect((9, None)))
     run.warm_up()
     list(run.run_rounds())
     for number, name in enumerate(("org/one", "org/two")):
-        mark = run.state.certified
-        place = Checkpoint(CheckpointKind.HUB, name)
-        run.apply(NameCheckpoint(mark.epoch, mark.digest, place), build_keys(number)[1])
+        run.name_source(Checkpoint(CheckpointKind.HUB, name), number)
     run.settle()
-    stage.refused(lambda: collect(0, 334))
-    collect(0, 33)
-    collect(0)
-    run.apply(LeaveRun(), build_keys(1)[0])
+    stage.refused(lambda: run.collect((0, 334)))
+    run.collect((0, 33))
+    run.collect((0, None))
+    run.leave(1)
     run.join(1)
-    run.apply(LeaveRun(), build_keys(1)[0])
-    collect(1)
+    run.leave(1)
+    run.collect((1, None))
     run.join(0, 2, 3)
     run.warm_up().finish_epoch()
 
@@ -372,20 +347,15 @@ def collections(stage: Stage) -> None:
 @scenario("M4, M9: withdrawals in every phase, leaving for good, slots freed, taken again and reclaimed")
 def departures(stage: Stage) -> None:
     run = stage.build(5, rounds_per_epoch=2)
-
-    def withdraw(number: int, member: int) -> None:
-        state = run.state
-        run.apply(Withdraw(state.progress.epoch, member), build_keys(number)[1])
-
-    withdraw(4, 0)
-    stage.refused(lambda: withdraw(4, 0))
+    run.withdraw(4, member=0)
+    stage.refused(lambda: run.withdraw(4, member=0))
     run.form()
-    withdraw(3, 3)
+    run.withdraw(3)
     run.warm_up()
     run.run_round()
-    withdraw(2, 2)
-    stage.refused(lambda: withdraw(2, 2))
-    run.apply(LeaveRun(), build_keys(1)[0])
+    run.withdraw(2)
+    stage.refused(lambda: run.withdraw(2))
+    run.leave(1)
     run.finish_epoch()
     run.join(7)
     for _ in range(2):

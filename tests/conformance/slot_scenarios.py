@@ -6,14 +6,12 @@ from kits.runs import Run, build_run
 
 from psyche.core.state.limits import U64_MAX
 from psyche.core.state.messages import (
-    Collect,
     ReclaimSlot,
-    ReportEquivocation,
     SetRates,
 )
 from psyche.core.state.state import SlotState, WitnessFlag
 from psyche.core.state.timeline import get_attested_round
-from psyche.testing.builders import build_hash, build_keys
+from psyche.testing.builders import build_hash
 
 NO_DIGEST = WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST
 
@@ -157,7 +155,7 @@ def settlement(stage: Stage) -> None:
     run.warm_up()
     run.run_round()
     run.run_round(held=0b01011)
-    run.apply(ReportEquivocation(1, 0, 4))
+    run.eject(4, height=0)
     run.leave(2)
     stage.refused(lambda: run.leave(2))
     run.silent = {1, 2, 4}
@@ -165,9 +163,9 @@ def settlement(stage: Stage) -> None:
     run.silent = set()
     run.apply(SetRates(None, 0))
     play_epoch(run, 0, 1, 3)
-    for number in (2, 3):
-        run.apply(Collect(((build_keys(number)[0], None),)))
-    run.apply(Collect(((build_keys(0)[0], 5), (build_keys(4)[0], None))))
+    run.collect((2, None))
+    run.collect((3, None))
+    run.collect((0, 5), (4, None))
 
 
 @scenario("M4, M11: slots of leavers are freed with their last point, and not by a claim that takes nothing")
@@ -176,6 +174,6 @@ def last_points(stage: Stage) -> None:
     for slot, earned in zip(run.state.registry.slots, (1, 2, 0), strict=True):
         slot.state, slot.active, slot.earned = SlotState.LEAVING, 0, earned
     stage.begin(run)
-    run.apply(Collect(((build_keys(2)[0], None),)))
-    run.apply(Collect(((build_keys(0)[0], 1), (build_keys(1)[0], 1))))
-    run.apply(Collect(((build_keys(1)[0], None),)))
+    run.collect((2, None))
+    run.collect((0, 1), (1, 1))
+    run.collect((1, None))

@@ -24,9 +24,12 @@ from psyche.core.rules.apply import apply
 from psyche.core.state.bits import compute_bits, get_members
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.messages import (
+    Collect,
+    HealthCheck,
     Join,
     LeaveRun,
     Message,
+    NameCheckpoint,
     Pause,
     Recover,
     ReportEquivocation,
@@ -39,6 +42,7 @@ from psyche.core.state.messages import (
 from psyche.core.state.roster import find_slot
 from psyche.core.state.state import (
     ZERO32,
+    Checkpoint,
     Client,
     ClientState,
     Coordinator,
@@ -158,10 +162,25 @@ class Run(StateMachine):
     def leave(self, number: int) -> None:
         self.apply(LeaveRun(), self.keys(number)[0])
 
-    def eject(self, member: int, *, epoch: int = 0, height: int | None = None) -> None:
+    def eject(self, member: int, *, epoch: int | None = None, height: int | None = None) -> None:
         """Report that a member signed two results."""
         named = self.state.current.height if height is None else height
-        self.apply(ReportEquivocation(epoch, named, member))
+        self.apply(ReportEquivocation(self.state.progress.epoch if epoch is None else epoch, named, member))
+
+    def accuse(self, member: int, *, sender: int = 0, height: int | None = None, epoch: int | None = None) -> None:
+        """Accuse a member of silence as a witness; the sender is a participant's number."""
+        epoch = self.state.progress.epoch if epoch is None else epoch
+        self.apply(HealthCheck(epoch, self.state.current.height if height is None else height, member),
+                   self.keys(sender)[1])  # fmt: skip
+
+    def name_source(self, source: Checkpoint, number: int = 0, digest: bytes | None = None) -> None:
+        """Put a place of the certified weights on record, as a participant."""
+        mark = self.state.certified
+        self.apply(NameCheckpoint(mark.epoch, digest or mark.digest, source), self.keys(number)[1])
+
+    def collect(self, *claims: tuple[int, int | None]) -> None:
+        """Pay out earnings of participants: so much, or all that there is."""
+        self.apply(Collect(tuple((self.keys(number)[0], amount) for number, amount in claims)))
 
     def form(self) -> None:
         """Let the waiting time pass: Warmup begins if enough participants have joined."""

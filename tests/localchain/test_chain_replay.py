@@ -5,21 +5,14 @@ from pathlib import Path
 
 import pytest
 from box import NOW, make_bank
-from kits.chain.chain_run import BoxedRun, begin_run, fund, sign
+from kits.chain.chain_run import BoxedRun, begin_run, build_message, fund, sign
 from kits.runs import Run
 from solders.account import Account
-from solders.instruction import Instruction
 from solders.keypair import Keypair
-from solders.pubkey import Pubkey
 from typer.testing import CliRunner
 
 from psyche.backends.solana.interface.addresses import COORDINATOR, EVERYBODY, get_authorization_address
-from psyche.backends.solana.interface.coordinator import (
-    build_collect,
-    build_join_run,
-    build_owner_message,
-    build_user_message,
-)
+from psyche.backends.solana.interface.coordinator import build_owner_message
 from psyche.cli.app import app
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state import messages as msg
@@ -46,7 +39,9 @@ class BankRun(Run):
     def apply(self, message: Message, sender: bytes = ZERO32) -> bool:
         assert self.boxed is not None
         before = self.state.nonce
-        instruction = self.build(self.boxed, message, sender)
+        run, owner, payer = self.boxed.run, self.boxed.owner.pubkey(), self.payer.pubkey()
+        grant = get_authorization_address(owner, EVERYBODY)
+        instruction = build_message(run, payer, owner, grant, message, sender, self.state.run_uid)
         asked = {meta.pubkey for meta in instruction.accounts if meta.is_signer} - {self.payer.pubkey()}
         known = {**SIGNERS, bytes(self.boxed.owner.pubkey()): self.boxed.owner}
         transaction = sign(self.bank.newest_hash, self.payer, [instruction], *(known[bytes(key)] for key in asked))
@@ -54,20 +49,6 @@ class BankRun(Run):
         self.bank.advance(self.now)
         self.state = self.boxed.read(self.bank)
         return self.state.nonce > before
-
-    def build(self, boxed: BoxedRun, message: Message, sender: bytes) -> Instruction:
-        payer, owner = self.payer.pubkey(), boxed.owner.pubkey()
-        match message:
-            case msg.Join(p2p, expires):
-                authorization = get_authorization_address(owner, EVERYBODY)
-                return build_join_run(boxed.run, Pubkey(sender), Pubkey(p2p), authorization, expires)
-            case msg.Collect(((signer, _),)):
-                return build_collect(boxed.run, payer, self.state.run_uid, Pubkey(signer))
-            case msg.Pause() | msg.Resume() | msg.SetRates() | msg.Update() | msg.UpdateClientVersion():
-                return build_owner_message(boxed.run, owner, message)
-            case _:
-                user = payer if sender == ZERO32 else Pubkey(sender)
-                return build_user_message(boxed.run, user, message)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kits.chain.anchor import get_discriminator
+from kits.chain.chain_run import build_message
 from kits.svm import Bank, Refused
 from solders.clock import Clock
 from solders.hash import Hash
@@ -17,21 +18,12 @@ from solders.transaction import Transaction
 from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 
 from psyche.backends.solana.interface.addresses import AUTHORIZER, COORDINATOR, EVERYBODY, get_authorization_address
-from psyche.backends.solana.interface.coordinator import (
-    Authorities,
-    ChainRun,
-    build_collect,
-    build_free,
-    build_init,
-    build_join_run,
-    build_owner_message,
-    build_user_message,
-)
+from psyche.backends.solana.interface.coordinator import Authorities, ChainRun, build_free, build_init
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.limits import STATE_BYTES
-from psyche.core.state.state import ZERO32, Coordinator
+from psyche.core.state.state import Coordinator
 
 RUN_ID: Final = "run"
 RECORDED_SLOTS: Final = 512
@@ -117,16 +109,8 @@ class ChainStage:
 
     def build(self, sender: bytes, message: msg.Message) -> Instruction:
         """The instruction that says a message; the payer sends what has no sender."""
-        user = self.bank.payer.pubkey() if sender == ZERO32 else Pubkey(sender)
-        match message:
-            case msg.Join(p2p, expires):
-                return build_join_run(self.run, user, Pubkey(p2p), self.authorization, expires)
-            case msg.Collect(((signer, _),)):
-                return build_collect(self.run, self.bank.payer.pubkey(), self.state.run_uid, Pubkey(signer))
-            case msg.Pause() | msg.Resume() | msg.SetRates() | msg.Update() | msg.UpdateClientVersion():
-                return build_owner_message(self.run, self.authorities.main, message)
-            case _:
-                return build_user_message(self.run, user, message)  # type: ignore[arg-type]
+        payer, owner = self.bank.payer.pubkey(), self.authorities.main
+        return build_message(self.run, payer, owner, self.authorization, message, sender, self.state.run_uid)
 
     def set_clock(self, now: int, slot: int) -> None:
         clock = self.bank.svm.get_clock()

@@ -4,24 +4,16 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 
 import trio
+from kits.chain.chain_run import build_message
 from kits.chain.endpoints import Events
 from kits.clocks import make_autojump_clock
 from solders.account import Account
 from solders.hash import Hash
-from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.message import Message as TransactionMessage
-from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
 from psyche.backends.solana.interface.addresses import COORDINATOR
-from psyche.backends.solana.interface.coordinator import (
-    OwnerMessage,
-    UserMessage,
-    build_join_run,
-    build_owner_message,
-    build_user_message,
-)
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.rpc.run_link import RpcLink
 from psyche.core.state.genesis import create_run
@@ -73,16 +65,8 @@ def sign(
 ) -> VersionedTransaction:
     """A transaction on the newest block."""
     payer, run = Keypair.from_seed(wallet.seed), chain.run
-    key, instructions = payer.pubkey(), list[Instruction]()
-    for message in messages:
-        if isinstance(message, Join):
-            p2p = Pubkey(message.p2p)
-            instructions.append(build_join_run(run, key, p2p, chain.authorization, message.expires_unix))
-        elif isinstance(message, UserMessage):
-            instructions.append(build_user_message(run, key, message))
-        else:
-            assert isinstance(message, OwnerMessage)
-            instructions.append(build_owner_message(run, key, message))
+    key = payer.pubkey()
+    instructions = [build_message(run, key, key, chain.authorization, message) for message in messages]
     signers = [payer] if session is None else [payer, Keypair.from_seed(session.seed)]
     told = TransactionMessage.new_with_blockhash(instructions, key, Hash(chain.newest.hash))
     return VersionedTransaction(told, signers)

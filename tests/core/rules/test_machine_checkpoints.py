@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kits.runs import Run, build_cooldown, build_run, expect_refusal
+from kits.runs import build_cooldown, build_run, expect_refusal
 
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.errors import (
@@ -14,7 +14,7 @@ from psyche.core.state.errors import (
 )
 from psyche.core.state.genesis import create_run
 from psyche.core.state.limits import NAME_BYTES, RUN_ID_BYTES
-from psyche.core.state.messages import NameCheckpoint, Pause, ReportEquivocation
+from psyche.core.state.messages import Pause
 from psyche.core.state.state import (
     ZERO32,
     Checkpoint,
@@ -26,17 +26,11 @@ from psyche.core.state.state import (
     Progress,
     RunState,
 )
-from psyche.testing.builders import START_UNIX, build_config, build_hash, build_keys, build_model
+from psyche.testing.builders import START_UNIX, build_config, build_hash, build_model
 
 HUB = Checkpoint(CheckpointKind.HUB, "org/model", "main")
 GCS = Checkpoint(CheckpointKind.GCS, "bucket", "prefix")
 LOCAL = Checkpoint(CheckpointKind.LOCAL, "weights")
-
-
-def name_source(run: Run, source: Checkpoint, number: int = 0, **named: Any) -> None:
-    certified = run.state.certified
-    values = {"epoch": certified.epoch, "digest": certified.digest, **named}
-    run.apply(NameCheckpoint(values["epoch"], values["digest"], source), build_keys(number)[1])
 
 
 # --- S10
@@ -44,29 +38,29 @@ def name_source(run: Run, source: Checkpoint, number: int = 0, **named: Any) -> 
 
 def test_s10_the_first_becomes_the_source_and_three_more_are_kept() -> None:
     run = build_cooldown()
-    name_source(run, HUB, 1)
+    run.name_source(HUB, 1)
     assert run.state.model.checkpoint == HUB
     assert run.state.model.checkpoint is not HUB
     mark = run.state.checkpoint
     assert (mark.digest, mark.step, mark.uploader) == (run.state.certified.digest, 2, 1)
     others = [GCS, LOCAL, Checkpoint(CheckpointKind.HUB, "org/copy")]
     for number, source in enumerate(others):
-        name_source(run, source, number)
+        run.name_source(source, number)
     assert run.state.model.checkpoint == HUB
     assert run.state.model.extra_checkpoints == others
     with expect_refusal(run.state, InvalidCheckpoint, "S10"):
-        name_source(run, Checkpoint(CheckpointKind.HUB, "org/fifth"))
+        run.name_source(Checkpoint(CheckpointKind.HUB, "org/fifth"))
 
 
 def test_s10_a_later_certified_replaces_all_sources() -> None:
     run = build_cooldown()
-    name_source(run, HUB)
-    name_source(run, GCS)
+    run.name_source(HUB)
+    run.name_source(GCS)
     run.wait(5)
     run.rejoin()
     run.warm_up()
     list(run.run_rounds())
-    name_source(run, LOCAL)
+    run.name_source(LOCAL)
     assert run.state.model.checkpoint == LOCAL
     assert [c.kind for c in run.state.model.extra_checkpoints] == [CheckpointKind.EPHEMERAL] * 3
 
@@ -92,33 +86,33 @@ BAD_SOURCES = [
 def test_s10_only_lasting_sources_that_fit_may_stand_on_record(source: Checkpoint) -> None:
     run = build_cooldown()
     with expect_refusal(run.state, InvalidCheckpoint):
-        name_source(run, source)
+        run.name_source(source)
 
 
 def test_s10_any_member_may_name_it_but_no_stranger_and_no_ejected_one() -> None:
     run = build_cooldown()
     run.join(9)
     with expect_refusal(run.state, UnknownMember, "S10"):
-        name_source(run, HUB, 9)
-    run.apply(ReportEquivocation(0, 0, 1))
+        run.name_source(HUB, 9)
+    run.eject(1, height=0)
     with expect_refusal(run.state, UnknownMember, "S10"):
-        name_source(run, HUB, 1)
+        run.name_source(HUB, 1)
     run.state.clients[2].state = ClientState.WITHDRAWN
-    name_source(run, HUB, 2)
+    run.name_source(HUB, 2)
 
 
 def test_b20_any_honest_members_checkpoint_with_the_certified_digest_is_accepted_late_too() -> None:
     run = build_cooldown()
     run.wait(5)
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS
-    name_source(run, HUB, 2)
+    run.name_source(HUB, 2)
     run.rejoin()
     run.warm_up()
-    name_source(run, GCS, 0)
+    run.name_source(GCS, 0)
     run.apply(Pause())
     run.finish_epoch()
     assert run.state.run_state is RunState.PAUSED
-    name_source(run, LOCAL, 1)
+    run.name_source(LOCAL, 1)
     assert run.state.model.checkpoint == LOCAL
 
 

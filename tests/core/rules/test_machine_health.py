@@ -13,7 +13,6 @@ from psyche.core.state.errors import (
     UnknownMember,
     WrongRound,
 )
-from psyche.core.state.messages import HealthCheck
 from psyche.core.state.state import Client, ClientState, RunState, Slot, StopReason
 from psyche.core.state.timeline import get_attested_round
 
@@ -144,25 +143,19 @@ def close_by_time(run: Run) -> None:
     run.wait(run.state.config.round_witness_time)
 
 
-def accuse(run: Run, member: int, *, height: int | None = None, epoch: int = 0, sender: bytes | None = None) -> None:
-    state = run.state
-    accusation = HealthCheck(epoch, state.current.height if height is None else height, member)
-    run.apply(accusation, sender or state.clients[0].p2p)
-
-
 def test_h4_a_silent_witness_is_counted_once_a_round_and_dropped_the_second_time() -> None:
     run = build_silent_witness()
-    accuse(run, 3)
+    run.accuse(3)
     client = run.state.clients[3]
     assert (client.witness_missed, client.witness_checked_height, client.state) == (1, 2, HEALTHY)
     with expect_refusal(run.state, InvalidHealthCheck, "already"):
-        accuse(run, 3)
+        run.accuse(3)
     close_by_time(run)
-    accuse(run, 3)
+    run.accuse(3)
     assert (client.witness_missed, client.state) == (2, DROPPED)
     assert run.state.registry.slots[3].strikes == 1, "H5: silence as a witness is an offence"
     with expect_refusal(run.state, InvalidHealthCheck, "Healthy"):
-        accuse(run, 3)
+        run.accuse(3)
     run.run_round()
     assert run.state.current.members == 0b0111
 
@@ -174,11 +167,11 @@ def play_h4(silences: int, order: tuple[int, ...]) -> list[tuple[object, ...]]:
     """
     run = build_silent_witness()
     for _ in range(silences - 1):
-        accuse(run, 3)
+        run.accuse(3)
         close_by_time(run)
     for what in order:
         if what == 4:
-            accuse(run, 3)
+            run.accuse(3)
         elif what < 3 or run.state.clients[3].state is HEALTHY:
             run.send(run.build_witness(what))
     run.settle()
@@ -201,17 +194,17 @@ def test_h4_every_order_of_accusations_and_records_gives_the_same_health(
 def test_b18_an_accusation_that_the_record_does_not_bear_out_has_no_effect() -> None:
     run = build_silent_witness()
     with expect_refusal(run.state, InvalidHealthCheck, "record"):
-        accuse(run, 0)
+        run.accuse(0)
     with expect_refusal(run.state, WrongRound, "T7"):
-        accuse(run, 3, height=1)
+        run.accuse(3, height=1)
     with expect_refusal(run.state, WrongRound, "T7"):
-        accuse(run, 3, epoch=1)
+        run.accuse(3, epoch=1)
     for nobody in (9, len(run.state.clients), -1):
         with expect_refusal(run.state, UnknownMember):
-            accuse(run, nobody)
+            run.accuse(nobody)
     run.run_round()
     with expect_refusal(run.state, InvalidHealthCheck, "time-out"):
-        accuse(run, 3)
+        run.accuse(3)
 
 
 # --- H5

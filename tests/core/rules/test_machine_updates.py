@@ -8,7 +8,7 @@ from kits.runs import build_paused_run, expect_refusal
 from psyche.core.encoding.account import decode_state, encode_state, get_config_preimage
 from psyche.core.state.errors import CannotUpdate, ConfigRefused
 from psyche.core.state.limits import MAX_DATA_INDEX
-from psyche.core.state.messages import NameCheckpoint, Resume, Update, UpdateClientVersion
+from psyche.core.state.messages import Resume, Update, UpdateClientVersion
 from psyche.core.state.state import (
     Checkpoint,
     CheckpointKind,
@@ -154,7 +154,7 @@ def test_p9_an_update_made_from_an_older_record_is_refused() -> None:
     owners = Update(model=replace(run.state.model, checkpoint=HUB), nonce=read)
     source = Checkpoint(CheckpointKind.HUB, "org/trained", "main")
     certified = run.state.certified.digest
-    run.apply(NameCheckpoint(run.state.certified.epoch, certified, source), run.state.clients[0].p2p)
+    run.name_source(source)
     with expect_refusal(run.state, CannotUpdate, "P9"):
         run.apply(owners)
     assert run.state.certified.digest == certified

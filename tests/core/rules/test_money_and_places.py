@@ -8,9 +8,9 @@ from psyche.core.encoding.fields import texts
 from psyche.core.state.config_checks import find_bootstrap_problems, find_config_problems
 from psyche.core.state.errors import ConfigRefused, InvalidCollection, UnknownMember
 from psyche.core.state.genesis import create_run
-from psyche.core.state.messages import Collect, NameCheckpoint, ReportEquivocation, SetRates
+from psyche.core.state.messages import SetRates
 from psyche.core.state.state import Checkpoint, CheckpointKind, Metadata, RunState, Slot, SlotState
-from psyche.testing.builders import START_UNIX, build_config, build_hash, build_keys, build_model
+from psyche.testing.builders import START_UNIX, build_config, build_hash, build_model
 
 
 def build_earners() -> Run:
@@ -24,7 +24,7 @@ def build_earners() -> Run:
 
 def collect(run: Run, number: int, amount: int | None = None) -> int:
     before = sum(slot.earned for slot in run.state.registry.slots)
-    run.apply(Collect(((build_keys(number)[0], amount),)))
+    run.collect((number, amount))
     return before - sum(slot.earned for slot in run.state.registry.slots)
 
 
@@ -49,16 +49,15 @@ def test_m11_a_part_can_be_taken_and_never_more_than_there_is() -> None:
 
 def test_m11_of_several_claims_all_are_taken_or_none() -> None:
     run = build_earners()
-    keys = [build_keys(number)[0] for number in range(3)]
     with expect_refusal(run.state, InvalidCollection, "M11"):
-        run.apply(Collect(((keys[0], 300), (keys[1], 301))))
+        run.collect((0, 300), (1, 301))
     with expect_refusal(run.state, UnknownMember, "no slot"):
-        run.apply(Collect(((keys[0], 300), (build_keys(9)[0], None))))
+        run.collect((0, 300), (9, None))
     with expect_refusal(run.state, InvalidCollection, "twice"):
-        run.apply(Collect(((keys[0], 200), (keys[0], 200))))
+        run.collect((0, 200), (0, 200))
     assert collect(run, 1) == 300
     nonce = run.state.nonce
-    run.apply(Collect(((keys[0], None), (keys[1], None))))
+    run.collect((0, None), (1, None))
     assert (run.state.registry.slots[0].earned, run.state.nonce) == (0, nonce + 1), "one of them took something"
 
 
@@ -88,7 +87,7 @@ def test_m11_earlier_earnings_of_a_banned_slot_are_paid_and_it_stays_banned() ->
     run = build_earners()
     run.rejoin()
     run.warm_up()
-    run.apply(ReportEquivocation(run.state.progress.epoch, 0, 2))
+    run.eject(2, height=0)
     assert collect(run, 2) == 300
     assert run.state.registry.slots[2].state is SlotState.BANNED
 
@@ -97,18 +96,12 @@ def build_cooling(cooldown_sources: int) -> Run:
     return build_cooldown(model=build_model(cooldown_sources=cooldown_sources), cooldown_time=500)
 
 
-def name_source(run: Run, name: str, member: int = 0) -> None:
-    state = run.state
-    source = Checkpoint(CheckpointKind.HUB, name)
-    run.apply(NameCheckpoint(state.certified.epoch, state.certified.digest, source), state.clients[member].p2p)
-
-
 def test_p10_enough_sources_of_the_certified_weights_end_cooldown_at_once() -> None:
     run = build_cooling(2)
-    name_source(run, "org/one")
+    run.name_source(Checkpoint(CheckpointKind.HUB, "org/one"))
     run.settle()
     assert run.state.run_state is RunState.COOLDOWN, "one of two"
-    name_source(run, "org/two", 1)
+    run.name_source(Checkpoint(CheckpointKind.HUB, "org/two"), 1)
     assert run.state.epoch.checkpoint_sources == 2
     run.settle()
     assert run.state.run_state is RunState.WAITING_FOR_MEMBERS

@@ -15,14 +15,22 @@ from solders.transaction import VersionedTransaction
 from psyche.backends.solana.cluster import Endpoint
 from psyche.backends.solana.interface.addresses import EVERYBODY, JOIN_SCOPE, get_authorization_address
 from psyche.backends.solana.interface.authorizer import build_authorization_create, build_authorization_grantor_update
-from psyche.backends.solana.interface.coordinator import Authorities, ChainRun, build_init, build_owner_message
+from psyche.backends.solana.interface.coordinator import (
+    Authorities,
+    ChainRun,
+    build_collect,
+    build_init,
+    build_join_run,
+    build_owner_message,
+    build_user_message,
+)
 from psyche.backends.solana.member.backend import SolanaBackend, open_chain_backend
 from psyche.backends.solana.rpc.client import Rpc, open_rpc
 from psyche.backends.solana.rpc.run_link import open_link
 from psyche.core.encoding.account import decode_state
 from psyche.core.state import messages as msg
 from psyche.core.state.limits import STATE_BYTES
-from psyche.core.state.state import Config, Coordinator, Model, Progress
+from psyche.core.state.state import ZERO32, Config, Coordinator, Model, Progress
 from psyche.localchain.bank import Bank
 from psyche.localchain.chain import LocalChain, open_local_chain
 from psyche.telemetry.sink import EventSink
@@ -45,6 +53,23 @@ def sign(
 ) -> VersionedTransaction:
     message = Message.new_with_blockhash(list(instructions), payer.pubkey(), block_hash)
     return VersionedTransaction(message, [payer, *signers])
+
+
+def build_message(
+    run: ChainRun, payer: Pubkey, owner: Pubkey, authorization: Pubkey, message: msg.Message, sender: bytes = ZERO32,
+    run_uid: bytes = ZERO32,
+) -> Instruction:  # fmt: skip
+    """The instruction that says a message; the payer sends what has no sender. A collection names the run's uid."""
+    user = payer if sender == ZERO32 else Pubkey(sender)
+    match message:
+        case msg.Join(p2p, expires):
+            return build_join_run(run, user, Pubkey(p2p), authorization, expires)
+        case msg.Collect(((signer, _),)):
+            return build_collect(run, payer, run_uid, Pubkey(signer))
+        case msg.Pause() | msg.Resume() | msg.SetRates() | msg.Update() | msg.UpdateClientVersion():
+            return build_owner_message(run, owner, message)
+        case _:
+            return build_user_message(run, user, message)  # type: ignore[arg-type]
 
 
 def read_run(bank: Bank, run: ChainRun) -> Coordinator:

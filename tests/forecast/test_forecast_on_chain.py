@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forecast_kit import build_machines, build_question, read_log
+from forecast_kit import build_machines, build_question
 
 from psyche.config.profile import ChainTable
 from psyche.core.state.state import DataLocation, DataLocationKind, RunState
@@ -12,7 +12,7 @@ from psyche.errors import ConfigError
 from psyche.forecast.backends import ForecastBackend, play_on_chain
 from psyche.forecast.chain_costs import ChainCosts, build_server_question, compute_costs, count_rounds, format_costs
 from psyche.forecast.inputs import load_faults
-from psyche.forecast.play import Forecast, build_log, play
+from psyche.forecast.play import Forecast, play
 from psyche.forecast.question import Question, build_scenario, check_question, compute_patience_s_of
 from psyche.forecast.report import build_json, describe_bound, format_forecast, format_question
 from psyche.forecast.suggestions import find_ideas
@@ -55,14 +55,6 @@ def test_a_run_on_a_chain_is_played_to_its_end_and_loses_nothing(forecast: Forec
     assert "nobody was dropped" in format_forecast(forecast)
     assert forecast.outcome.state.config.entropy_delay == 4, "as `run create` would write it"
     assert play_on_chain(ChainTable()).conditions == ChainConditions(lost=0.05), "the simulator's, but for losses"
-
-
-def test_the_log_of_a_run_on_a_chain_gives_the_same_figures(forecast: Forecast) -> None:
-    accounts = read_log(build_log(forecast))
-    told = forecast.accounts
-    assert (accounts.tokens, accounts.bounds, accounts.get_sets()) == (told.tokens, told.bounds, told.get_sets())
-    assert accounts.rounds_s == pytest.approx(told.rounds_s)
-    assert accounts.phases["round_witness"] == pytest.approx(told.phases["round_witness"])
 
 
 def test_what_a_chain_adds_to_a_round_is_what_a_server_does_not_need(costs: ChainCosts, with_server: Forecast) -> None:

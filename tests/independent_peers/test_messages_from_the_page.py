@@ -8,8 +8,8 @@ import torch
 from independent_messages import encode_report, read, sign
 from independent_network import pack
 from independent_record import compute_filter, compute_root, to_bitmap
-from independent_trainer import Plan, Tensors, apply, compute_chain, compute_digest, encode_manifest, encode_payload
-from test_payloads_from_the_page import ALICE, BOB, PAGE, find_commitments, make_example
+from independent_trainer import Plan, Tensors, apply, compute_digest, encode_manifest, encode_payload
+from test_payloads_from_the_page import ALICE, BOB, PAGE, find_chain, find_commitments, make_example
 
 from psyche.core.encoding.plan import compute_plan
 from psyche.data.dummy import DummyData
@@ -19,13 +19,9 @@ RUN_UID, SEED, ROUND = b"\x07" * 32, b"\x01" * 32, (3, 1)
 
 
 def find_digest() -> bytes:
-    """D(1): no round has applied anything."""
-    (bits,) = struct.unpack("<I", np.float32(0.001).tobytes())
+    """D(1)."""
     tensors, files, _ = make_example()
-    chain = b"\x0d" * 32
-    for height in range(2):
-        chain = compute_chain(chain, 3, height, 7 + height, bits, ())
-    return compute_digest(chain, encode_manifest(tensors, files))
+    return compute_digest(find_chain(), encode_manifest(tensors, files))
 
 
 def find_held() -> tuple[bytes, bytes]:

@@ -220,13 +220,20 @@ def test_the_full_values_of_the_page() -> None:
     assert found["w"].tobytes() == after
 
 
-def test_the_digests_of_the_page() -> None:
-    after, files = apply_example()
-    example = PAGE.read_examples("digests")[0]
+def find_chain() -> bytes:
+    """c(1): no round has applied anything."""
     (bits,) = struct.unpack("<I", np.float32(0.001).tobytes())
     chain = b"\x0d" * 32
     for height in range(2):
         chain = compute_chain(chain, 3, height, 7 + height, bits, ())
+    return chain
+
+
+def test_the_digests_of_the_page() -> None:
+    after, files = apply_example()
+    example = PAGE.read_examples("digests")[0]
+    (bits,) = struct.unpack("<I", np.float32(0.001).tobytes())
+    chain = find_chain()
     assert chain == example["c(1)"]
     pairs = list(find_commitments().items())
     assert [member for member, _ in pairs] == [CAROL, BOB, ALICE]

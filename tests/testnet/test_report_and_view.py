@@ -1,7 +1,6 @@
 """The final table says what the event logs and the weights on disk say."""
 
 import io
-import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +21,6 @@ from psyche.testnet.report import (
     find_problems,
     format_report,
     hash_weights,
-    write_summary,
 )
 from psyche.testnet.settings import Layout
 from psyche.testnet.view import LiveView
@@ -154,15 +152,6 @@ def test_the_hash_of_weights_names_files_and_bytes(tmp_path: Path) -> None:
     one = hash_weights(tmp_path)
     (tmp_path / "a.safetensors").rename(tmp_path / "b.safetensors")
     assert len({"", one, hash_weights(tmp_path)}) == 3
-
-
-def test_the_summary_is_whole_json(tmp_path: Path) -> None:
-    report = RunReport("demo", 1.0, [ClientReport("client-1", digest="aa", losses=[(1, 2.0)])], 0)
-    write_summary(report, tmp_path / "summary.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
-    found = json.loads((tmp_path / "summary.json").read_text())
-    assert found["equal"] is True
-    assert found["clients"][0]["losses"] == [[1, 2.0]]
 
 
 def test_the_mean_loss_does_not_end_in_one_batch_s_noise() -> None:

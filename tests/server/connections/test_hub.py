@@ -278,29 +278,6 @@ async def test_a_lost_connection_is_withdrawn_only_after_the_grace(autojump_cloc
         assert rig.sink.get(types.ClientDisconnected)[0].key == CLIENTS[1].public
 
 
-async def test_a_request_whose_answer_was_lost_is_answered_alike_on_the_next_connection(
-    autojump_clock: MockClock,
-) -> None:
-    async with open_rig() as rig:
-        clients = await open_members(rig)
-        await rig.start_training(clients)
-        await assert_well(rig, clients)
-        body = rig.members.get_witness(_member_of(rig, clients[0]))
-        request = wire.encode_message(wire.Request(777, body))
-        await clients[0].frames.send(request, 60)
-        await trio.sleep(0.1)
-        await clients[0].frames.aclose()  # the answer is on its way and never read
-        assert len(rig.handler.state.current.witnesses) == 1
-        again = await (await rig.connect(CLIENTS[0])).subscribe()
-        await again.frames.send(request, 60)
-        replies: list[wire.Reply] = []
-        while not replies or replies[-1].id != 777:
-            message = await again.receive()
-            replies += [message] if isinstance(message, wire.Reply) else []
-        assert (replies[-1].code, replies[-1].on_record) == ("", False)
-        assert len(rig.handler.state.current.witnesses) == 1
-
-
 @pytest.mark.parametrize("who", [CLIENTS[0], OWNER, STRANGER], ids=["member", "owner", "join authority"])
 async def test_a_preferred_key_is_answered_while_strangers_hold_all_places(
     who: Identity, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch

@@ -1,14 +1,19 @@
 """Repositories of the Hugging Face Hub: a revision is resolved once, and from then on its commit is read."""
 
+import os
 import re
+import sys
+from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import quote
 
 import msgspec
+import trio
 
 from psyche.errors import StorageError, StorageRefused
 from psyche.storage.http import Answer, Headers, HttpStorage, Request
-from psyche.storage.port import MAX_FILES, StorageOptions, StoredFile
+from psyche.storage.hub_child import Order, Report
+from psyche.storage.port import HUB, MAX_FILES, StorageOptions, StoredFile
 
 Kind = Literal["model", "dataset"]
 _REPO_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?")
@@ -32,6 +37,11 @@ class _Entry(msgspec.Struct):
     lfs: _Lfs | None = None
 
 
+def check_repo_id(repo_id: str) -> None:
+    if not _REPO_ID.fullmatch(repo_id) or ".." in repo_id:
+        raise StorageRefused(f"{repo_id[:100]!a}: is no name of a repository on the Hub, as owner/name is")
+
+
 class HubStorage(HttpStorage):
     """A repository at a branch, a tag or a commit; None: `main`. `revision` is the commit once the files are listed:
     refs move, the record does not.
@@ -42,8 +52,7 @@ class HubStorage(HttpStorage):
 
     def __init__(self, repo_id: str, revision: str | None, options: StorageOptions, *, kind: Kind = "model") -> None:
         revision = revision or "main"
-        if not _REPO_ID.fullmatch(repo_id) or ".." in repo_id:
-            raise StorageRefused(f"{repo_id[:100]!a}: is no name of a repository on the Hub, as owner/name is")
+        check_repo_id(repo_id)
         if len(revision) > 200 or not revision.isprintable() or ".." in revision:
             raise StorageRefused(f"{repo_id}: {revision[:100]!a} is no name of a revision")
         self._repo = f"datasets/{repo_id}" if kind == "dataset" else repo_id
@@ -97,3 +106,35 @@ class HubStorage(HttpStorage):
 
 
 open_hub: Final = HubStorage
+
+
+async def push_to_hub(
+    folder: Path, repo_id: str, options: StorageOptions, *, message: str, branch: str = "main"
+) -> str:
+    """Upload a folder as one commit, on top of whatever others commit meanwhile; return it.
+
+    The same files again make no new commit, and large ones that the Hub has are not sent twice. A cancelled call ends
+    the process that does it.
+
+    Raises:
+        StorageError: it is not there; StorageRefused: and it would not help to try again.
+    """
+    order = msgspec.json.encode(Order(str(folder), repo_id, branch, message))
+    environment = {
+        **os.environ, "HF_ENDPOINT": options.hub_endpoint, "HF_TOKEN": options.hub_token or "",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+    }  # fmt: skip
+    if options.hub_endpoint != HUB:
+        environment["HF_HUB_DISABLE_XET"] = "1"  # what a mirror lacks
+    done = await trio.run_process(
+        [sys.executable, "-m", "psyche.storage.hub_child"], stdin=order, env=environment,
+        capture_stdout=True, capture_stderr=True, check=False,
+    )  # fmt: skip
+    try:
+        report = msgspec.json.decode(done.stdout, type=Report)
+    except msgspec.MsgspecError:
+        report = Report(error=f"the upload ended with exit code {done.returncode}")
+    if not report.commit:
+        error = StorageRefused if report.is_final else StorageError
+        raise error(f"hf://{repo_id}: cannot be uploaded: {report.error}")
+    return report.commit

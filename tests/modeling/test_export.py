@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from psyche.data.bytes_tokenizer import write_tokenizer
 from psyche.errors import TrainerError
-from psyche.modeling import export
 from psyche.modeling.export import export_model
+from psyche.modeling.first_weights import INDEX_NAME
 from psyche.modeling.model import build_random_model, get_tensors, init_model, load_model, read_model_config
 from psyche.modeling.model_card import format_card
 from psyche.modeling.snapshot import read_model_files
@@ -58,7 +58,7 @@ def test_a_large_model_is_written_in_files_that_transformers_reads(byte_model: P
     files = sorted(path.name for path in (tmp_path / "e").glob("*.safetensors"))
     assert files == [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
     assert len(files) > 2
-    index = read_json(tmp_path / "e" / export.INDEX_NAME)
+    index = read_json(tmp_path / "e" / INDEX_NAME)
     assert index["metadata"]["total_size"] == sum(4 * t.numel() for t in tensors.values())
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "e")
     for name, parameter in model.named_parameters():

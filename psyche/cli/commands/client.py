@@ -132,6 +132,13 @@ TRAINING: Final = share_fields(
         "clients must reach it under the same path below their --local-root.",
         "--share-checkpoints",
     ),
+    hub_repo="Upload each epoch's weights to this repository of the Hugging Face Hub (owner/name), and put its commit "
+    "on record as the run's checkpoint. Made if it is not there; needs HF_TOKEN.",
+    upload_dtype=option(
+        "bfloat16: also upload the weights rounded, for people, as the branch bfloat16.",
+        kind=Literal["float32", "bfloat16"],
+    ),
+    skip_checkpoint_upload=option("Upload nothing, whatever --hub-repo says.", "--skip-checkpoint-upload"),
     distro_dir=option(
         "Keep a copy of each of this client's updates in this folder.", "--write-gradients-dir", "--write-distro-data"
     ),

@@ -17,7 +17,7 @@ from psyche.core.state.roster import get_healthy
 from psyche.core.state.state import ZERO32, Client, ClientState, Config, RunState, Slot, SlotState
 from psyche.errors import WireError
 from psyche.telemetry import types
-from psyche.telemetry.types import LeaveCause, Wait, WaitOutcome
+from psyche.telemetry.types import LeaveCause, Wait, WaitOutcome, WeightSource
 from psyche.wire.crypto import blake3_hash
 
 LOAD_AGAIN_S = 1.0
@@ -97,6 +97,8 @@ class Membership:
 
     def act(self, now: float) -> None:
         state = self.context.state
+        if state.certified.epoch < state.progress.epoch:
+            self._share_checkpoint()
         match state.run_state:
             case RunState.WAITING_FOR_MEMBERS:
                 self._wait_for_members(now)
@@ -235,6 +237,8 @@ class Membership:
             parameters=event.reply.parameters,
         )
         self.weights_digest = event.digest
+        if event.source is WeightSource.OWN_SNAPSHOT:
+            self.kept = event.digest  # S10: a client that was started again goes on sharing them
         # P4, P9: the owner may have changed the settings while it loaded; then Warmup loads once more
         fitting = self.loading_for == (x.state.epoch.cold_start, settings)
         self.synchronised = (event.epoch, event.digest) if fitting else None

@@ -21,6 +21,7 @@ from psyche.client.runtime.trainer_inputs import PayloadCheck
 from psyche.client.runtime.trainer_tasks import RestartableTrainer
 from psyche.client.runtime.weights.exporting import get_export_time
 from psyche.client.runtime.weights.sharing import check_shared_folder
+from psyche.client.runtime.weights.uploading import check_upload, is_uploading
 from psyche.config.load import find_local_data
 from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind
 from psyche.data.provider import DataProvider, open_provider
@@ -137,6 +138,7 @@ def lock_data_dir(path: Path) -> int:
 def check_client_settings(settings: ClientSettings) -> None:
     """Check what can be known before anything is started: the device, and that checkpoints can be shared."""
     check_device_name(settings.device)
+    check_upload(settings)
     if not settings.share_checkpoints:
         return
     if settings.checkpoint_dir is None:
@@ -253,7 +255,8 @@ async def _participate(
     settings: ClientSettings, identity: Identity, reporter: Reporter, backend: Backend, network: Network,
     trainer: RestartableTrainer, orders: Orders,
 ) -> None:  # fmt: skip
-    engine = RoundEngine(identity, export=get_export_time(settings), share=settings.share_checkpoints)
+    share = settings.share_checkpoints or is_uploading(settings)
+    engine = RoundEngine(identity, export=get_export_time(settings), share=share)
     data = LazyData(lambda: engine.state, identity, settings)
     check = PayloadCheck()
 

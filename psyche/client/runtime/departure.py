@@ -11,6 +11,7 @@ from psyche.network.streams import run_until
 from psyche.telemetry import types
 
 LAST_WRITES_S: Final = 600.0  # for an export that still runs when the client has finished serving
+LAST_UPLOAD_S: Final = 6 * 3_600.0  # for the upload of a run's final weights
 FAREWELL_S: Final = 0.2
 WITHDRAW_S: Final = 2.0  # for the answer to the withdrawal: a server that is away withdraws this client itself (H6)
 
@@ -18,9 +19,13 @@ WITHDRAW_S: Final = 2.0  # for the answer to the withdrawal: a server that is aw
 class Departure:
     """Carries out `Exit` once, each step within `grace_s`; a second `Exit` cuts short the serving of the first."""
 
-    def __init__(self, grace_s: float, wait_for_writes: Callable[[], Awaitable[None]], log: Log) -> None:
+    def __init__(
+        self, grace_s: float, wait_for_writes: Callable[[], Awaitable[None]], log: Log,
+        wait_for_uploads: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+    ) -> None:  # fmt: skip
         self._grace_s = grace_s
         self._wait_for_writes = wait_for_writes
+        self._wait_for_uploads = wait_for_uploads
         self._log = log
         self._exit: Exit | None = None
         self._withdrawn = trio.Event()  # the withdrawal is answered, or none was sent
@@ -59,9 +64,11 @@ class Departure:
         self._ended.set()
 
     async def _serve(self, seconds: float) -> None:
-        """P8: serve the final weights for a while, then wait for pending writes; a second Exit ends both at once."""
+        """P8: serve the final weights for a while, then wait for writes and uploads; a second Exit ends all at once."""
         self._log(types.Serving(seconds=seconds))
         with trio.move_on_after(seconds):
             await self._hurry.wait()
         with trio.move_on_after(LAST_WRITES_S):
             await run_until(self._hurry, self._wait_for_writes)
+        with trio.move_on_after(LAST_UPLOAD_S):
+            await run_until(self._hurry, self._wait_for_uploads)

@@ -33,6 +33,9 @@ class ClientSettings:
     checkpoint_dir: Path | None = None
     keep_steps: int = 3
     share_checkpoints: bool = False  # all clients can read checkpoint_dir (S10)
+    hub_repo: str = ""  # each epoch's weights go there and on record (S10)
+    upload_dtype: str = "float32"  # another one goes to a branch of its name; on record is float32
+    skip_checkpoint_upload: bool = False
     export: bool = True
     export_dtype: str = "bfloat16"
     node_name: str = ""

@@ -24,11 +24,13 @@ from psyche.client.runtime.weights import sharing
 from psyche.client.runtime.weights.loading import Loader
 from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.client.runtime.weights.serving import Serving
+from psyche.client.runtime.weights.uploading import Uploader, is_uploading
 from psyche.core.state.errors import CoordinatorError, Halted, InvalidRunState, WrongRound
 from psyche.core.state.messages import Join, NameCheckpoint, Withdraw
-from psyche.core.state.state import ZERO32, Coordinator
+from psyche.core.state.state import ZERO32, Checkpoint, Coordinator
 from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, NetworkError, PsycheError, VersionMismatch, WireError
+from psyche.modeling.snapshot import read_snapshot_info
 from psyche.network.streams import Signal
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
@@ -85,7 +87,7 @@ class Shell:
             payloads=self._payloads, data=self._data,
         )  # fmt: skip
         self._queries = PeerQueries(parts.network, self, settings.node_name)
-        self._departure = Departure(settings.stop_grace_s, self._tasks.wait_idle, self.log)
+        self._departure = Departure(settings.stop_grace_s, self._tasks.wait_idle, self.log, self._wait_for_uploads)
         self._fetches = trio.CapacityLimiter(FETCHES)
         self._next_tick = trio.CancelScope()  # pyright: ignore[reportCallIssue]  # its deadline is the next tick
         self._addresses: tuple[AddressRecord, ...] = ()
@@ -94,6 +96,9 @@ class Shell:
         self._turn_at = math.inf  # when the next turn is
         self._replay_writes = 0
         self._replay_idle = Signal()
+        self._uploader = Uploader(settings, lambda: self.state, self.log)
+        self._uploads = 0
+        self._uploads_idle = Signal()
         self._newest = ZERO32  # digest of the newest snapshot
         self._keeping = trio.Lock()
         self._nursery: trio.Nursery | None = None
@@ -313,17 +318,39 @@ class Shell:
     async def _share_checkpoint(self, action: act.ShareCheckpoint) -> None:
         settings, state = self._settings, self.state
         own = await self._loader.find_local(action.digest)
-        if own is None or settings.checkpoint_dir is None:
+        if own is None:
             return  # another epoch has certified newer weights meanwhile
+        if is_uploading(settings):
+            await self._upload(action, own.path)
+            return
+        assert settings.checkpoint_dir is not None, "`check_client_settings` demands it"
         path = settings.checkpoint_dir / sharing.get_shared_name(state.run_id, action.epoch, action.step)
         place = await trio.to_thread.run_sync(sharing.share_snapshot, own.path, path, settings.local_root)
-        await self._parts.backend.submit(NameCheckpoint(action.epoch, action.digest, place))
-        shared = types.CheckpointShared(epoch=action.epoch, step=action.step, digest=action.digest, path=place.name)
-        self.log(shared)
+        await self._name(action, place, place.name)
         kept = sharing.get_names_on_record(self.state)
         await trio.to_thread.run_sync(
             sharing.remove_old_shared, settings.checkpoint_dir, state.run_id, settings.local_root, kept
         )  # fmt: skip
+
+    async def _upload(self, action: act.ShareCheckpoint, path: Path) -> None:
+        self._uploads += 1
+        try:
+            info = await trio.to_thread.run_sync(read_snapshot_info, path)
+            place = await self._uploader.upload(info, self._tasks.loss)
+            if place is not None:
+                await self._name(action, place, f"hf://{place.name}@{place.revision}")
+                await self._uploader.upload_for_people(info, self._tasks.loss)
+        finally:
+            self._uploads -= 1
+            self._uploads_idle.notify()
+
+    async def _name(self, action: act.ShareCheckpoint, place: Checkpoint, address: str) -> None:
+        await self._parts.backend.submit(NameCheckpoint(action.epoch, action.digest, place))
+        self.log(types.CheckpointShared(epoch=action.epoch, step=action.step, digest=action.digest, path=address))
+
+    async def _wait_for_uploads(self) -> None:
+        while self._uploads:
+            await self._uploads_idle.wait()
 
     async def _publish(self, action: act.Publish) -> None:
         await self._parts.network.publish(action.raw)

@@ -75,6 +75,7 @@ class TrainerTasks:
         self._heal = HealTasks(trainer, loader, replay, context, self._request_load, snapshots=snapshots)
         self._ahead = ZERO32  # digest of the weights that were last fetched before their Warmup
         self._cancelled: set[tuple[int, int]] = set()
+        self.loss: float | None = None  # of the last samples
         self._training: tuple[int, int] | None = None
         self._waiting_for_data: tuple[tuple[int, int], trio.CancelScope] | None = None
         self.open_requests = 0  # requests queued or running
@@ -327,6 +328,7 @@ class TrainerTasks:
             self._cancelled = {k for k in self._cancelled if k > key}
         data_hash = compute_data_hash(tokens)
         if not reply.cancelled:
+            self.loss = reply.loss
             self._x.log(
                 types.Trained(
                     epoch=action.epoch, height=action.height, step=action.step, loss=reply.loss, tokens=reply.tokens,
@@ -399,7 +401,7 @@ class TrainerTasks:
                 chain=ZERO32,
                 digest=action.digest,
                 dtype=settings.export_dtype,
-                card=build_run_card(state, action, settings.export_dtype),
+                card=build_run_card(state, action, settings.export_dtype, self.loss),
             )
         )
         self._x.log(types.Exported(path=str(path), bytes=reply.size_bytes, step=action.step))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from kits.bench import Bench, build_bench, go_to_last_drain
+from kits.results import build_load_reply
 from runtime_kit import KEYS, Place, answer_with, build_offer
 from trio.testing import MockClock
 
@@ -23,6 +24,7 @@ from psyche.client.runtime.weights.sharing import (
 from psyche.core.state.state import Checkpoint, CheckpointKind, ClientState, Coordinator, Mark, RunState
 from psyche.errors import ConfigError
 from psyche.modeling.snapshot import read_snapshot_info
+from psyche.telemetry.types import WeightSource
 from psyche.testing.builders import build_hash, build_model
 from psyche.wire.crypto import blob_id_of
 
@@ -170,6 +172,24 @@ def test_weights_that_are_still_being_written_are_shared_when_they_are_on_disk()
     assert written is not None
     bench.feed(written)
     assert [a.digest for a in bench.get_all(act.ShareCheckpoint)] == [bench.state.certified.digest]
+
+
+def test_a_client_that_was_started_again_goes_on_sharing_in_the_next_epoch() -> None:
+    """S10: what it has loaded from its own snapshot, as long as nothing newer is certified."""
+    bench = build_sharing()
+    go_to_last_drain(bench)
+    bench.run_round()
+    bench.pass_time(bench.state.config.cooldown_time)
+    mark = bench.state.certified
+    bench.engine = RoundEngine(bench.identities[0], share=True)
+    bench.actions.clear()
+    bench.pass_time(1)
+    bench.state.run_state = RunState.WARMUP
+    bench.state.progress.epoch = mark.epoch + 1
+    bench.feed(act.Loaded(mark.epoch + 1, mark.digest, WeightSource.PEERS, build_load_reply()))
+    assert bench.get_all(act.ShareCheckpoint) == []
+    bench.feed(act.Loaded(mark.epoch + 1, mark.digest, WeightSource.OWN_SNAPSHOT, build_load_reply()))
+    assert bench.get_all(act.ShareCheckpoint) == [act.ShareCheckpoint(mark.epoch, mark.step, mark.digest)]
 
 
 def test_the_ejected_name_nothing() -> None:

@@ -204,10 +204,16 @@ class HubDouble:
         return _make_json([tree[path].describe(path) for path in wanted if path in tree])
 
     def _preupload(self, call: Call, repo: str, revision: str) -> Answer:
-        self._get(call, repo).resolve(revision)
+        found = self._get(call, repo)
+        tree = found.commits[found.resolve(revision)]
         asked = json.loads(call.body)["files"]
         modes = {one["path"]: "lfs" if one["size"] > _LFS_BYTES else "regular" for one in asked}
-        files = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]
+        files: list[dict[str, Any]] = [
+            {"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()
+        ]
+        for one in files:
+            if (blob := tree.get(one["path"])) is not None:  # what has not changed is left out of a commit
+                one["oid"] = blob.sha256 if blob.is_lfs else blob.oid
         return _make_json({"files": files})
 
     def _batch(self, call: Call, repo: str) -> Answer:

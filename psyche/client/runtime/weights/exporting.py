@@ -25,7 +25,7 @@ def get_export_path(settings: ClientSettings, step: int) -> Path:
     return root / f"{settings.run_id}-step{step}"
 
 
-def build_run_card(state: Coordinator, action: Export, dtype: str) -> str:
+def build_run_card(state: Coordinator, action: Export, dtype: str, loss: float | None = None) -> str:
     metadata, length = state.metadata, state.model.max_seq_len
     rows = [
         ("run", f"`{state.run_id}`, uid `{state.run_uid.hex()}`"),
@@ -33,6 +33,7 @@ def build_run_card(state: Coordinator, action: Export, dtype: str) -> str:
         ("epochs", f"{action.epoch + 1:,}"),
         ("tokens", f"{action.data_index * length:,}: {action.data_index:,} samples of {length:,}"),
         ("parameters", f"{action.parameters:,}"),
+        ("loss", "" if loss is None else f"{loss:.4f}, of the last samples that the member who wrote this trained on"),
         ("numbers", dtype if dtype == "float32" else f"{dtype}, rounded from float32"),
         ("digest on record", f"`{action.digest.hex()}`"),
         ("trained with", state.client_version),

@@ -1,0 +1,138 @@
+"""Uploads of the certified weights to the Hub, to be named on record (S10)."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from psyche.client.engine.actions import Export
+from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.weights.exporting import build_run_card
+from psyche.client.runtime.weights.loading import Log
+from psyche.core.state.limits import STRING_BYTES
+from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator
+from psyche.errors import ConfigError, StorageError, StorageRefused
+from psyche.modeling.snapshot import SnapshotInfo, get_tensor_bytes
+from psyche.modeling.weight_files import write_snapshot_folder
+from psyche.storage.hub import check_repo_id, push_to_hub
+from psyche.telemetry import types
+from psyche.wire.nursery import open_plain_nursery
+
+LOOKED_EVERY_S: Final = 1.0
+LEAST_EXPECTED_S: Final = 30.0
+FIRST_PACE: Final = 4 << 20  # bytes a second, before the first upload
+PATIENCE: Final = 20  # times what an upload is expected to take: then it has failed
+
+
+def check_upload(settings: ClientSettings) -> None:
+    """Check what is known of an upload before anything is started.
+
+    Raises:
+        ConfigError: it cannot come to anything.
+    """
+    if not settings.hub_repo:
+        return
+    if settings.share_checkpoints:
+        raise ConfigError("--hub-repo and --share-checkpoints: a client names one place; use one of the two")
+    try:
+        check_repo_id(settings.hub_repo)
+    except StorageRefused as error:
+        raise ConfigError(f"--hub-repo {error}") from error
+    if len(settings.hub_repo.encode()) > STRING_BYTES:
+        raise ConfigError(
+            f"--hub-repo {settings.hub_repo}: has more than {STRING_BYTES} bytes, so no record can hold it"
+        )
+    if not settings.storage.hub_token and not settings.skip_checkpoint_upload:
+        raise ConfigError("--hub-repo: needs a token that may write there: set HF_TOKEN, or `hf auth login`")
+
+
+def is_uploading(settings: ClientSettings) -> bool:
+    return bool(settings.hub_repo) and not settings.skip_checkpoint_upload
+
+
+def count_places(state: Coordinator, digest: bytes) -> int:
+    """How many places on record have these weights."""
+    if state.checkpoint.digest != digest:
+        return 0
+    return 1 + sum(one.kind is not CheckpointKind.EPHEMERAL for one in state.model.extra_checkpoints)
+
+
+class Uploader:
+    """Uploads snapshots, each until it is there or nobody needs it any more."""
+
+    def __init__(self, settings: ClientSettings, get_state: Callable[[], Coordinator], log: Log) -> None:
+        self._settings = settings
+        self._get_state = get_state
+        self._log = log
+        self._root = settings.data_dir / "uploads"
+        self._pace = float(FIRST_PACE)
+
+    def is_needed(self, digest: bytes) -> bool:
+        """Whether these weights are the certified ones, and lack places on record."""
+        state = self._get_state()
+        return state.certified.digest == digest and count_places(state, digest) < 1
+
+    async def upload(self, info: SnapshotInfo, loss: float | None) -> Checkpoint | None:
+        """Upload a snapshot in float32, again and again until it is there; None: it is not needed any more.
+
+        Raises:
+            StorageRefused: it would not help to try again.
+            OSError: the disk does not take what is to be uploaded.
+        """
+        found: list[Checkpoint] = []
+
+        async def work() -> None:
+            found.append(await self._upload_patiently(info, loss))
+            done.set()
+
+        done = trio.Event()
+        async with open_plain_nursery() as nursery:
+            nursery.start_soon(work)
+            while not found and self.is_needed(info.digest):
+                with trio.move_on_after(LOOKED_EVERY_S):
+                    await done.wait()
+            nursery.cancel_scope.cancel()
+        return found[0] if found else None
+
+    async def upload_for_people(self, info: SnapshotInfo, loss: float | None) -> None:
+        """Upload it once more where the user wants another type too, as a branch of that name."""
+        dtype = self._settings.upload_dtype
+        if dtype != "float32":
+            await self._push(info, loss, dtype, branch=dtype)
+        await trio.to_thread.run_sync(shutil.rmtree, self._root, True)
+
+    async def _upload_patiently(self, info: SnapshotInfo, loss: float | None) -> Checkpoint:
+        size_bytes = sum(map(get_tensor_bytes, info.entries))
+        while True:
+            expected_s = LEAST_EXPECTED_S + size_bytes / self._pace
+            began = trio.current_time()
+            try:
+                with trio.move_on_after(PATIENCE * expected_s):
+                    commit = await self._push(info, loss, "float32", branch="main")
+                    self._pace = size_bytes / max(trio.current_time() - began, 1.0)
+                    return Checkpoint(CheckpointKind.HUB, self._settings.hub_repo, commit)
+                self._log(types.Error(message=f"upload: not done within {PATIENCE * expected_s:.0f} s"))
+            except StorageRefused:
+                raise
+            except StorageError as error:
+                self._log(types.Error(message=str(error)))
+            await trio.sleep(expected_s)
+
+    async def _push(self, info: SnapshotInfo, loss: float | None, dtype: str, *, branch: str) -> str:
+        folder = await trio.to_thread.run_sync(self._write, info, loss, dtype)
+        message = f"{self._settings.run_id}, step {info.step - 1}"
+        return await push_to_hub(
+            folder, self._settings.hub_repo, self._settings.storage, message=message, branch=branch
+        )
+
+    def _write(self, info: SnapshotInfo, loss: float | None, dtype: str) -> Path:
+        """Write what is to be uploaded, or find it; what was left of other weights goes."""
+        path = self._root / f"{info.digest.hex()[:16]}-{dtype}"
+        if not path.exists():
+            shutil.rmtree(self._root, ignore_errors=True)
+            parameters = sum(map(get_tensor_bytes, info.entries)) // 4
+            action = Export(info.epoch, info.step, info.data_index, info.digest, parameters)
+            write_snapshot_folder(path, info, build_run_card(self._get_state(), action, dtype, loss), dtype=dtype)
+        return path

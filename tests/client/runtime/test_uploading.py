@@ -1,0 +1,190 @@
+"""The certified weights on the Hub, and that place on record (S10)."""
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from kits.models import write_model_folder
+from kits.storage.hub import TOKEN, HubDouble, open_hub_double
+from kits.storage.servers import OPTIONS
+from runtime_kit import CHAIN, Place
+from trio.testing import MockClock
+
+from psyche.client.runtime.app import check_client_settings
+from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.weights import uploading
+from psyche.client.runtime.weights.uploading import Uploader
+from psyche.core.state.state import Checkpoint, CheckpointKind, Mark
+from psyche.errors import ConfigError, StorageError, StorageRefused
+from psyche.modeling.snapshot import SnapshotInfo, read_snapshot_info
+from psyche.wire.crypto import compute_state_digest
+
+READ = """
+import sys, json
+from huggingface_hub import snapshot_download
+from transformers import AutoModelForCausalLM
+folder = snapshot_download("owner/weights", revision=sys.argv[1])
+model = AutoModelForCausalLM.from_pretrained(folder)
+print(json.dumps([folder, str(model.dtype), sum(p.numel() for p in model.parameters())]))
+"""
+
+
+@pytest.fixture
+async def hub() -> AsyncGenerator[HubDouble]:
+    async with open_hub_double() as hub:
+        yield hub
+
+
+@pytest.fixture
+async def place(hub: HubDouble, tmp_path: Path) -> Place:
+    """A member that has trained the weights of a repository, and may write."""
+    model = write_model_folder(tmp_path / "model")
+    hub.add("owner/first", {file.name: file.read_bytes() for file in model.iterdir()})
+    place = Place(tmp_path / "client", storage=replace(OPTIONS, hub_endpoint=hub.address, hub_token=TOKEN))
+    place.state.model.checkpoint = Checkpoint(CheckpointKind.HUB, "owner/first")
+    return place
+
+
+async def certify(place: Place) -> SnapshotInfo:
+    """A snapshot that an epoch has certified: with a chain digest, unlike those that a run begins with."""
+    info = read_snapshot_info((await place.fetch(None)).path)
+    info = replace(info, chain=CHAIN, digest=compute_state_digest(CHAIN, info.weight_root), step=41)
+    place.state.certified = Mark(digest=info.digest)
+    return info
+
+
+def make_uploader(place: Place, **changes: Any) -> Uploader:
+    settings = ClientSettings(
+        run_id="run", data_dir=place.root, storage=place.storage, **{"hub_repo": "owner/weights", **changes}
+    )
+    return Uploader(settings, lambda: place.state, place.log.emit)
+
+
+async def test_what_was_uploaded_is_loaded_from_the_record_alone(place: Place, tmp_path: Path) -> None:
+    info = await certify(place)
+    found = await make_uploader(place).upload(info, 2.5)
+    assert found is not None
+    assert (found.kind, found.name) == (CheckpointKind.HUB, "owner/weights")
+    reader = Place(tmp_path / "reader", storage=replace(place.storage, hub_token=None))
+    reader.state.model.checkpoint, reader.state.checkpoint = found, Mark(digest=info.digest)
+    source = await reader.fetch(info.digest)
+    read = read_snapshot_info(source.path)
+    assert (read.digest, read.chain, read.manifest) == (info.digest, CHAIN, info.manifest)
+
+
+async def test_huggingface_hub_and_transformers_read_what_was_uploaded(
+    place: Place, hub: HubDouble, tmp_path: Path
+) -> None:
+    info = await certify(place)
+    uploader = make_uploader(place, upload_dtype="bfloat16")
+    found = await uploader.upload(info, 2.5)
+    assert found is not None
+    await uploader.upload_for_people(info, 2.5)
+    assert not (place.root / "uploads").exists(), "what was uploaded is not kept twice"
+    environment = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+    read: dict[str, list[Any]] = {}
+    for revision in (str(found.revision), "bfloat16"):
+        command = [sys.executable, "-c", READ, revision]
+        done = await trio.to_thread.run_sync(
+            partial(subprocess.run, command, env=environment, capture_output=True, check=False)
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        read[revision] = json.loads(done.stdout)
+    exact, rounded = read.values()
+    assert (exact[1], rounded[1]) == ("torch.float32", "torch.bfloat16")
+    assert exact[2] == rounded[2] == sum(blob.size_bytes for blob in info.blobs[: len(info.entries)]) // 4
+    card = (Path(exact[0]) / "README.md").read_text()
+    assert "| loss | 2.5000" in card
+    assert info.digest.hex() in card
+
+
+async def test_an_upload_is_repeated_without_effect_and_replaces_other_weights(place: Place, hub: HubDouble) -> None:
+    """A restart goes on with it: what the Hub has is not sent again."""
+    hub.add("owner/weights", {"model-00001-of-00002.safetensors": b"old", "LICENSE": b"theirs"})
+    info = await certify(place)
+    first = await make_uploader(place).upload(info, None)
+    sent = [call.path for call in hub.asked if call.path.startswith("/upload/")]
+    assert await make_uploader(place).upload(info, None) == first
+    assert [call.path for call in hub.asked if call.path.startswith("/upload/")] == sent
+    tree = hub.repos["models/owner/weights"].commits[str(first and first.revision)]
+    assert sorted(tree) == ["LICENSE", "README.md", "config.json", "model.safetensors"]
+
+
+async def test_a_commit_in_between_is_built_upon(place: Place, hub: HubDouble) -> None:
+    repo = hub.add("owner/weights", {"LICENSE": b"theirs"})
+    info = await certify(place)
+    raced: list[str] = []
+
+    def race() -> None:
+        if hub.asked[-1].path.endswith("/preupload/main") and not raced:
+            raced.append(repo.commit(dict(repo.commits[repo.refs["main"]])))
+
+    hub.on_served = race
+    found = await make_uploader(place).upload(info, None)
+    assert found is not None
+    assert raced
+    commits = [json.loads(call.body.splitlines()[0])["value"] for call in hub.asked if "/commit/" in call.path]
+    assert commits[-1]["parentCommit"] == raced[0]
+
+
+async def test_a_token_that_may_not_write_ends_it_and_is_told_nowhere(place: Place) -> None:
+    info = await certify(place)
+    place.storage = replace(place.storage, hub_token="hf_another")
+    with pytest.raises(StorageRefused, match=r"hf://owner/weights: cannot be uploaded: HTTP 401") as caught:
+        await make_uploader(place).upload(info, None)
+    assert "hf_another" not in str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["other weights are certified", "others have named a place"])
+async def test_an_upload_ends_when_it_is_not_needed_any_more(
+    place: Place, end: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    info = await certify(place)
+
+    async def push(*_order: object, **_more: object) -> str:
+        if end == "other weights are certified":
+            place.state.certified = Mark(digest=CHAIN)
+        else:
+            place.state.checkpoint = Mark(digest=info.digest)
+        await trio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr(uploading, "push_to_hub", push)
+    assert await make_uploader(place).upload(info, None) is None
+
+
+async def test_a_hub_that_is_away_is_tried_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = await certify(place)
+    monkeypatch.setattr(uploading, "LEAST_EXPECTED_S", 0.0)
+
+    async def push(*_order: object, **_more: object) -> str:
+        if len(place.log.told) < 2:
+            raise StorageError("hf://owner/weights: cannot be uploaded: ConnectError")
+        return "c" * 40
+
+    monkeypatch.setattr(uploading, "push_to_hub", push)
+    found = await make_uploader(place).upload(info, None)
+    assert found == Checkpoint(CheckpointKind.HUB, "owner/weights", "c" * 40)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hub_repo": "no name"}, "--hub-repo 'no name': is no name"),
+        ({"hub_repo": f"owner/{'n' * 64}"}, "more than 64 bytes"),
+        ({"share_checkpoints": True}, "names one place"),
+        ({"storage": OPTIONS}, "HF_TOKEN"),
+    ],
+)
+def test_an_upload_that_cannot_be_is_refused_at_the_start(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    values: dict[str, Any] = {"hub_repo": "owner/weights", "storage": replace(OPTIONS, hub_token=TOKEN)}
+    check_client_settings(ClientSettings(run_id="run", data_dir=tmp_path, **values))
+    with pytest.raises(ConfigError, match=reason):
+        check_client_settings(ClientSettings(run_id="run", data_dir=tmp_path, **(values | changes)))

@@ -14,7 +14,6 @@ from psyche.telemetry.events import read_entry
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "config" / "dummy" / "run.toml"
-SAMPLES = 4  # of a round of that run
 SEQUENCE = 16
 
 

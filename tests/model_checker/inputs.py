@@ -23,7 +23,6 @@ from psyche.core.state.messages import (
     LeaveRun,
     NameCheckpoint,
     Pause,
-    ReclaimSlot,
     Recover,
     ReportEquivocation,
     Resume,
@@ -69,7 +68,6 @@ TICK_BEFORE_ENTROPY: Final = build_input("tick, no entropy yet", lambda s, now: 
 TICK_EXPIRED: Final = build_input("tick, entropy expired", lambda s, now: apply(s, now, now, ZERO32, Tick(EXPIRED)))
 PAUSE: Final = build_input("the owner pauses", lambda s, now: apply(s, now, 0, ZERO32, Pause()))
 RESUME: Final = build_input("the owner resumes", lambda s, now: apply(s, now, 0, ZERO32, Resume()))
-RECLAIM: Final = build_input("reclaim a slot", lambda s, now: apply(s, now, 0, ZERO32, ReclaimSlot()))
 
 
 def build_join(world: World, participant: int) -> Input:

@@ -24,7 +24,6 @@ from psyche.wire.address_record import AddressRecord, sign_address_record
 from psyche.wire.peer_address import PeerAddress
 
 QUICK = NetworkLimits(hello_s=5.0, redial_first_s=0.2, redial_longest_s=1.0, wanted_after_s=0.1)
-LIMIT_S = 60.0
 SOON = 4_000_000_000
 ADDRESS = "/ip4/10.0.0.1/tcp/4001"
 

@@ -117,10 +117,6 @@ async def test_redialing_doubles_from_one_second_to_a_minute(tmp_path: Path, hub
         assert len(set(pauses[7:])) > 1, "jitter"
 
 
-def _waiting(node: MemoryNode) -> int:
-    return node.messages().statistics().current_buffer_used
-
-
 async def test_the_oldest_message_makes_room(tmp_path: Path, hub: MemoryHub) -> None:
     from psyche.network.limits import NetworkLimits
 

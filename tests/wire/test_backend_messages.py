@@ -20,7 +20,6 @@ from psyche.wire.report import SelfReport
 KEY = bytes(range(32))
 RECORD = sign_address_record(Identity(KEY), ["/ip4/10.0.0.1/tcp/4001"], 2_000_000_000)
 
-keys = st.binary(min_size=32, max_size=32)
 bodies = st.one_of(
     st.builds(wire.HelloRequest, st.integers(0, 1 << 40), st.text(max_size=32), st.text(max_size=96)),
     st.just(wire.SubscribeRequest()),

@@ -6,7 +6,7 @@ import pytest
 from kits.bench import Bench, build_bench
 
 from psyche.client.engine import actions as act
-from psyche.client.engine.records import PayloadStatus, compute_pace, compute_patience
+from psyche.client.engine.records import KnownResult, PayloadStatus, compute_pace, compute_patience
 from psyche.client.engine.witness_report import (
     compute_report,
     compute_standing,
@@ -27,6 +27,13 @@ def bench() -> Bench:
 
 def get_finished(bench: Bench) -> list[tuple[int, Finished]]:
     return [(m.height, m.body) for m in bench.get_said(Finished)]
+
+
+def hold_back(bench: Bench, member: int, height: int | None = None) -> KnownResult:
+    """The payload of a result of this member is still on its way."""
+    known = bench.get_known(member, height)[0]
+    known.status = PayloadStatus.FETCHING
+    return known
 
 
 # --- A1: who is awaited
@@ -174,7 +181,7 @@ def test_the_pace_of_payloads_is_that_of_the_awaited_electors_too(bench: Bench) 
     """A2."""
     bench.play()
     for member in (2, 3):
-        bench.get_known(member)[0].status = PayloadStatus.FETCHING
+        hold_back(bench, member)
     bench.close()
     record, attested = bench.get_record(1), bench.get_record(0)
     record.electors = 0b0011
@@ -271,8 +278,7 @@ def test_a_refused_payload_is_not_waited_for(bench: Bench) -> None:
     bench.close()
     bench.play()
     record = bench.get_record(0)
-    bad = bench.get_known(2, 0)[0]
-    bad.status = type(bad.status).FETCHING
+    bad = hold_back(bench, 2, 0)
     waiting = compute_standing(bench.engine.state, bench.get_record(1), record)
     assert waiting.missing == 0b100
     bench.feed(act.PayloadFailed(bad.commitment, "indices out of order", refused=True))
@@ -318,8 +324,7 @@ def start_with_a_payload_on_its_way(**config: int) -> Bench:
     """Round 1 runs and its own work is done; member 3 announced its result of round 0, and its payload is not here."""
     bench = build_bench(4, **config).start()
     bench.play()
-    late = bench.get_known(3)[0]
-    late.status = type(late.status).FETCHING
+    hold_back(bench, 3)
     bench.close()
     bench.train()
     return bench
@@ -342,8 +347,7 @@ def test_finished_goes_out_before_the_payloads_due_are_in_once_their_patience_ha
 def test_finished_does_not_wait_for_the_payload_of_a_newcomer_but_the_report_does(bench: Bench) -> None:
     """A2, A3: else one that gives its payload to nobody would cost twice the slack, for t_q counts Finished."""
     bench.play()
-    late = bench.get_known(3)[0]
-    late.status = PayloadStatus.FETCHING
+    hold_back(bench, 3)
     bench.close()
     bench.get_record().electors = 0b0111
     bench.deliver(1, 2)
@@ -409,8 +413,7 @@ def test_a_witness_that_is_not_complete_reports_at_half_of_the_witness_time() ->
 def test_in_round_witness_a_witness_reports_once_all_announced_payloads_are_in(bench: Bench) -> None:
     """W6 b."""
     bench.play()
-    late = bench.get_known(3)[0]
-    late.status = type(late.status).FETCHING
+    late = hold_back(bench, 3)
     bench.close()
     bench.record(1, held=0b0001, commitments={0: bytes([1] * 32)})
     go_to_round_witness(bench)
@@ -444,8 +447,7 @@ def test_one_witness_that_reports_first_makes_nobody_leave_anything_out(kept: in
     """W6 b: in rounds shorter than five seconds everything came just now; and its own list may still grow."""
     bench = build_bench(4, max_round_train_time=3).start()
     bench.play()
-    late = bench.get_known(3)[0]
-    late.status = type(late.status).FETCHING
+    late = hold_back(bench, 3)
     bench.close()
     record = bench.get_record(0)
     bench.record(1, held=kept, commitments=record.get_commitments(kept))

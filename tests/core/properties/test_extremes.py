@@ -136,10 +136,6 @@ def test_a_run_ends_at_its_last_sample_and_goes_no_further() -> None:
     assert run.state.progress.epoch_start_data_index == MAX_DATA_INDEX
 
 
-DISTRO = build_model().optimizer
-ADAMW = Optimizer(OptimizerKind.ADAMW, betas=(0.9, 0.95), eps=1e-8)
-
-
 def test_an_epoch_ends_at_the_last_height_that_can_be_counted() -> None:
     run = build_run(3, rounds_per_epoch=0, epoch_time=1 << 31).warm_up()
     run.state.current.height = MAX_EPOCH_ROUNDS - 1

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import memory_stream_pair
 
-from psyche.errors import BackendError, WireError
+from psyche.errors import WireError
 from psyche.wire.line.framing import ConnectionLost, FrameStream, FrameTimeout
 
 
@@ -100,8 +100,3 @@ async def test_several_tasks_may_send_without_mixing_frames() -> None:
         received = [await reader.receive(5) for _ in frames]
     assert sorted(received) == sorted(frames)
     assert reader.bytes_received == writer.bytes_sent == sum(map(len, frames)) + 4 * len(frames)
-
-
-def test_the_errors_of_a_connection_are_backend_errors() -> None:
-    assert issubclass(ConnectionLost, BackendError)
-    assert issubclass(FrameTimeout, BackendError)

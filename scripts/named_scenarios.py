@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # the tests have them too
 
+import trio
 from scenarios.base import Size
 from scenarios.named import SCENARIOS, get_command, play_named
 from scenarios.trend import compute_trends
@@ -69,7 +70,7 @@ class Meter:
         """Measure at every logged event."""
 
         def listen(_node: str, _event: object) -> None:
-            now = world.invariants.ledger.now
+            now = trio.current_time()
             if now >= HOUR_S * len(self.samples):
                 self.samples.append((now, {"memory": get_memory_bytes()}))
 
@@ -89,7 +90,7 @@ def get_memory_bytes() -> int:
 def play(name: str, size: Size) -> Played:
     meter, started, failure = Meter(), time.monotonic(), ""
     try:
-        outcome, judgement = play_named(name, size, prepare=meter.watch if size.hours else None)
+        outcome, judgement = play_named(name, size, prepare=meter.watch if size.hours else lambda _world: None)
         seen, holds = judgement.seen + meter.describe(), judgement.holds
         if not holds:
             failure = outcome.describe() if outcome.violations else describe_miss(outcome)

@@ -14,7 +14,7 @@ the round (`at_epoch`, `at_height`) has begun on record, and then `after_s` late
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, cast, dataclass_transform
 
 import trio
 
@@ -81,11 +81,25 @@ class Stage(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """A fault; the module's docstring explains its times."""
+ALL_KINDS: Final[dict[str, type["Fault"]]] = {}
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class _FaultData:
+    """Makes each class below it a frozen dataclass with keywords, and knows it by its kind."""
 
     kind: ClassVar[str] = ""
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+        if kind:
+            cls.kind = kind
+            ALL_KINDS[kind] = cast("type[Fault]", cls)
+
+
+class Fault(_FaultData):
+    """A fault; the module's docstring explains its times."""
+
     at_s: float = 0.0
     at_seq: int = 0
     at_epoch: int = 0
@@ -100,17 +114,18 @@ class Fault:
         raise NotImplementedError
 
 
+class MachineFault(Fault):
+    who: tuple[str, ...] = ()
+
+
 def set_gone(hosts: Sequence[Machine]) -> None:
     for host in hosts:
         host.is_gone = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kill(Fault):
+class Kill(MachineFault, kind="kill"):
     """The processes of these machines are killed as by SIGKILL and restarted after `for_s` (0: never)."""
 
-    kind: ClassVar[str] = "kill"
-    who: tuple[str, ...] = ()
     erase: bool = False  # the disk is lost, too
 
     async def happen(self, world: Stage) -> None:
@@ -130,7 +145,6 @@ class Kill(Fault):
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure(Kill):
     """A random machine failure: it does not bring back a machine that has left for good for another reason."""
 
@@ -138,12 +152,8 @@ class Failure(Kill):
         return not host.is_gone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hang(Fault):
+class Hang(MachineFault, kind="hang"):
     """The processes of these machines are paused for `for_s`, as by SIGSTOP; their connections stay open."""
-
-    kind: ClassVar[str] = "hang"
-    who: tuple[str, ...] = ()
 
     async def happen(self, world: Stage) -> None:
         stopped = [(host, host.stop()) for host in world.choose(self, self.who)]
@@ -152,12 +162,8 @@ class Hang(Fault):
             host.resume(life)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CleanExit(Fault):
+class CleanExit(MachineFault, kind="leave"):
     """The users of these clients end them properly (Ctrl-C) and restart them after `for_s` (0: never)."""
-
-    kind: ClassVar[str] = "leave"
-    who: tuple[str, ...] = ()
 
     async def happen(self, world: Stage) -> None:
         leaving = world.choose(self, self.who)
@@ -173,14 +179,12 @@ class CleanExit(Fault):
             set_gone(leaving)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition(Fault):
+class Partition(Fault, kind="partition"):
     """The groups cannot reach each other for `for_s`.
 
     A machine in no group reaches all. `silent`: connections stay open but nothing arrives; else they break.
     """
 
-    kind: ClassVar[str] = "partition"
     groups: tuple[tuple[str, ...], ...] = ()
     silent: bool = False
 
@@ -190,12 +194,9 @@ class Partition(Fault):
         world.heal(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Degrade(Fault):
+class Degrade(MachineFault, kind="degrade"):
     """The links of these machines are worse for `for_s`: seconds and shares are added, bytes a second are a cap."""
 
-    kind: ClassVar[str] = "degrade"
-    who: tuple[str, ...] = ()
     latency_s: float = 0.0
     jitter_s: float = 0.0
     bandwidth_bytes_s: float = 0.0  # 0: unchanged
@@ -221,12 +222,9 @@ class Degrade(Fault):
         world.set_links()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockJump(Fault):
+class ClockJump(MachineFault, kind="clock"):
     """The wall clocks of these machines jump by `offset_s`; after `for_s` (0: never) they jump back."""
 
-    kind: ClassVar[str] = "clock"
-    who: tuple[str, ...] = ()
     offset_s: float = 0.0
 
     async def happen(self, world: Stage) -> None:
@@ -239,12 +237,8 @@ class ClockJump(Fault):
                 host.clock_s -= self.offset_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskFull(Fault):
+class DiskFull(MachineFault, kind="disk_full"):
     """The disks of these machines are full for `for_s`."""
-
-    kind: ClassVar[str] = "disk_full"
-    who: tuple[str, ...] = ()
 
     async def happen(self, world: Stage) -> None:
         chosen = world.choose(self, self.who)
@@ -255,12 +249,9 @@ class DiskFull(Fault):
             host.disk.fills -= 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowDisk(Fault):
+class SlowDisk(MachineFault, kind="slow_disk"):
     """Each write to the disks of these machines takes `sync_s`, for `for_s`."""
 
-    kind: ClassVar[str] = "slow_disk"
-    who: tuple[str, ...] = ()
     sync_s: float = 0.5
 
     async def happen(self, world: Stage) -> None:
@@ -272,12 +263,9 @@ class SlowDisk(Fault):
             host.disk.slowed_s.remove(self.sync_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataTrouble(Fault):
+class DataTrouble(MachineFault, kind="data"):
     """What these clients read of the training data comes `delay_s` late, for `for_s`; `is_away`: not at all then."""
 
-    kind: ClassVar[str] = "data"
-    who: tuple[str, ...] = ()
     delay_s: float = 0.0
     is_away: bool = False
 
@@ -290,11 +278,9 @@ class DataTrouble(Fault):
             host.data_troubles.remove(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TornWrite(Fault):
+class TornWrite(Fault, kind="torn_write"):
     """The server's machine fails during a write, `after_bytes` from now; it restarts after `for_s`."""
 
-    kind: ClassVar[str] = "torn_write"
     after_bytes: int = 0
 
     async def happen(self, world: Stage) -> None:
@@ -311,15 +297,38 @@ class TornWrite(Fault):
         world.server.start()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostAnswer(Fault):
+class TrainerCrash(MachineFault, kind="trainer_crash"):
+    """The trainer processes of these clients crash at their next request."""
+
+    async def happen(self, world: Stage) -> None:
+        for host in world.choose(self, self.who):
+            host.trainer_faults.crash = True
+
+
+class TrainerHang(MachineFault, kind="trainer_hang"):
+    """The next training of these clients hangs until the watchdog ends the trainer after `for_s`."""
+
+    async def happen(self, world: Stage) -> None:
+        for host in world.choose(self, self.who):
+            host.trainer_faults.hang_s = self.for_s
+
+
+class BitFlip(MachineFault, kind="bit_flip"):
+    """One weight of these clients is wrong after their next apply: a memory error."""
+
+    place: int = 0
+
+    async def happen(self, world: Stage) -> None:
+        for host in world.choose(self, self.who):
+            host.trainer_faults.flip = self.place
+
+
+class LostAnswer(MachineFault, kind="lost_answer"):
     """The connection breaks as the next `what` of these clients goes on record: the answer is lost, not the request.
 
     Armed for `for_s`. The client sends the request again, but it must not go on record a second time.
     """
 
-    kind: ClassVar[str] = "lost_answer"
-    who: tuple[str, ...] = ()
     what: str = "witness"  # or join, warmup_witness
 
     async def happen(self, world: Stage) -> None:
@@ -340,42 +349,7 @@ class LostAnswer(Fault):
         world.record_listeners.remove(see)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerCrash(Fault):
-    """The trainer processes of these clients crash at their next request."""
-
-    kind: ClassVar[str] = "trainer_crash"
-    who: tuple[str, ...] = ()
-
-    async def happen(self, world: Stage) -> None:
-        for host in world.choose(self, self.who):
-            host.trainer_faults.crash = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerHang(Fault):
-    """The next training of these clients hangs until the watchdog ends the trainer after `for_s`."""
-
-    kind: ClassVar[str] = "trainer_hang"
-    who: tuple[str, ...] = ()
-
-    async def happen(self, world: Stage) -> None:
-        for host in world.choose(self, self.who):
-            host.trainer_faults.hang_s = self.for_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BitFlip(Fault):
-    """One weight of these clients is wrong after their next apply: a memory error."""
-
-    kind: ClassVar[str] = "bit_flip"
-    who: tuple[str, ...] = ()
-    place: int = 0
-
-    async def happen(self, world: Stage) -> None:
-        for host in world.choose(self, self.who):
-            host.trainer_faults.flip = self.place
-
+KINDS: Final = dict(ALL_KINDS)  # those above
 
 # --- faults of a chain: worlds with a server know none of them --------------------------------------------------------
 
@@ -384,8 +358,7 @@ AGAIN_S: Final = 2.0
 MOST_TRIES: Final = 200  # an epoch's last rounds and Cooldown are over by then
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointFault(Fault):
+class EndpointFault(MachineFault, kind="endpoint"):
     """An endpoint of each of these clients is in trouble for `for_s`.
 
     Args:
@@ -401,8 +374,6 @@ class EndpointFault(Fault):
         is_wrong: it shows another account than the chain's, whichever block it is asked for.
     """
 
-    kind: ClassVar[str] = "endpoint"
-    who: tuple[str, ...] = ()
     endpoint: int = 0
     is_down: bool = False
     stale_slots: int = 0
@@ -424,11 +395,8 @@ class EndpointFault(Fault):
             endpoint.recover(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChainHalt(Fault):
+class ChainHalt(Fault, kind="chain_halt"):
     """The chain makes no blocks for `for_s`."""
-
-    kind: ClassVar[str] = "chain_halt"
 
     async def happen(self, world: Stage) -> None:
         world.halt_chain(is_halted=True)
@@ -436,11 +404,8 @@ class ChainHalt(Fault):
         world.halt_chain(is_halted=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerPause(Fault):
+class OwnerPause(Fault, kind="pause"):
     """The owner pauses the run, and resumes it `for_s` later, or as soon as it is paused."""
-
-    kind: ClassVar[str] = "pause"
 
     async def happen(self, world: Stage) -> None:
         with suppress(CoordinatorError):  # the run is over
@@ -459,15 +424,7 @@ class OwnerPause(Fault):
                 return
 
 
-KINDS: Final[dict[str, type[Fault]]] = {
-    cls.kind: cls
-    for cls in (
-        Kill, Hang, CleanExit, Partition, Degrade, ClockJump, DiskFull, SlowDisk, DataTrouble, TornWrite, TrainerCrash,
-        TrainerHang, BitFlip, LostAnswer,
-    )
-}  # fmt: skip
-CHAIN_KINDS: Final[dict[str, type[Fault]]] = {cls.kind: cls for cls in (EndpointFault, ChainHalt, OwnerPause)}
-ALL_KINDS: Final = KINDS | CHAIN_KINDS
+CHAIN_KINDS: Final = {kind: cls for kind, cls in ALL_KINDS.items() if kind not in KINDS}
 
 
 def read_fault(values: Mapping[str, Any], known_kinds: Mapping[str, type[Fault]]) -> Fault:

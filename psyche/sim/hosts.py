@@ -330,7 +330,7 @@ class ClientHost(Host):
             self.shell = self._build_shell(life, self.network, self.backend, self.trainer)
             async with trio.open_nursery() as nursery:
                 for program in self.programs:
-                    nursery.start_soon(program.run, self)
+                    nursery.start_soon(program.run)
                 code = await self.shell.run()
                 nursery.cancel_scope.cancel()
         return code
@@ -345,7 +345,7 @@ class ClientHost(Host):
     def _watch_backend(self, backend: MeasuredBackend) -> Backend:
         """Its backend; what the server answers to an honest client is checked."""
         if self.programs:
-            return wrap_backend(backend, self, self.programs)
+            return wrap_backend(backend, self.programs)
         return cast("Backend", _WatchedBackend(backend, self._note_answer))
 
     def _note_answer(self, message: WitnessMessage) -> None:
@@ -357,7 +357,7 @@ class ClientHost(Host):
         check = PayloadCheck(self.world.codec.check)
         parts = Parts(
             engine=self.engine, backend=self._watch_backend(backend),
-            network=wrap_network(network, self, self.programs) if self.programs else network, trainer=trainer,
+            network=wrap_network(network, self.programs) if self.programs else network, trainer=trainer,
             data=_HostData(self), log=life.log, unix_now=self.unix,
             check_payload=check, on_loaded=lambda event: check.set_plan(event.reply.plan),
         )  # fmt: skip

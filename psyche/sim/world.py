@@ -142,7 +142,8 @@ class World:
             self.backend.add_machine(host.name, host.key)
         for number, member in enumerate(self.scenario.byzantine):
             rng = build_rng(self.scenario.seed, "liar", number)  # seeds the generator: keep the name
-            self.clients[member.who].programs.append(build_program(member, rng))
+            host = self.clients[member.who]
+            host.programs.append(build_program(member, host, rng))
         self.set_links()
 
     # --- what machines and faults need ----------------------------------------------------------------

@@ -6,11 +6,11 @@ from typing import Final
 
 from psyche.core.state.state import Config, RunState
 from psyche.server.connections.limits import TICK_S
-from psyche.sim.invariants.ledger import Ledger, RoundFacts
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.world import Outcome
 from psyche.telemetry import types
 from psyche.telemetry.events import Entry
+from scenarios.ledger import Ledger, RoundFacts
 
 GRAIN_S: Final = 1.0  # the record's times are whole seconds (T1)
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 
 from psyche.core.state.limits import LATE_LIMIT_ROUNDS
 from psyche.core.state.state import SlotState
-from psyche.sim.invariants.ledger import RoundFacts
 from psyche.sim.world import Outcome
 from psyche.telemetry import types
 from scenarios.base import Judge, Judgement, Size, get_byzantine, get_events, get_ledger
 from scenarios.judges import judge_nobody_dropped
+from scenarios.ledger import RoundFacts
 
 
 def judge_told(outcome: Outcome, size: Size) -> Judgement:

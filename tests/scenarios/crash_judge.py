@@ -15,9 +15,10 @@ import psyche
 from psyche.sim.hosts import ClientHost
 from psyche.sim.runtime import Task, find_root
 from psyche.sim.scenarios.scenario import Scenario
-from psyche.sim.world import Outcome, World, simulate
+from psyche.sim.world import Outcome, World
 from psyche.telemetry import types
 from scenarios.base import Judgement, Size, compute_round_limit_s, get_durations, get_ledger, is_finished
+from scenarios.ledger import play
 
 VICTIM: Final = "client-1"
 HEIGHT: Final = 2  # everything that a round may involve is under way: training, applying, fetching, attesting
@@ -83,7 +84,7 @@ class Watch(trio.abc.Instrument):
 
 def find_points(scenario: Scenario) -> list[Point]:
     watches: list[Watch] = []
-    outcome = simulate(scenario, prepare=lambda world: watches.append(Watch(world)))
+    outcome = play(scenario, prepare=lambda world: watches.append(Watch(world)))
     assert not outcome.violations, outcome.describe()
     return sorted(watches[0].points.values(), key=lambda point: point.step)
 
@@ -92,7 +93,7 @@ def play_killed(scenario: Scenario, point: Point) -> Outcome:
     def prepare(world: World) -> None:
         Watch(world, point.step)
 
-    return simulate(scenario, prepare=prepare)
+    return play(scenario, prepare=prepare)
 
 
 def find_stall(outcome: Outcome) -> str:

@@ -8,10 +8,9 @@ from psyche.core.committee.elections import compute_quorum
 from psyche.core.state.limits import MAX_CLIENTS
 from psyche.core.state.state import RunState, SlotState
 from psyche.server.connections.limits import TICK_S
-from psyche.sim.invariants.ledger import Phase, RoundFacts
 from psyche.sim.invariants.recovery import MAX_SNAPSHOT_BYTES
 from psyche.sim.trace import EVENT_DIGITS
-from psyche.sim.world import Outcome, simulate
+from psyche.sim.world import Outcome
 from psyche.telemetry import types
 from psyche.telemetry.types import Wait, WaitOutcome
 from scenarios.base import (
@@ -29,6 +28,7 @@ from scenarios.base import (
     is_finished,
 )
 from scenarios.builders import build_without_slow, get_halves, get_slow
+from scenarios.ledger import Phase, RoundFacts, play
 from scenarios.trend import compute_trends
 
 SLACK_S: Final = 0.2  # a few crossings of a line, and the journal's disk
@@ -143,7 +143,7 @@ def judge_pace(outcome: Outcome, size: Size) -> Judgement:
             if len(times) >= q:
                 bound_s = max(1.5 * times[q - 1], times[q - 1] + 2) + SLACK_S
                 judged, over = judged + 1, over + (one.closing_s - one.start_s > bound_s)
-    quiet = compute_median(get_durations(get_ledger(simulate(build_without_slow(size))).data_rounds))
+    quiet = compute_median(get_durations(get_ledger(play(build_without_slow(size))).data_rounds))
     lonely = compute_median(get_durations(alone))
     seen = f"{over} of {judged} rounds over A3's bound; without them {lonely:.2f} s, never there {quiet:.2f} s"
     return Judgement(seen, bool(judged and alone) and not over and lonely <= SLOWDOWN * quiet)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from psyche.sim.world import Outcome, World, simulate
+from psyche.sim.world import Outcome, World
 from scenarios import builders, judges
 from scenarios import byzantine_judges as lying
 from scenarios import chain_judges as on_chain
@@ -18,6 +18,7 @@ from scenarios.builders import build_lying
 from scenarios.byzantine_judges import judge_lies
 from scenarios.crash_judge import judge_crash_points
 from scenarios.judges import judge_end, judge_nobody_dropped
+from scenarios.ledger import play
 
 LONG: Final = Size(rounds=100, hours=3.0)
 LARGEST: Final = Size(clients=256, rounds=50)
@@ -113,11 +114,13 @@ def get_command(name: str, size: Size) -> str:
     return command
 
 
-def play_named(name: str, size: Size, *, prepare: Callable[[World], None] | None = None) -> tuple[Outcome, Judgement]:
-    """Play a scenario and judge it; what is violated does not hold either. `prepare` as of `simulate`."""
+def play_named(
+    name: str, size: Size, *, prepare: Callable[[World], None] = lambda _world: None
+) -> tuple[Outcome, Judgement]:
+    """Play a scenario and judge it; what is violated does not hold either. `prepare` as of `play`."""
     named = SCENARIOS[name]
     scenario = replace(named.build(size), name=name).with_origin(get_command(name, size))
-    outcome = simulate(scenario, keep_lines=named.keep_lines, prepare=prepare)
+    outcome = play(scenario, keep_lines=named.keep_lines, prepare=prepare)
     if outcome.violations:
         return outcome, Judgement(f"violated {outcome.violations[0]}", holds=False)
     return outcome, named.judge(outcome, size)

@@ -11,8 +11,7 @@ from psyche.backends.solana.member.link import Reading
 from psyche.server import handler
 from psyche.server.handler import ReplyCache
 from psyche.sim.byzantine.programs import ByzantineMember
-from psyche.sim.invariants.ledger import EpochFacts, Ledger, Phase
-from psyche.sim.world import Outcome, simulate
+from psyche.sim.world import Outcome
 from psyche.telemetry import types
 from psyche.telemetry.events import Entry
 from scenarios.base import Size, compute_applied_share, get_events, get_ledger
@@ -21,6 +20,7 @@ from scenarios.byzantine_judges import judge_inclusion, judge_lies, judge_unharm
 from scenarios.chain_judges import FAILOVER_S, get_chain_facts
 from scenarios.crash_judge import Point, find_points, find_stall, play_killed
 from scenarios.judges import judge_admitted, judge_clocks, judge_flat, judge_records, judge_witnesses_replaced
+from scenarios.ledger import EpochFacts, Ledger, Phase, play
 from scenarios.named import SCENARIOS, play_named
 from scenarios.trend import compute_trends
 
@@ -49,7 +49,7 @@ def test_a_named_scenario_reaches_its_figure(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def played() -> Outcome:
-    return simulate(build_base(Size(clients=3, rounds=3)))
+    return play(build_base(Size(clients=3, rounds=3)))
 
 
 def change(outcome: Outcome, **changes: object) -> Outcome:

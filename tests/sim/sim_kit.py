@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from scenarios import ledger
+
 from psyche.sim.byzantine.programs import ByzantineMember
 from psyche.sim.faults import Fault
 from psyche.sim.scenarios.scenario import MachineClass, Scenario
-from psyche.sim.world import Outcome, simulate
+from psyche.sim.world import Outcome
 
 
 def build(
@@ -19,6 +21,6 @@ def build(
 
 
 def play(scenario: Scenario) -> Outcome:
-    outcome = simulate(scenario)
+    outcome = ledger.play(scenario)
     assert not outcome.violations, outcome.describe()
     return outcome

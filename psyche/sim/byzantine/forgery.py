@@ -25,7 +25,7 @@ from psyche.core.state.messages import Join, LeaveRun, Withdraw, WitnessMessage
 from psyche.core.state.state import Coordinator, RunState, WitnessFlag
 from psyche.errors import BackendError, WireError
 from psyche.network.blobs.store import BlobStore
-from psyche.sim.byzantine.program import ByzantineProgram, Participant
+from psyche.sim.byzantine.program import ByzantineProgram
 from psyche.sim.trainer import PayloadCodec
 from psyche.wire import backend as wire
 from psyche.wire.address_record import AddressRecord
@@ -51,27 +51,27 @@ class Forge(ByzantineProgram):
 
     turn = 0
 
-    async def run(self, host: Participant) -> None:
+    async def run(self) -> None:
         while True:
             await trio.sleep(FORGE_S)
-            others = [record for record in host.get_book() if record.p2p != host.key]
-            if others and host.backend:
+            others = [record for record in self.host.get_book() if record.p2p != self.host.key]
+            if others and self.host.backend:
                 self.turn += 1
                 victim = others[self.turn % len(others)]
-                server = host.backend if isinstance(host.backend, TcpBackend) else None
+                server = self.host.backend if isinstance(self.host.backend, TcpBackend) else None
                 if server is not None:
-                    await self._find_elsewhere(host, server, victim)
-                await self._speak_for(host.backend, host.get_state(), victim.p2p)
+                    await self._find_elsewhere(server, victim)
+                await self._speak_for(self.host.backend, self.host.get_state(), victim.p2p)
                 if server is not None:
-                    await self._connect_as(host, server, victim)
+                    await self._connect_as(server, victim)
 
-    async def _find_elsewhere(self, host: Participant, backend: TcpBackend, victim: AddressRecord) -> None:
+    async def _find_elsewhere(self, backend: TcpBackend, victim: AddressRecord) -> None:
         """Announce the victim's own record, the victim under a false address, and a false record of this client."""
         forged = msgspec.structs.replace(victim, addresses=("/memory/9999",))
-        for claim in (victim, forged, msgspec.structs.replace(forged, p2p=host.key)):
+        for claim in (victim, forged, msgspec.structs.replace(forged, p2p=self.host.key)):
             await self._lie(backend.announce(claim))
-        if host.network is not None:
-            await backend.announce(host.network.address_record())
+        if self.host.network is not None:
+            await backend.announce(self.host.network.address_record())
 
     async def _speak_for(self, backend: Backend, state: Coordinator, key: bytes) -> None:
         """A witness record that has heard nobody, and a withdrawal, both in the victim's name."""
@@ -89,12 +89,12 @@ class Forge(ByzantineProgram):
         """Send a message that the server accepts only from the victim."""
         self.believed += await self.tell(request)
 
-    async def _connect_as(self, host: Participant, backend: TcpBackend, victim: AddressRecord) -> None:
+    async def _connect_as(self, backend: TcpBackend, victim: AddressRecord) -> None:
         """Connect under the victim's key; if the server accepts, join and leave in the victim's name."""
-        impostor = _Impostor(host.identity, victim.p2p)
+        impostor = _Impostor(self.host.identity, victim.p2p)
         self.told += 1
         try:
-            frames = (await dial(backend.address, impostor, host.connect)).frames
+            frames = (await dial(backend.address, impostor, self.host.connect)).frames
         except HandshakeError:
             self.refused += 1
             return
@@ -116,16 +116,16 @@ class Forge(ByzantineProgram):
 class Impersonate(ByzantineProgram):
     """Attacks peers: sends messages in others' names under its own key, and others' signed messages altered (B11)."""
 
-    async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
+    async def publish(self, node: Network, raw: bytes) -> None:
         await node.publish(raw)
         message = decode_gossip(raw)
         if not isinstance(message.body, Result | Finished) or not self.is_due():
             return
-        others = [number for number in range(len(host.get_state().clients)) if number != message.member]
+        others = [number for number in range(len(self.host.get_state().clients)) if number != message.member]
         forged = [self._flip(message)]
         if others:
             member = self.rng.choice(others)
-            forged += self._speak_for(host, message, member) + self._change(host, message.height, member)
+            forged += self._speak_for(message, member) + self._change(message.height, member)
         for one in forged:
             self.told += 1
             await node.publish(encode_gossip(one))
@@ -135,22 +135,22 @@ class Impersonate(ByzantineProgram):
         bits = int.from_bytes(message.signature, "little") ^ (1 << self.rng.randrange(8 * len(message.signature)))
         return replace(message, signature=bits.to_bytes(len(message.signature), "little"))
 
-    def _speak_for(self, host: Participant, message: Gossip, member: int) -> list[Gossip]:
+    def _speak_for(self, message: Gossip, member: int) -> list[Gossip]:
         """Its own message in another member's name: everything is right but the key."""
         body = message.body
         if isinstance(body, Result):
-            record = host.find_record(message.height)
+            record = self.host.find_record(message.height)
             batch = None if record is None else record.assignments.get(member)
             if batch is None:
                 return []
-            key = host.get_state().clients[member].p2p
+            key = self.host.get_state().clients[member].p2p
             start, end = batch
             body = build_result(body, member=member, trainer_key=key, batch_start=start, batch_end=end)
-        return [sign_gossip(host.identity, message.run_uid, message.epoch, message.height, member, body)]
+        return [sign_gossip(self.host.identity, message.run_uid, message.epoch, message.height, member, body)]
 
-    def _change(self, host: Participant, height: int, member: int) -> list[Gossip]:
+    def _change(self, height: int, member: int) -> list[Gossip]:
         """Another member's message with changed figures under the old signature."""
-        record = host.find_record(height)
+        record = self.host.find_record(height)
         signed = {} if record is None else record.signed.get(member, {})
         found = [decode_gossip(raw) for raw in signed.values()]
         return [replace(one, body=build_result(one.body, train_count=STRANGE_COUNT)) for one in found[:1]]
@@ -165,9 +165,9 @@ def build_result(body: GossipBody, **changes: Any) -> Result:
 class Swap(ByzantineProgram):
     """Serves well-formed bytes of the right length but the wrong content, different for each requester (B17)."""
 
-    async def run(self, host: Participant) -> None:
-        if host.network is not None:
-            self._replace_read(host.network.store, host.codec)
+    async def run(self) -> None:
+        if self.host.network is not None:
+            self._replace_read(self.host.network.store, self.host.codec)
         await trio.sleep_forever()
 
     def _replace_read(self, store: BlobStore, codec: PayloadCodec) -> None:
@@ -187,9 +187,9 @@ class Swap(ByzantineProgram):
 class OtherFiles(ByzantineProgram):
     """Lists wrong model files beside the right weights: alternately a changed config and sixty large files (B25)."""
 
-    async def run(self, host: Participant) -> None:
-        if host.network is not None:
-            await host.network.provide(STRANGE_CONFIG, expires=None)
+    async def run(self) -> None:
+        if self.host.network is not None:
+            await self.host.network.provide(STRANGE_CONFIG, expires=None)
         await trio.sleep_forever()
 
     def change_reply(self, request: SyncRequest, reply: SyncReply) -> SyncReply:

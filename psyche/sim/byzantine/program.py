@@ -58,7 +58,8 @@ class Participant(Protocol):
 class ByzantineProgram:
     """A dishonest program; whatever it does not override passes through unchanged."""
 
-    def __init__(self, share: float, rng: random.Random) -> None:
+    def __init__(self, host: Participant, share: float, rng: random.Random) -> None:
+        self.host = host
         self.share = share
         self.rng = rng
         self.told = 0
@@ -80,27 +81,22 @@ class ByzantineProgram:
             return False
         return True
 
-    async def run(self, host: Participant) -> None:
-        del host
+    async def run(self) -> None:
         await trio.sleep_forever()
 
-    def shows_weights(self, host: Participant) -> bool:
+    def shows_weights(self) -> bool:
         """Whether the client tells the server in Warmup which weights it has loaded."""
-        del host
         return True
 
-    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage | None:
+    def change_witness(self, message: WitnessMessage) -> WitnessMessage | None:
         """The witness message sent to the server instead; None sends nothing."""
-        del host
         return message
 
-    async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
-        del host
+    async def publish(self, node: Network, raw: bytes) -> None:
         await node.publish(raw)
 
-    def change_body(self, host: Participant, body: bytes) -> bytes | None:
+    def change_body(self, body: bytes) -> bytes | None:
         """The payload offered instead; None offers nothing."""
-        del host
         return body
 
     def change_reply(self, request: SyncRequest, reply: SyncReply) -> SyncReply:

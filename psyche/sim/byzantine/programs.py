@@ -38,33 +38,32 @@ def _derive(what: str, message: WitnessMessage) -> bytes:
 class ClaimAll(ByzantineProgram):
     """Claims to hold every result and to have heard everybody, with a root that nobody else has (B8)."""
 
-    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
-        attested = get_attested_round(host.get_state())
+    def change_witness(self, message: WitnessMessage) -> WitnessMessage:
+        attested = get_attested_round(self.host.get_state())
         held = attested.members if attested is not None else 0
         root = _derive("root", message) if held else bytes(32)
-        return replace(message, held=held, heard=host.get_state().current.members, results_root=root)
+        return replace(message, held=held, heard=self.host.get_state().current.members, results_root=root)
 
 
 class ClaimNone(ByzantineProgram):
     """Claims to hold nothing and to have heard nobody (B8)."""
 
-    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
-        del host
+    def change_witness(self, message: WitnessMessage) -> WitnessMessage:
         return replace(message, held=0, heard=0, results_root=bytes(32), broadcast_bloom=bytes(BLOOM_BYTES))
 
 
 class NothingFirst(ByzantineProgram):
     """Reports before everybody else that it holds nothing, so that others may follow (W6)."""
 
-    async def run(self, host: Participant) -> None:
+    async def run(self) -> None:
         seen = (-1, -1)
         while True:
             await trio.sleep(0.1)
-            state = host.get_state()
+            state = self.host.get_state()
             now = (state.progress.epoch, state.current.height)
-            record = host.find_record(state.current.height)
-            member = host.member
-            if not state.in_round or now == seen or record is None or member is None or not host.backend:
+            record = self.host.find_record(state.current.height)
+            member = self.host.member
+            if not state.in_round or now == seen or record is None or member is None or not self.host.backend:
                 continue
             seen = now
             if member in record.witnesses and self.rng.random() < self.share:
@@ -72,14 +71,14 @@ class NothingFirst(ByzantineProgram):
                     record, member, compute_report(None), digest=None, is_full=False, is_complete=False,
                     now=record.started_at, metadata=b"",
                 )  # fmt: skip
-                await self.tell(host.backend.submit(nothing))
+                await self.tell(self.host.backend.submit(nothing))
 
 
 class DenyOne(ByzantineProgram):
     """Claims that it has not heard from one honest member and does not hold its result (B8, B18)."""
 
-    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
-        victim = ~(1 << host.get_victim())
+    def change_witness(self, message: WitnessMessage) -> WitnessMessage:
+        victim = ~(1 << self.host.get_victim())
         held = message.held & victim
         root = _derive("root without", message) if held else bytes(32)
         return replace(message, held=held, heard=message.heard & victim, results_root=root)
@@ -88,16 +87,14 @@ class DenyOne(ByzantineProgram):
 class FullBloom(ByzantineProgram):
     """Sends a Bloom filter that contains everything: refused because of its number of set bits (B8, W4)."""
 
-    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
-        del host
+    def change_witness(self, message: WitnessMessage) -> WitnessMessage:
         return replace(message, broadcast_bloom=b"\xff" * BLOOM_BYTES)
 
 
 class LieBloom(ByzantineProgram):
     """Sends a Bloom filter with as many bits as allowed, all wrong, and a root that forces the bloom path (B10)."""
 
-    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
-        del host
+    def change_witness(self, message: WitnessMessage) -> WitnessMessage:
         if not message.held:
             return message
         bits = 7 * message.held.bit_count()
@@ -109,16 +106,14 @@ class LieBloom(ByzantineProgram):
 class LieRoot(ByzantineProgram):
     """Reports a results root that belongs to no list."""
 
-    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
-        del host
+    def change_witness(self, message: WitnessMessage) -> WitnessMessage:
         return replace(message, results_root=_derive("root", message)) if message.held else message
 
 
 class LieDigest(ByzantineProgram):
     """Reports a digest of weights that nobody has."""
 
-    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage:
-        del host
+    def change_witness(self, message: WitnessMessage) -> WitnessMessage:
         flags = message.flags & ~WitnessFlag.NO_DIGEST | WitnessFlag.FULL_DIGEST
         return replace(message, state_digest=_derive("digest", message), flags=flags)
 
@@ -126,31 +121,31 @@ class LieDigest(ByzantineProgram):
 class NoEnd(ByzantineProgram):
     """Works like an honest member, but sends no witness record in the rounds that end an epoch (B20)."""
 
-    def change_witness(self, host: Participant, message: WitnessMessage) -> WitnessMessage | None:
-        is_drain = host.get_state().current.flags & RoundFlag.DRAIN
+    def change_witness(self, message: WitnessMessage) -> WitnessMessage | None:
+        is_drain = self.host.get_state().current.flags & RoundFlag.DRAIN
         return None if is_drain else message
 
 
 class Accuse(ByzantineProgram):
     """Accuses every other member in every round of silence and of equivocation (B18)."""
 
-    async def run(self, host: Participant) -> None:
+    async def run(self) -> None:
         seen = (-1, -1)
         while True:
             await trio.sleep(0.5)
-            state = host.get_state()
+            state = self.host.get_state()
             now = (state.progress.epoch, state.current.height)
-            if not state.in_round or now == seen or not host.backend:
+            if not state.in_round or now == seen or not self.host.backend:
                 continue
             seen = now
             for member, client in enumerate(state.clients):
-                await self.tell(host.backend.submit(HealthCheck(*now, member)))
-                if client.p2p != host.key and await self.tell(self._report(host, host.backend, member)):
+                await self.tell(self.host.backend.submit(HealthCheck(*now, member)))
+                if client.p2p != self.host.key and await self.tell(self._report(self.host.backend, member)):
                     self.believed += 1
 
-    async def _report(self, host: Participant, backend: Backend, member: int) -> None:
+    async def _report(self, backend: Backend, member: int) -> None:
         """A result that the member signed in the last round, and the same with changed figures."""
-        record = host.find_record(host.get_state().current.height - 1)
+        record = self.host.find_record(self.host.get_state().current.height - 1)
         signed = list(record.signed.get(member, {}).values()) if record is not None else []
         if len(signed) != 1:
             raise BackendError("nothing to report: the member signed no result, or really signed two")
@@ -166,34 +161,34 @@ class _ResultProgram(ByzantineProgram):
     def decode(self, raw: bytes) -> Gossip | None:
         return decode_gossip(raw) if raw.startswith(RESULT_TAG) else None
 
-    def sign_other(self, host: Participant, message: Gossip, **changes: Any) -> bytes:
+    def sign_other(self, message: Gossip, **changes: Any) -> bytes:
         body = build_result(message.body, **changes)
-        signed = sign_gossip(host.identity, message.run_uid, message.epoch, message.height, message.member, body)
+        signed = sign_gossip(self.host.identity, message.run_uid, message.epoch, message.height, message.member, body)
         return encode_gossip(signed)
 
 
 class Equivocate(_ResultProgram):
     """Two different results for one round: one to some peers, the other to the rest (B6)."""
 
-    async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
+    async def publish(self, node: Network, raw: bytes) -> None:
         message = self.decode(raw)
         if message is None or not self.is_due():
             await node.publish(raw)
             return
-        other = self.sign_other(host, message, train_count=77)
+        other = self.sign_other(message, train_count=77)
         here = sorted(node.connected())
         for number, key in enumerate(here):
-            host.send_to(key, raw if number % 2 else other)
+            self.host.send_to(key, raw if number % 2 else other)
 
 
 class EquivocateLoudly(_ResultProgram):
     """Two different results for one round, both to everybody (B6, R7)."""
 
-    async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
+    async def publish(self, node: Network, raw: bytes) -> None:
         await node.publish(raw)
         message = self.decode(raw)
         if message is not None and self.is_due():
-            await node.publish(self.sign_other(host, message, train_count=78))
+            await node.publish(self.sign_other(message, train_count=78))
 
 
 class Replay(_ResultProgram):
@@ -201,7 +196,7 @@ class Replay(_ResultProgram):
 
     first: bytes | None = None
 
-    async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
+    async def publish(self, node: Network, raw: bytes) -> None:
         message = self.decode(raw)
         if message is None:
             await node.publish(raw)
@@ -213,7 +208,9 @@ class Replay(_ResultProgram):
         await node.publish(self.first)
         old = decode_gossip(self.first)
         assert isinstance(old.body, Result), "kept as a result"
-        again = sign_gossip(host.identity, message.run_uid, message.epoch, message.height, message.member, old.body)
+        again = sign_gossip(
+            self.host.identity, message.run_uid, message.epoch, message.height, message.member, old.body
+        )
         self.told += 1
         await node.publish(encode_gossip(again))
 
@@ -221,8 +218,7 @@ class Replay(_ResultProgram):
 class Withhold(ByzantineProgram):
     """Announces results whose payload nobody can fetch (B7)."""
 
-    def change_body(self, host: Participant, body: bytes) -> bytes | None:
-        del host
+    def change_body(self, body: bytes) -> bytes | None:
         return None if self.is_due() else body
 
 
@@ -236,19 +232,19 @@ class Garbage(ByzantineProgram):
 class Silent(ByzantineProgram):
     """Sends its peers nothing, but follows the run (F10)."""
 
-    async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
-        del host, node, raw
+    async def publish(self, node: Network, raw: bytes) -> None:
+        del node, raw
         self.told += 1
 
 
 class Idle(Silent):
     """Joins every epoch and reports ready, then does nothing: it answers every request of a peer with not found."""
 
-    def change_witness(self, host: Participant, message: WitnessMessage) -> None:
-        del host, message
+    def change_witness(self, message: WitnessMessage) -> None:
+        del message
 
-    def change_body(self, host: Participant, body: bytes) -> None:
-        del host, body
+    def change_body(self, body: bytes) -> None:
+        del body
 
     def change_reply(self, request: SyncRequest, reply: SyncReply) -> SyncReply:
         del request, reply
@@ -258,8 +254,7 @@ class Idle(Silent):
 class JoinOnly(Idle):
     """Joins every epoch and never shows any weights."""
 
-    def shows_weights(self, host: Participant) -> bool:
-        del host
+    def shows_weights(self) -> bool:
         self.told += 1
         return False
 
@@ -267,8 +262,7 @@ class JoinOnly(Idle):
 class Mute(ByzantineProgram):
     """Trains and gossips, but never announces a result; it serves peers that ask for results they lack."""
 
-    async def publish(self, host: Participant, node: Network, raw: bytes) -> None:
-        del host
+    async def publish(self, node: Network, raw: bytes) -> None:
         if raw.startswith(RESULT_TAG):
             self.told += 1
             return
@@ -278,19 +272,19 @@ class Mute(ByzantineProgram):
 class Flood(ByzantineProgram):
     """Sends, every 15 s and within 2 s, more well-formed junk than its peers accept from one member (B16)."""
 
-    async def run(self, host: Participant) -> None:
+    async def run(self) -> None:
         while True:
             await trio.sleep(13.0)
             for _ in range(8 if self.is_due() else 0):
                 await trio.sleep(0.25)
-                await self._send(host, 25)
+                await self._send(25)
 
-    async def _send(self, host: Participant, count: int) -> None:
-        run_uid = host.get_state().run_uid
+    async def _send(self, count: int) -> None:
+        run_uid = self.host.get_state().run_uid
         for _ in range(count):
             junk = RESULT_TAG + run_uid + self.rng.randbytes(599 - len(RESULT_TAG) - len(run_uid))
-            if host.network is not None:
-                await host.network.publish(junk)
+            if self.host.network is not None:
+                await self.host.network.publish(junk)
 
 
 _PROGRAMS: Final = (
@@ -306,9 +300,8 @@ KINDS: Final[dict[str, type[ByzantineProgram]]] = {  # plans name a program like
 class _Wrapped:
     """A port that forwards everything that a subclass does not define."""
 
-    def __init__(self, inner: Any, host: Participant, programs: Sequence[ByzantineProgram]) -> None:
+    def __init__(self, inner: Any, programs: Sequence[ByzantineProgram]) -> None:
         self._inner = inner
-        self._host = host
         self._programs = programs
 
     def __getattr__(self, name: str) -> Any:
@@ -318,7 +311,7 @@ class _Wrapped:
 class _ByzantineBackend(_Wrapped):
     async def submit(self, message: Message, proof: Proof = None) -> None:
         changed: Message | None = message
-        shows = all(program.shows_weights(self._host) for program in self._programs)
+        shows = all(program.shows_weights() for program in self._programs)
         if isinstance(message, WarmupWitness) and not shows:
             return
         if isinstance(message, WitnessMessage):
@@ -328,7 +321,7 @@ class _ByzantineBackend(_Wrapped):
 
     def _change_witness(self, message: WitnessMessage) -> WitnessMessage | None:
         for program in self._programs:
-            changed = program.change_witness(self._host, message)
+            changed = program.change_witness(message)
             if changed is not message and program.is_due():
                 if changed is None:
                     return None
@@ -340,7 +333,7 @@ class _ByzantineNetwork(_Wrapped):
     async def publish(self, message: bytes) -> None:
         programs = [one for one in self._programs if type(one).publish is not ByzantineProgram.publish]
         if programs:
-            await programs[0].publish(self._host, self._inner, message)
+            await programs[0].publish(self._inner, message)
         else:
             await self._inner.publish(message)
 
@@ -356,20 +349,20 @@ class _ByzantineNetwork(_Wrapped):
     async def provide(self, data: bytes | Path, *, expires: tuple[int, int] | None) -> bytes:
         for program in self._programs:
             if isinstance(data, bytes) and expires is not None:
-                changed = program.change_body(self._host, data)
+                changed = program.change_body(data)
                 if changed is None:
                     return blob_id_of(data)
                 data = changed
         return await self._inner.provide(data, expires=expires)
 
 
-def wrap_backend(backend: Backend, host: Participant, programs: Sequence[ByzantineProgram]) -> Backend:
-    return cast("Backend", _ByzantineBackend(backend, host, programs))
+def wrap_backend(backend: Backend, programs: Sequence[ByzantineProgram]) -> Backend:
+    return cast("Backend", _ByzantineBackend(backend, programs))
 
 
-def wrap_network(node: MemoryNode, host: Participant, programs: Sequence[ByzantineProgram]) -> Network:
-    return cast("Network", _ByzantineNetwork(node, host, programs))
+def wrap_network(node: MemoryNode, programs: Sequence[ByzantineProgram]) -> Network:
+    return cast("Network", _ByzantineNetwork(node, programs))
 
 
-def build_program(member: ByzantineMember, rng: random.Random) -> ByzantineProgram:
-    return KINDS[member.kind](member.share, rng)
+def build_program(member: ByzantineMember, host: Participant, rng: random.Random) -> ByzantineProgram:
+    return KINDS[member.kind](host, member.share, rng)

@@ -19,10 +19,9 @@
 | E1 | a round has the members and electors that there were when its seed was armed (`draws`) |
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
-
-import trio
 
 from psyche.core.state.messages import ReportEquivocation, Tick, WitnessMessage
 from psyche.core.state.roster import get_healthy
@@ -32,7 +31,6 @@ from psyche.server.journal.changes import Change
 from psyche.sim.invariants.agreement import Agreement, Outcomes
 from psyche.sim.invariants.authenticity import Authenticity
 from psyche.sim.invariants.draws import Draws
-from psyche.sim.invariants.ledger import Ledger
 from psyche.sim.invariants.liveness import Liveness
 from psyche.sim.invariants.resource_limits import ResourceLimits
 from psyche.sim.invariants.views import ClientView, WorldView
@@ -78,21 +76,20 @@ class Invariants:
         self.dropped: dict[str, int] = {}
         self.ejected: set[bytes] = set()
         self.maxima: dict[str, int] = {}
+        self.size_listeners: list[Callable[[str, int], None]] = []  # called with each size that is measured
         self._seen = _Seen()
         self._applied: dict[tuple[int, int], tuple[str, bytes, tuple[int, ...]]] = {}
         self._applied_by: dict[tuple[str, int], tuple[int, int]] = {}
         self._samples: tuple[int, int] = (0, 0)
         self._hosts = {host.name: host for host in world.clients}
         self._by_key = {host.key: host for host in world.clients}
-        honest = frozenset(host.name for host in world.clients if host.is_honest)
-        self.ledger = Ledger({host.key: host.name for host in world.clients}, honest)
         self.outcomes = Outcomes(self.check)
         self.agreement = Agreement(self._by_key, self.check, self.outcomes, overlap=world.config.overlap)
         self.liveness = Liveness(world, self.check)
         self._draws = Draws(self.check)
         self._limits = ResourceLimits(world, self._note_held)
         self._authenticity = Authenticity(self._by_key, self.check)
-        world.trace.listeners += [self.ledger.take_event, self.liveness.take_event, self.check_event]
+        world.trace.listeners += [self.liveness.take_event, self.check_event]
 
     # --- saying so --------------------------------------------------------------------------------------
 
@@ -120,7 +117,7 @@ class Invariants:
     def get_facts(self) -> dict[str, Any]:
         lies = [(host.name, one) for host in self.world.clients for one in host.programs]
         return {
-            "dropped": self.dropped, "ejected": len(self.ejected), "maxima": self.maxima, "ledger": self.ledger,
+            "dropped": self.dropped, "ejected": len(self.ejected), "maxima": self.maxima,
             "longest_wait_s": round(self.world.longest_wait_s, 1),
             "told": {name: one.told for name, one in lies}, "lies_refused": {name: one.refused for name, one in lies},
             "by_slots": self.agreement.by_slots,
@@ -136,7 +133,6 @@ class Invariants:
         """Check the state after one more record."""
         state = self.world.shadow.state
         self._check_shadow()
-        self.ledger.take(state, self.world.shadow.now, trio.current_time())
         self._check_course(state)
         self._check_round(state)
         self._check_members(state)
@@ -305,7 +301,8 @@ class Invariants:
 
     def _note_held(self, what: str, value: int, limit: int | None) -> None:
         self.maxima[what] = max(value, self.maxima.get(what, 0))
-        self.ledger.note(what, value)
+        for listen in self.size_listeners:
+            listen(what, value)
         if limit is not None:
             self.check(value <= limit, "I6", f"at most {limit} {what}", value)
 

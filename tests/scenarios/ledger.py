@@ -1,10 +1,10 @@
-"""The facts of each round, epoch and member on record, collected as the journal grows; the scenarios' judges read them.
+"""The facts of each round, epoch and member on record, collected while a world plays; the judges read them."""
 
-The invariants say what must never happen; these are the facts that a named scenario's figure is computed from.
-"""
-
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+import trio
 
 from psyche.analysis.tally import Place
 from psyche.core.committee.elections import get_witnesses
@@ -12,6 +12,9 @@ from psyche.core.rules.formation import get_joined
 from psyche.core.state.bits import compute_bits
 from psyche.core.state.state import Coordinator, Round, RoundFlag, RunState
 from psyche.core.state.timeline import get_round
+from psyche.server.journal.changes import Change
+from psyche.sim.scenarios.scenario import Scenario
+from psyche.sim.world import Outcome, World, simulate
 from psyche.telemetry import types
 
 ROUND_STATES = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
@@ -84,7 +87,6 @@ class Ledger:
     formations: list[Formation] = field(default_factory=list)
     epochs: list[EpochFacts] = field(default_factory=list)
     samples: list[tuple[float, dict[str, int]]] = field(default_factory=list)
-    now: float = 0.0  # simulated seconds at the newest record
     _lag: int = 2
     _seen: tuple[RunState, int, int] = (RunState.UNINITIALIZED, 0, -1)
     _dead: set[str] = field(default_factory=set)
@@ -96,7 +98,6 @@ class Ledger:
         """Take the state after one more record, with its unix time and the simulated seconds."""
         height = state.current.height if state.run_state in ROUND_STATES else -1
         here = (state.run_state, state.progress.epoch, height)
-        self.now = now
         self._lag = 2 if state.config.overlap else 1
         if not self.phases:  # the first record: the run has waited since its creation
             self.phases.append(Phase(RunState.WAITING_FOR_MEMBERS, now - (unix - state.state_start_unix)))
@@ -168,8 +169,7 @@ class Ledger:
         )  # fmt: skip
 
     def _end_phase(self, now: float, *, is_complete: bool) -> None:
-        phase = self.phases[-1]
-        phase.end_s, phase.is_complete = now, is_complete
+        self.phases[-1].end_s, self.phases[-1].is_complete = now, is_complete
 
     # --- what machines log -------------------------------------------------------------------------------
 
@@ -210,8 +210,28 @@ class Ledger:
 
     @property
     def credits(self) -> dict[str, int]:
-        total: dict[str, int] = {}
-        for epoch in self.epochs:
-            for name, count in epoch.credits.items():
-                total[name] = total.get(name, 0) + count
-        return total
+        return sum((Counter(epoch.credits) for epoch in self.epochs), Counter[str]())
+
+
+def play(
+    scenario: Scenario, *, keep_lines: bool = True, prepare: Callable[[World], None] = lambda _world: None
+) -> Outcome:
+    """Play a scenario as `simulate` does, with a ledger among the facts of its outcome."""
+    ledgers: list[Ledger] = []
+
+    def attach(world: World) -> None:
+        honest = frozenset(host.name for host in world.clients if host.is_honest)
+        ledger = Ledger({host.key: host.name for host in world.clients}, honest)
+
+        def take(_: Change) -> None:
+            ledger.take(world.shadow.state, world.shadow.now, trio.current_time())
+
+        ledgers.append(ledger)
+        world.record_listeners.append(take)
+        world.trace.listeners.append(ledger.take_event)
+        world.invariants.size_listeners.append(ledger.note)
+        prepare(world)
+
+    outcome = simulate(scenario, keep_lines=keep_lines, prepare=attach)
+    outcome.facts["ledger"] = ledgers[0]
+    return outcome

@@ -35,11 +35,11 @@ class Stage(ChainStage):
 
     stack: AsyncExitStack
 
-    def start(self, number: int) -> tuple[MemberLink, bytes, bytes]:
-        """A client's link at work, and its keys."""
+    def start(self, number: int) -> MemberLink:
+        """A client's link at work."""
         link = self.build_link(number)
         self.nursery.start_soon(link.run)
-        return link, *get_key(number)
+        return link
 
     async def open(
         self, number: int, lags_s: tuple[float, ...] = (0.5, 2.0), link: MemberLink | None = None,
@@ -48,9 +48,7 @@ class Stage(ChainStage):
         link = link or self.build_link(number, lags_s)
         self.nursery.start_soon(link.run)
         platform = ChainPlatform(rng=random.Random(number), floor=floor or MinimumSlot())
-        return await self.stack.enter_async_context(
-            open_chain_backend(link, *get_key(number), sink=self.events, platform=platform)
-        )
+        return await self.stack.enter_async_context(open_chain_backend(link, sink=self.events, platform=platform))
 
 
 async def wait_for(
@@ -107,7 +105,7 @@ async def test_the_join_of_a_client_that_died_expires_so_that_no_epoch_waits_for
 ) -> None:
     link = stage.build_link(1)
     stage.nursery.start_soon(link.run)
-    async with open_chain_backend(link, *get_key(1)) as backend:
+    async with open_chain_backend(link) as backend:
         await backend.submit(Join(get_key(1)[1]))
     if is_starting:
         await stage.open(1)  # its next process has found the chain, and still loads PyTorch
@@ -155,7 +153,7 @@ async def test_a_client_whose_wallet_another_machine_uses_ends_with_a_sentence(s
     async def follow() -> None:
         link = stage.build_link(1)
         stage.nursery.start_soon(link.run)
-        async with open_chain_backend(link, *get_key(1)) as backend:
+        async with open_chain_backend(link) as backend:
             await backend.submit(Join(get_key(1)[1]))
             await stage.build_link(1, session=other).send([Join(other.public)])
             await trio.sleep(60)
@@ -244,7 +242,7 @@ async def test_a_client_started_again_waits_for_what_it_knew_though_all_endpoint
     stage: Stage, tmp_path: Path
 ) -> None:
     floor = MinimumSlotFile(tmp_path / "slot")
-    async with open_chain_backend(*stage.start(1), platform=ChainPlatform(floor=floor)) as backend:
+    async with open_chain_backend(stage.start(1), platform=ChainPlatform(floor=floor)) as backend:
         await stage.join_somebody(2)
         await wait_for(backend, lambda state: bool(state.registry.slots))
     known = floor.read()

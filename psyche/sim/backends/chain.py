@@ -114,9 +114,7 @@ class ChainBackend:
         try:
             async with (
                 self.chain.open_member_link(rpc, wallet.seed, caller.identity) as link,
-                open_chain_backend(
-                    link, wallet.public, caller.identity.public, sink=caller.log, platform=platform
-                ) as backend,
+                open_chain_backend(link, sink=caller.log, platform=platform) as backend,
             ):
                 yield backend
         finally:

@@ -151,7 +151,7 @@ class ChainRunKit:
         async with AsyncExitStack() as stack:
             rpc = await stack.enter_async_context(open_rpc(endpoints, sink=sink)) if endpoints else self.rpc
             link = await stack.enter_async_context(open_link(rpc, self.run, wallet, identity, self.authorization))
-            opening = open_chain_backend(link, bytes(wallet.pubkey()), identity.public, sink=sink)
+            opening = open_chain_backend(link, sink=sink)
             yield Member(await stack.enter_async_context(opening), wallet.pubkey(), identity)
 
     def read(self) -> Coordinator:

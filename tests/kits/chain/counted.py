@@ -83,7 +83,7 @@ async def _open_member(
     wallet, identity, endpoint = kit.fund(), make_identity(), Endpoint(chain.http, chain.ws)
     rpc = Rpc([endpoint], transport)
     link = await stack.enter_async_context(open_link(rpc, kit.run, wallet, identity, kit.authorization))
-    backend = await stack.enter_async_context(open_chain_backend(link, bytes(wallet.pubkey()), identity.public))
+    backend = await stack.enter_async_context(open_chain_backend(link))
     network = await stack.enter_async_context(hub.open_node(identity, folder / f"client-{index}" / "network"))
     member = build_member(RoundEngine(identity), backend, network, DummyTrainer(), folder, index, unix_now=time.time)
     return CountedMember(member, transport)

@@ -106,9 +106,7 @@ async def open_entered(
     async with (
         open_rpc(endpoints, sink=sink) as rpc,
         open_link(rpc, entry.accounts, entry.wallet, identity, entry.authorization, fees=fees) as link,
-        open_chain_backend(
-            link, bytes(wallet), identity.public, sink=sink, platform=ChainPlatform(floor=floor)
-        ) as backend,
+        open_chain_backend(link, sink=sink, platform=ChainPlatform(floor=floor)) as backend,
         open_plain_nursery() as nursery,
     ):
         nursery.start_soon(_watch_wallet, rpc, backend, wallet, sink)

@@ -87,17 +87,16 @@ class ChainPlatform:
 
 
 class RecordFollower(Progress):
-    """Follows the record of a run while `run` runs, for who joins with `wallet` and the session key `p2p`."""
+    """Follows the record of a run while `run` runs, for who joins over this link."""
 
-    def __init__(self, link: RpcLink, wallet: bytes, p2p: bytes, sink: EventSink, platform: ChainPlatform) -> None:
+    def __init__(self, link: RpcLink, sink: EventSink, platform: ChainPlatform) -> None:
         super().__init__(_explain_failure)
         self.view = RecordView(min_slot=0)
         self.waits = NamedWaits(sink)
-        self.sink = sink
+        self._sink = sink
         self.has_place = False  # the record has shown the own join, and no withdrawal followed
         self.has_withdrawn = False
         self._link = link
-        self._wallet, self._p2p = wallet, p2p
         self._platform = platform
         self._kept: object = None  # the phase that the floor names
         self._kept_slot = 0
@@ -133,11 +132,11 @@ class RecordFollower(Progress):
             case Choice.AGREED:
                 self._note_usable()
             case Choice.UNREADABLE:
-                self.sink.emit(types.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
+                self._sink.emit(types.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
             case Choice.FORKED:
                 if self._told.get(reading.endpoint) != self.view.version:
                     self._told[reading.endpoint] = self.view.version
-                    self.sink.emit(types.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
+                    self._sink.emit(types.StateMismatch(reason=f"{reading.endpoint}: {self.view.problem}"))
                 if not self.view.is_usable:
                     what = "the RPC endpoints to agree on the run's record, or to show the same one for long"
                     self.waits.start(types.Wait.BACKEND, what, "go on")
@@ -155,7 +154,7 @@ class RecordFollower(Progress):
         if not self._is_known:
             self._is_known = True
             run_id = self.view.state.run_id
-            self.sink.emit(types.BackendConnected(run_id=run_id, program="solana"))
+            self._sink.emit(types.BackendConnected(run_id=run_id, program="solana"))
         self.waits.end(types.Wait.BACKEND, types.WaitOutcome.CONNECTED)
         self.note_change()
 
@@ -176,7 +175,7 @@ class RecordFollower(Progress):
                 f"run {before.run_id!r} was closed by its owner in step {before.progress.step}: its account is gone "
                 "from the chain. This client's snapshots and models stay; `psyche run list` shows which runs there are"
             )
-        self.sink.emit(types.StateMismatch(reason=told))
+        self._sink.emit(types.StateMismatch(reason=told))
         self.has_place = False  # what it has joined may be gone
         self._check_own_slot()
         self._note_usable()
@@ -189,14 +188,14 @@ class RecordFollower(Progress):
             if trio.current_time() - max(started_s, self._read_at_s) >= SILENCE_S:
                 what = f"an RPC endpoint to show the run's record: none has for {SILENCE_S:.0f} s"
                 if self.waits.start(types.Wait.BACKEND, what, "go on"):
-                    self.sink.emit(types.BackendLost(reason=what, tries=0))
+                    self._sink.emit(types.BackendLost(reason=what, tries=0))
 
     def _check_own_slot(self) -> None:
         """End where another machine has taken this wallet's place: else both would take it from each other for ever."""
-        slot = find_own_slot(self.view.state, self._wallet)
+        slot = find_own_slot(self.view.state, self._link.wallet)
         if slot is None:
             return
-        if slot.p2p == self._p2p:
+        if slot.p2p == self._link.p2p:
             self.has_place = True
         elif self.has_place and not self.has_withdrawn:
             raise BackendError(
@@ -223,7 +222,7 @@ class RecordFollower(Progress):
             try:
                 await trio.to_thread.run_sync(self._platform.floor.write, slot)
             except BackendError as error:  # F16: not even a full disk ends the client
-                self.sink.emit(types.Error(message=str(error), action="remember how far the run was followed"))
+                self._sink.emit(types.Error(message=str(error), action="remember how far the run was followed"))
             else:
                 self._kept, self._kept_slot = phase, slot
 

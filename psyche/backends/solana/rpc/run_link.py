@@ -91,6 +91,8 @@ class RpcLink:
         self._rpc = rpc
         self._run = run
         self._user = wallet.pubkey()
+        self.wallet = bytes(self._user)  # which joins and pays
+        self.p2p = identity.public
         self._session = Keypair.from_seed(identity.seed)
         self._authorization = authorization
         self._sender = TransactionSender(rpc, wallet, fees, is_watched=True)
@@ -169,7 +171,7 @@ class RpcLink:
 
     def _build(self, message: Message, proof: Proof) -> Sequence[Instruction]:
         if isinstance(message, Join):
-            assert message.p2p == bytes(self._session.pubkey()), "a client joins with its own key"
+            assert message.p2p == self.p2p, "a client joins with its own key"
             return [
                 build_join_run(self._run, self._user, self._session.pubkey(), self._authorization, message.expires_unix)
             ]

@@ -5,6 +5,7 @@ Times named `at` or `deadline` are on the caller's monotonic clock, in seconds.
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import dataclass_transform
 
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.messages import Message
@@ -12,8 +13,15 @@ from psyche.telemetry import types
 from psyche.wire.trainer import ApplyReply, LoadReply, SentResult, SnapshotReply, TrainReply
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+@dataclass_transform(frozen_default=True)
+class Told:
+    """What engine and shell tell each other: each class below is a frozen dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+
+
+class Submit(Told):
     """Send a message to the coordinator; log `before` when it is sent, `after` once it is on record."""
 
     message: Message
@@ -22,13 +30,11 @@ class Submit:
     evidence: Evidence | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(Told):
     raw: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
+class Announce(Told):
     """Offer the body as a blob, then gossip the signed result."""
 
     raw: bytes
@@ -38,8 +44,7 @@ class Announce:
     height: int
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPayload:
+class FetchPayload(Told):
     """Fetch and check a payload; answer with `PayloadArrived` or `PayloadFailed`."""
 
     epoch: int
@@ -52,8 +57,7 @@ class FetchPayload:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
-class FetchData:
+class FetchData(Told):
     """Fetch the samples `start` to `end` (included) ahead of training."""
 
     epoch: int
@@ -62,8 +66,7 @@ class FetchData:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Train:
+class Train(Told):
     """Train the batch that was fetched; answer with `Trained` or `TrainFailed`."""
 
     epoch: int
@@ -77,16 +80,14 @@ class Train:
     in_flight: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CancelTrain:
+class CancelTrain(Told):
     """End the training of a round that has passed (A4)."""
 
     epoch: int
     height: int
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(Told):
     """Apply a decided set at the start of a round, and keep it with its bodies for healing. Answer with `Applied`.
 
     The replay store has it as it is here, so that a replay applies the same with the same parameters (S7).
@@ -104,8 +105,7 @@ class Apply:
     blobs: tuple[bytes, ...]  # the bodies, in the same order
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Told):
     """Load the weights with full digest `certified` (None: the configured source); answer: `Loaded` or `LoadFailed`."""
 
     epoch: int
@@ -114,8 +114,7 @@ class Load:
     keep_momentum: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Heal:
+class Heal(Told):
     """Load `certified` and replay the epoch's stored sets up to `height`. Answer with `Healed` or `HealFailed` (S7)."""
 
     epoch: int
@@ -123,8 +122,7 @@ class Heal:
     height: int
 
 
-@dataclass(frozen=True, slots=True)
-class AskWeights:
+class AskWeights(Told):
     """Ask a member to keep a copy of its weights of the running round (S7). Answer: `WeightsPromised` or none."""
 
     epoch: int
@@ -133,8 +131,7 @@ class AskWeights:
     key: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(Told):
     """Fetch the tensors in which the agreed weights differ from this client's, and load the result (S7).
 
     `agreed` is the digest on record, `own` that of the weights in the trainer (zero: they are lost),
@@ -150,8 +147,7 @@ class Compare:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
-class WriteSnapshot:
+class WriteSnapshot(Told):
     """Write a resume snapshot and serve it (P6). Answer with `SnapshotWritten`."""
 
     epoch: int
@@ -164,8 +160,7 @@ class WriteSnapshot:
     decided: tuple[SentResult, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReconnectSoon:
+class ReconnectSoon(Told):
     """Members are in a round that this client has not seen: try to reach a lost backend soon."""
 
 
@@ -177,8 +172,7 @@ class ExportTime(Enum):
     EVERY_EPOCH = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+class Export(Told):
     """Write the certified weights for users, in the background; `parameters` is their number, 0 if not known."""
 
     epoch: int
@@ -188,8 +182,7 @@ class Export:
     parameters: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShareCheckpoint:
+class ShareCheckpoint(Told):
     """Put this client's snapshot of the certified weights in lasting storage and name that place on record (S10)."""
 
     epoch: int
@@ -197,22 +190,19 @@ class ShareCheckpoint:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class FetchSnapshot:
+class FetchSnapshot(Told):
     """Fetch the snapshot `digest` from peers without loading it into the trainer (P8)."""
 
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class FetchAhead:
+class FetchAhead(Told):
     """Fetch weights to the disk before the Warmup that needs them. Answer with `FetchedAhead`."""
 
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class AskAnnouncements:
+class AskAnnouncements(Told):
     """Ask peers for signed messages of a round from members not in `have`."""
 
     epoch: int
@@ -220,8 +210,7 @@ class AskAnnouncements:
     have: int
 
 
-@dataclass(frozen=True, slots=True)
-class AskTable:
+class AskTable(Told):
     """Ask a member for the table behind a witness's root (C1, C3, W7). Answer with `TableArrived`."""
 
     epoch: int
@@ -231,32 +220,28 @@ class AskTable:
     root: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SetPeers:
+class SetPeers(Told):
     """The keys that may talk to this node (joined and leaving slots); which are members of this or the last epoch."""
 
     keys: frozenset[bytes]
     members: frozenset[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class SetPlan:
+class SetPlan(Told):
     """Set the run uid and plan hash that hello compares."""
 
     run_uid: bytes
     plan_hash: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Expire:
+class Expire(Told):
     """Drop the payloads of the rounds before this one: they are over for good."""
 
     epoch: int
     height: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(Told):
     code: int
     reason: str
     cause: types.LeaveCause
@@ -272,8 +257,7 @@ Action = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Told):
     """Weights with this full digest are in the trainer."""
 
     epoch: int
@@ -282,8 +266,7 @@ class Loaded:
     reply: LoadReply
 
 
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
+class LoadFailed(Told):
     """No source can provide the requested weights at the moment; `for_good`: this client never can train them."""
 
     epoch: int
@@ -291,8 +274,7 @@ class LoadFailed:
     for_good: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Healed:
+class Healed(Told):
     """The trainer holds the healed weights. `digests` by height; `chain` is c of the last height (`height`)."""
 
     epoch: int
@@ -302,8 +284,7 @@ class Healed:
     is_full: dict[int, bool]
 
 
-@dataclass(frozen=True, slots=True)
-class HealFailed:
+class HealFailed(Told):
     """This attempt did not produce the agreed weights; `weights_kept`: the trainer still has its own.
 
     `contradicts`: the agreed digest belongs to other sets than those this client read from the record.
@@ -315,22 +296,19 @@ class HealFailed:
     contradicts: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsPromised:
+class WeightsPromised(Told):
     epoch: int
     height: int
     member: int
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadArrived:
+class PayloadArrived(Told):
     """A payload is here and checked (R4)."""
 
     commitment: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadFailed:
+class PayloadFailed(Told):
     """A payload could not be fetched (`refused` false: try again) or breaks a rule (`refused` true)."""
 
     commitment: bytes
@@ -338,16 +316,14 @@ class PayloadFailed:
     refused: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
+class Trained(Told):
     epoch: int
     height: int
     reply: TrainReply
     data_hash: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class TrainFailed:
+class TrainFailed(Told):
     """The data or the trainer failed; `trainer_lost`: weights and momentum are gone with the trainer process.
 
     `for_good`: the run's data does not fit its model, and never will.
@@ -360,22 +336,19 @@ class TrainFailed:
     for_good: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Told):
     epoch: int
     height: int
     reply: ApplyReply
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerLost:
+class TrainerLost(Told):
     """The trainer died outside a batch: weights and momentum are gone (F20, F21)."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotWritten:
+class SnapshotWritten(Told):
     """A resume snapshot is on disk. If `reply` is None, writing failed, and `failed` is the request."""
 
     epoch: int
@@ -385,8 +358,7 @@ class SnapshotWritten:
     failed: WriteSnapshot | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TableArrived:
+class TableArrived(Told):
     """The answer to `AskTable`: encoded signed results; None if no answer came."""
 
     epoch: int
@@ -396,14 +368,12 @@ class TableArrived:
     items: tuple[bytes, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedAhead:
+class FetchedAhead(Told):
     digest: bytes
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotFetched:
+class SnapshotFetched(Told):
     digest: bytes
     ok: bool
 

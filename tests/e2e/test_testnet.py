@@ -94,18 +94,6 @@ def assert_next_steps_work(testnet: CalledTestnet, elsewhere: Path) -> None:
     assert "# Tutorial" in Path(tutorial.partition(": ")[2]).read_text()
 
 
-def test_clients_that_never_can_take_part_end_the_run_with_their_reason(make_run: MakeRun, tmp_path: Path) -> None:
-    with call_testnet(
-        tmp_path / "testnet", make_run(init_min_clients=2), "--num-clients", "2", "--device", "cuda:99"
-    ) as testnet:
-        assert testnet.wait() == 1
-        trio.run(assert_nothing_left, testnet.token)
-    assert "error: device 'cuda:99': this machine has" in testnet.output.read_text()
-    for name in ("client-1", "client-2"):
-        assert f"PROBLEM: {name} ended with exit code 1" in testnet.output.read_text()
-        assert [event["kind"] for event in testnet.read(name)][-1:] == ["cannot_take_part"]
-
-
 def is_preparing(testnet: CalledTestnet) -> bool:
     return testnet.folder.exists()
 

@@ -1,8 +1,6 @@
 """No child outlives its supervisor, whatever ends it."""
 
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -90,25 +88,6 @@ async def test_a_cancelled_stop_leaves_nothing(tmp_path: Path) -> None:
         scope.cancel()
         await child.stop(60)
     assert not is_alive(child.pid)
-
-
-async def test_children_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    supervisor = (
-        "import sys, trio, pathlib\n"
-        "from psyche.testnet.process import Child\n"
-        "async def main():\n"
-        f"    output = pathlib.Path({str(tmp_path / 'c.log')!r})\n"
-        f"    child = Child('c', [sys.executable, '-c', {SLEEPER!r}], output=output)\n"
-        "    print(child.pid, flush=True)\n"
-        "    await child.wait()\n"
-        "trio.run(main)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", supervisor], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        pid = int(await trio.to_thread.run_sync(process.stdout.readline))
-        assert is_alive(pid)
-        os.kill(process.pid, signal.SIGKILL)
-    await until_dead(pid)
 
 
 async def test_a_child_whose_parent_is_already_gone_never_starts(tmp_path: Path) -> None:

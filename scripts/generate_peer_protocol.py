@@ -271,7 +271,7 @@ def generate_codes() -> list[str]:
 
 def generate_data() -> list[str]:
     more = {
-        "Rows": ("what was asked for: rows one after another, ids little-endian",),
+        "Rows": ("what was asked for: rows one after another, tokens little-endian",),
         "Refused": ("why there are none; `may_retry`: ask again",),
     }
     request = [(f"`{name}`", text) for name, text in get_fields(data.FetchRequest)]

@@ -216,9 +216,12 @@ class WeightedHttpData(Table):
 
 
 class PreprocessedData(Table):
-    """Rows prepared in advance."""
+    """Rows prepared in advance, as Parquet."""
 
-    address: Url = key("folder or repository", alias="Preprocessed", min_length=1, example="owner/rows")
+    address: Url = key(
+        "folder below the client's --local-root or else a data set of the Hub, with @ and a commit",
+        alias="Preprocessed", min_length=1, example="owner/rows@3f1c9a0f7c52e8d1b6a4c07d95e2f8b3a1d60c47",
+    )  # fmt: skip
 
 
 DATA_LOCATION = choose(

@@ -22,13 +22,7 @@ SHORT_WARMUP_S: Final = 5  # even the trainer of a small model takes that long t
 ENTROPY_ON_SERVER: Final = "config.entropy_delay is for the chain; a TCP server uses 0"
 
 _RUNNABLE_CHECKPOINTS: Final = (CheckpointKind.DUMMY, CheckpointKind.LOCAL, CheckpointKind.HUB, CheckpointKind.GCS)
-_RUNNABLE_DATA: Final = (
-    DataLocationKind.DUMMY,
-    DataLocationKind.SERVER,
-    DataLocationKind.LOCAL,
-    DataLocationKind.HTTP,
-    DataLocationKind.WEIGHTED_HTTP,
-)
+_LABELLED_DATA: Final = (DataLocationKind.PREPROCESSED, DataLocationKind.SERVER)
 
 
 def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
@@ -36,19 +30,17 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
     runnable = (
         ("architecture", model.architecture, (Architecture.HF_LLAMA,), "; what runs: 'HfLlama'"),
         ("checkpoint", model.checkpoint.kind, _RUNNABLE_CHECKPOINTS, "; what runs: 'Local', 'Hub', 'Gcs'"),
-        (
-            "data_location",
-            model.data_location.kind,
-            _RUNNABLE_DATA,
-            "; what runs: 'Http', 'WeightedHttp', 'Local', 'Server'",
-        ),
-        ("data_type", model.data_type, (DataType.PRETRAINING,), ": no source of data has labels; use 'Pretraining'"),
     )
     found = [
         f"model.LLM.{key} {get_variant_name(kind)!r} cannot run yet{why}"
         for key, kind, kinds, why in runnable
         if kind not in kinds
     ]
+    if model.data_type is DataType.FINETUNING and model.data_location.kind not in _LABELLED_DATA:
+        found.append(
+            "model.LLM.data_type 'Finetuning' needs data with labels, which a data_location "
+            f"{get_variant_name(model.data_location.kind)!r} has not; use 'Preprocessed' or 'Server'"
+        )
     if model.optimizer.kind == OptimizerKind.ADAMW:
         found.append("model.LLM.optimizer 'AdamW' trains in one process only (`psyche train`); what runs: 'Distro'")
     # Settings of safety without effect in this version: to ignore them would be worse than a refusal.

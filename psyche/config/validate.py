@@ -9,7 +9,7 @@ from typing import Final
 from psyche.config.load import LoadedData, LoadedRun, load_data, load_run
 from psyche.config.problems import ConfigProblems, Problem
 from psyche.config.rules import find_unsupported
-from psyche.core.state.state import CheckpointKind, DataLocationKind
+from psyche.core.state.state import CheckpointKind, DataLocationKind, DataType
 from psyche.telemetry.text import format_number
 
 _TOKEN_SUFFIXES: Final = (".bin", ".npy", ".ds")
@@ -99,9 +99,11 @@ def _find_missing(run: LoadedRun, data: LoadedData | None) -> Iterator[str]:
             f"model.LLM.data_location is 'Server': the server needs a data.toml, in {run.folder} or named with "
             "--data-config"
         )
-    elif not has_token_files(data.folder):
+    elif not has_token_files(run, data.folder):
         yield (
-            f"{data.path}: no token file in {data.folder} yet; `psyche data tokenize TEXT --output "
+            f"{data.path}: no rows with labels (.parquet) in {data.folder} yet"
+            if run.model.data_type is DataType.FINETUNING
+            else f"{data.path}: no token file in {data.folder} yet; `psyche data tokenize TEXT --output "
             f"{quote(str(data.folder / 'train.bin'))}` makes one"
         )
 
@@ -126,5 +128,7 @@ def _find_model_file(run: LoadedRun) -> str:
     return next((quote(str(path)) for path in named if path.is_file()), "FILE")
 
 
-def has_token_files(folder: Path) -> bool:
+def has_token_files(run: LoadedRun, folder: Path) -> bool:
+    if run.model.data_type is DataType.FINETUNING:
+        return any(True for _ in folder.rglob("*.parquet"))
     return folder.is_dir() and any(path.suffix in _TOKEN_SUFFIXES for path in folder.iterdir())

@@ -8,6 +8,7 @@ import trio
 from psyche.errors import BackendError, DataError, UnusableDataError, WireError
 from psyche.wire.crypto import Identity
 from psyche.wire.data import (
+    LABELLED_BYTES,
     LEAST_RATE_BYTES_S,
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
@@ -48,6 +49,7 @@ class RemoteData:
         sequence_length: int,
         vocab_size: int | None = None,
         expected_server: bytes | None = None,
+        has_labels: bool = False,
     ) -> None:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
@@ -58,13 +60,15 @@ class RemoteData:
         self._identity = identity
         self._vocab_size = vocab_size
         self._expected_server = expected_server
+        self._has_labels = has_labels
         self._frames: FrameStream | None = None
         self._lock = trio.Lock()
 
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
         if not 0 <= start <= end or end - start >= MAX_ROWS:
             raise DataError(f"samples {start} to {end}: the range must ascend from 0 or above, {MAX_ROWS} at most")
-        piece = max(1, MAX_ROWS_BYTES // (4 * self.sequence_length))
+        token_bytes = LABELLED_BYTES if self._has_labels else 4
+        piece = max(1, MAX_ROWS_BYTES // (token_bytes * self.sequence_length))
         pieces: list[bytes] = []
         async with self._lock:
             for first in range(start, end + 1, piece):
@@ -136,10 +140,22 @@ class RemoteData:
                 f"data reply: rows have {reply.sequence_length} ids, but the model needs {self.sequence_length}; "
                 "set seq_len in the server's data.toml to the model's max_seq_len"
             )
+        if (reply.token_size_bytes == LABELLED_BYTES) != self._has_labels:
+            raise DataError(
+                f"data server {self._address}: its rows have {'no ' if self._has_labels else ''}labels, the run's "
+                f"data_type is {'Finetuning' if self._has_labels else 'Pretraining'}"
+            )
 
     def _check_rows(self, reply: Rows) -> bytes:
         import numpy as np
 
+        if self._has_labels:
+            from psyche.data.prepared.rows import check_tokens
+
+            rows = np.frombuffer(reply.ids, dtype="<i4").reshape(-1, self.sequence_length, 3).astype(np.int64)
+            rows[..., 2] &= 0xFFFF_FFFF
+            check_tokens(rows, self._vocab_size, lambda row: f"data server {self._address}: sample {reply.start + row}")
+            return reply.ids
         ids = np.frombuffer(reply.ids, dtype=f"<u{reply.token_size_bytes}").astype("<u4")
         if self._vocab_size is not None and int(ids.max()) >= self._vocab_size:
             place = int(np.argmax(ids >= self._vocab_size))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from psyche.data.local import TokenRows
+    from psyche.data.prepared.rows import PreparedRows
 
 
 class SampleSource(Protocol):
@@ -26,7 +27,7 @@ class SampleSource(Protocol):
     num_sequences: int
 
     def samples(self, start: int, end: int) -> "NDArray[np.uint32]":
-        """The rows `start` to `end`, both included: uint32 [rows, sequence_length]."""
+        """The rows `start` to `end`, both included: uint32 [rows, sequence_length], with labels three times as wide."""
         ...
 
 
@@ -34,7 +35,7 @@ class DataProvider(Protocol):
     sequence_length: int
 
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
-        """Get the rows `start` to `end`, both included, as u32 little-endian ids; never fewer.
+        """Get the rows `start` to `end`, both included, as u32 little-endian ids; with labels as `wire.data` has them.
 
         `epoch` and `height` name the round that the rows are for; a data server checks them.
 
@@ -78,9 +79,14 @@ class LocalFiles(Protocol):
     def shuffle_seed(self) -> bytes | None: ...
 
 
-def open_files(files: LocalFiles, vocab_size: int | None) -> "TokenRows":
+def open_files(files: LocalFiles, vocab_size: int | None, *, has_labels: bool = False) -> "TokenRows | PreparedRows":
     from psyche.data.local import TokenRows
+    from psyche.data.prepared.rows import open_rows
 
+    if has_labels:
+        return open_rows(
+            files.folder, files.sequence_length, has_labels=True, shuffle_seed=files.shuffle_seed, vocab_size=vocab_size
+        )
     return TokenRows([files.folder], files.token_size_bytes, files.sequence_length, files.shuffle_seed, vocab_size)
 
 
@@ -99,7 +105,7 @@ def open_local(
             f"{files.folder}: seq_len of its data.toml is {files.sequence_length}, but "
             f"the model's max_seq_len is {sequence_length}; they must be equal"
         )
-    return open_files(files, vocab_size)
+    return TokenRows([files.folder], files.token_size_bytes, sequence_length, files.shuffle_seed, vocab_size)
 
 
 def open_provider(
@@ -112,12 +118,13 @@ def open_provider(
     files: LocalFiles | None = None,
     expected_server: bytes | None = None,
     storage: StorageOptions | None = None,
+    has_labels: bool = False,
 ) -> DataProvider:
     """Open the provider for a run's `data_location`.
 
     `folder` is where relative local paths start; `files` is the data.toml of a Local location, if it names one.
     `expected_server` is the data server's public key, the same as the coordinator server's; None: any.
-    `storage` says how remote files are read; None: as the environment says.
+    `storage` says how remote files are read; None: as the environment says. `has_labels`: for fine-tuning.
     """
     match location.kind:
         case DataLocationKind.DUMMY:
@@ -135,6 +142,7 @@ def open_provider(
                 sequence_length=sequence_length,
                 vocab_size=vocab_size,
                 expected_server=expected_server,
+                has_labels=has_labels,
             )
         case DataLocationKind.HTTP:
             from psyche.data.stored import open_http_rows
@@ -146,5 +154,16 @@ def open_provider(
 
             options = storage or read_environment()
             return WeightedRows(location.address, options, sequence_length=sequence_length, vocab_size=vocab_size)
-        case _:
-            raise DataError(f"data location {location.kind.name}: cannot be used yet; use Http, WeightedHttp or Local")
+        case DataLocationKind.PREPROCESSED:
+            from psyche.data.prepared.remote import HubRows
+            from psyche.data.prepared.rows import open_rows
+
+            path, labels = folder / expand_user(location.address), has_labels
+            return (
+                LocalProvider(open_rows(path, sequence_length, has_labels=labels, vocab_size=vocab_size))
+                if path.exists()
+                else HubRows(
+                    location.address, storage or read_environment(), sequence_length, has_labels=labels,
+                    vocab_size=vocab_size,
+                )
+            )  # fmt: skip

@@ -75,7 +75,7 @@ class RowsReply:
         first, skipped_bytes = divmod(offset_bytes, self._row_bytes)
         last = (offset_bytes + size_bytes - 1) // self._row_bytes
         rows = self._source.samples(self._start + first, self._start + last)
-        ids = rows.astype(f"<u{self._source.token_size_bytes}", copy=False).reshape(-1).view(np.uint8)
+        ids = rows.astype(f"<u{min(4, self._source.token_size_bytes)}", copy=False).reshape(-1).view(np.uint8)
         return ids[skipped_bytes : skipped_bytes + size_bytes].tobytes()
 
 

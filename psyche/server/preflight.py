@@ -9,7 +9,7 @@ from typing import Final
 from psyche.config.load import LoadedData, LoadedRun, find_local_data
 from psyche.config.problems import ConfigProblems, Problem
 from psyche.config.validate import ConfigReport, has_token_files, validate_config
-from psyche.core.state.state import CheckpointKind, DataLocationKind
+from psyche.core.state.state import CheckpointKind, DataLocationKind, DataType
 from psyche.data.provider import open_files, open_local
 from psyche.errors import ConfigError, DataError, StorageError, StorageRefused, TrainerError
 from psyche.modeling.model_check import ModelCheck, check_model, check_model_files
@@ -101,9 +101,10 @@ def _check_model(run: LoadedRun) -> ModelCheck:
 
 def _find_data_problems(run: LoadedRun, data: LoadedData | None, vocab_size: int | None) -> Iterator[Problem]:
     location = run.model.data_location
-    if location.kind is DataLocationKind.SERVER and data is not None and has_token_files(data.folder):
+    if location.kind is DataLocationKind.SERVER and data is not None and has_token_files(run, data.folder):
         try:
-            open_files(data, vocab_size).check_vocabulary()
+            has_labels = run.model.data_type is DataType.FINETUNING
+            open_files(data, vocab_size, has_labels=has_labels).check_vocabulary()
         except DataError as error:
             yield Problem(data.path, data.lines.get(("dir",)), "dir", str(error))
     if location.kind is DataLocationKind.LOCAL and run.resolve(location.address).exists():

@@ -23,7 +23,7 @@ from psyche.core.committee.assignment import compute_assignments
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.bits import get_members
 from psyche.core.state.limits import MAX_CLIENTS
-from psyche.core.state.state import Coordinator, DataLocationKind
+from psyche.core.state.state import Coordinator, DataLocationKind, DataType
 from psyche.data.provider import LocalFiles, open_files
 from psyche.data.server import DataServer, PortStatus
 from psyche.errors import BackendError, ConfigError
@@ -114,7 +114,8 @@ def open_run_data(state: Coordinator, files: LocalFiles | None, identity: Identi
             f"data.toml seq_len: {files.sequence_length}, but the run's max_seq_len is {state.model.max_seq_len}; "
             "they must be equal"
         )
-    source = open_files(files, state.metadata.vocab_size or None)
+    has_labels = state.model.data_type is DataType.FINETUNING
+    source = open_files(files, state.metadata.vocab_size or None, has_labels=has_labels)
     return RunData(DataServer(source, identity), host, int(port), source.kept_files)
 
 

@@ -192,8 +192,10 @@ async def _run_model_init(config: Path, target: Path, seed: int, output: Path) -
 
 def find_data(run: LoadedRun) -> Path | None:
     location = run.model.data_location
-    if location.kind in (DataLocationKind.DUMMY, DataLocationKind.HTTP):
+    if location.kind in (DataLocationKind.DUMMY, DataLocationKind.HTTP, DataLocationKind.WEIGHTED_HTTP):
         return None
+    if location.kind is DataLocationKind.PREPROCESSED and not run.resolve(location.address).exists():
+        return None  # a data set of the Hub
     description = _find_description(run)
     named_in = description or run.path
     wanted = load_data(description).folder if description else run.resolve(location.address)
@@ -242,7 +244,7 @@ async def _prepare_data(
 def has_tokens(path: Path) -> bool:
     if path.is_file():
         return True
-    return path.is_dir() and any(file.suffix in TOKEN_SUFFIXES for file in path.iterdir())
+    return path.is_dir() and any(file.suffix in (*TOKEN_SUFFIXES, ".parquet") for file in path.rglob("*"))
 
 
 def _link(link: Path, target: Path, layout: Layout) -> None:

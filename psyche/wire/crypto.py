@@ -91,9 +91,9 @@ def blob_id_of(data: bytes | memoryview) -> bytes:
     return compute_blob_id(len(data), compute_chunk_hashes(data))
 
 
-def compute_data_hash(tokens_u32: bytes) -> bytes:
-    """Compute the BLAKE3 hash of the token ids trained on (u32 little-endian, in order)."""
-    return blake3_hash(tokens_u32)
+def compute_data_hash(tokens: bytes, *, has_labels: bool = False) -> bytes:
+    """Compute the BLAKE3 hash of the tokens trained on, in order: u32 ids or, after a tag of its own, with labels."""
+    return blake3_hash(b"psyche/labels/1", tokens) if has_labels else blake3_hash(tokens)
 
 
 def compute_state_digest(chain: bytes, weight_part: bytes) -> bytes:

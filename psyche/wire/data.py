@@ -19,6 +19,11 @@ MAX_REASON_CHARACTERS: Final = 400
 # K7: serves lines from 40 kbit/s up; on slower ones a batch of a few thousand ids takes longer than a round
 LEAST_RATE_BYTES_S: Final = 4 << 10
 
+# With labels each token is three numbers of 32 bits: its id, its label, and its position in its sequence.
+LABELLED_BYTES: Final = 12
+NOT_COUNTED: Final = -100  # a label, signed; the first token of a sequence does not count either
+BEGINS: Final = 1 << 31  # in the position of a sequence's first token
+
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -34,7 +39,10 @@ class FetchRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class Rows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=0):
-    """Rows of `sequence_length` ids of `token_size_bytes` (2 or 4), little-endian, one after another."""
+    """Rows of `sequence_length` tokens of `token_size_bytes`, little-endian, one after another.
+
+    Tokens of 2 or 4 bytes are ids, those of 12 have labels.
+    """
 
     start: U63
     end: U63
@@ -87,8 +95,8 @@ def decode_data_reply(raw: bytes) -> FetchReply:
 
 
 def _check_rows(rows: Rows) -> None:
-    if rows.token_size_bytes not in (2, 4):
-        raise WireError(f"data reply: token_size_bytes {rows.token_size_bytes}, must be 2 or 4")
+    if rows.token_size_bytes not in (2, 4, LABELLED_BYTES):
+        raise WireError(f"data reply: token_size_bytes {rows.token_size_bytes}, must be 2, 4 or {LABELLED_BYTES}")
     expected = (rows.end - rows.start + 1) * rows.sequence_length * rows.token_size_bytes
     if rows.end < rows.start or len(rows.ids) != expected:
         raise WireError(f"data reply: {len(rows.ids)} bytes of ids for samples {rows.start} to {rows.end}")

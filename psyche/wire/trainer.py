@@ -65,10 +65,10 @@ class LoadReply(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
 class TrainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     """Train one batch with the current weights.
 
-    `tokens` are u32 little-endian ids: `samples` rows of `sequence_length`. `lr` is that of this round,
-    `lookahead_lr` that of the previous round (0: no look-ahead). `decided` are the record's decisions on this
-    client's results since the last train. `in_flight` is true with overlap: the client's last result is taken
-    out of the momentum whether it is applied or not.
+    `tokens` are u32 little-endian ids, or with `has_labels` what `wire.data` says: `samples` rows of `sequence_length`.
+    `lr` is that of this round, `lookahead_lr` that of the previous round (0: no look-ahead). `decided` are the record's
+    decisions on this client's results since the last train. `in_flight` is true with overlap: the client's last result
+    is taken out of the momentum whether it is applied or not.
     """
 
     epoch: int
@@ -81,13 +81,14 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     sequence_length: int
     decided: tuple[SentResult, ...]
     in_flight: bool
+    has_labels: bool = False
 
 
 class TrainReply(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     """The payload (empty if cancelled or refused) and statistics of the batch.
 
-    `loss` is in nats per token. `refused` is the reason why no result may be sent ("non-finite gradient"),
-    empty otherwise. `micro_batch_size` is the size in use after any halvings.
+    `loss` is in nats per predicted token, of which there are `tokens`. `refused` is the reason why no result may be
+    sent ("non-finite gradient"), empty otherwise. `micro_batch_size` is the size in use after any halvings.
     """
 
     payload: bytes

@@ -187,14 +187,12 @@ def test_everything_that_is_not_built_is_refused_by_name() -> None:
     assert find_unsupported(run.model, run.config) == []
     run.model.architecture = Architecture.HF_DEEPSEEK
     run.model.checkpoint = Checkpoint(CheckpointKind.P2P_GCS, "b")
-    run.model.data_location = DataLocation(DataLocationKind.PREPROCESSED, "u")
-    run.model.data_type = DataType.FINETUNING
+    run.model.data_type, run.model.data_location.kind = DataType.FINETUNING, DataLocationKind.HTTP
     run.model.optimizer.kind = OptimizerKind.ADAMW
     run.config.reveal_gate, run.config.canary_permille, run.config.min_stake = True, 1, 1
     names = (
         "HfDeepseek",
         "P2PGcs",
-        "Preprocessed",
         "Finetuning",
         "AdamW",
         "reveal_gate",
@@ -222,3 +220,12 @@ def test_commands_that_are_told_can_be_pasted_whatever_the_folder_is_named(tmp_p
     commands = {words[2]: words for words in map(shlex.split, told)}
     assert commands["tokenize"][-1] == str(folder / "standard-library" / "train.bin")
     assert commands["init"][-3:] == [str(folder / "model.toml"), "--output", str(folder / "model")]
+
+
+def test_fine_tuning_needs_data_with_labels() -> None:
+    model = load_run(CONFIG / "demo").model
+    model.data_type = DataType.FINETUNING
+    for kind in DataLocationKind:
+        model.data_location = DataLocation(kind, "rows")
+        has_labels = kind in (DataLocationKind.PREPROCESSED, DataLocationKind.SERVER)
+        assert ["needs data with labels" in text for text in find_unsupported(model)] == [True] * (not has_labels)

@@ -308,7 +308,7 @@ async def test_a_server_that_was_down_is_found_again(tmp_path: Path, monkeypatch
         (lambda r: Rows(r.start, r.end, LENGTH, 2, r.ids[:-8]), "bytes of ids for samples 10 to 19"),
         (lambda r: Rows(r.start, r.end - 1, LENGTH, 2, r.ids[:-8]), "samples 10 to 18 were not requested"),
         (lambda r: Rows(r.start, r.end, 2, 4, r.ids), "rows have 2 ids, but the model needs 4"),
-        (lambda r: Rows(r.start, r.end, LENGTH, 3, r.ids), "token_size_bytes 3, must be 2 or 4"),
+        (lambda r: Rows(r.start, r.end, LENGTH, 3, r.ids), "token_size_bytes 3, must be 2, 4 or 12"),
     ],
 )
 async def test_short_or_other_rows_are_never_returned(

@@ -52,6 +52,7 @@ from psyche.wire.crypto import (
     compute_data_hash,
     compute_state_digest,
 )
+from psyche.wire.data import BEGINS, NOT_COUNTED
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
 from psyche.wire.line.length import pack_length
 
@@ -273,6 +274,9 @@ def test_samples_are_those_of_the_page() -> None:
         shown = "; ".join(f"pass {n}: {', '.join(map(str, order))}" for n, order in enumerate(orders))
         assert f", of {rows} rows in all, with a seed of 32 bytes `05`: {shown}." in PAGE.read_block("samples")
     assert hash_samples(1_008, 1_009).hex() in PAGE.read_block("samples")
+    labelled = np.array([25, (1 << 32) + NOT_COUNTED, BEGINS, 26, 26, 1], dtype="<u4").tobytes()
+    shown = f"are `{labelled.hex()}`, and their `data_hash` is `{compute_data_hash(labelled, has_labels=True).hex()}`."
+    assert shown in PAGE.read_block("samples")
 
 
 def hash_samples(first: int, last: int) -> bytes:

@@ -18,6 +18,7 @@ from psyche.modeling.snapshot import get_tensor_path, read_snapshot_info
 from psyche.modeling.trainer.batch import Cancelled, compute_gradients, decode_tokens, evaluate
 from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
+from psyche.wire.data import BEGINS, NOT_COUNTED
 from psyche.wire.trainer import ApplyRequest, LoadReply, LoadRequest, SentResult, SnapshotRequest, TrainRequest
 
 CPU = torch.device("cpu")
@@ -138,6 +139,71 @@ def test_micro_batches_add_up_to_the_whole_batch(tiny_model: Path) -> None:
         torch.testing.assert_close(uneven.tensors[name], gradient, rtol=1e-4, atol=1e-7)
     reference = model(input_ids=tokens, labels=tokens)
     assert whole.loss == pytest.approx(reference.loss.item(), rel=1e-6)
+
+
+def label(ids: bytes, lengths: list[int], counted: np.ndarray) -> bytes:
+    """Rows with labels, cut into sequences of these lengths; a label counts where `counted` says so."""
+    rows = np.frombuffer(ids, "<u4").reshape(SAMPLES, LENGTH)
+    places = np.concatenate([np.arange(length) for length in lengths])
+    places = np.broadcast_to(np.where(places == 0, BEGINS, places), rows.shape)
+    labels = np.where(counted, rows, NOT_COUNTED).astype(np.int32).view(np.uint32)
+    return np.stack([rows, labels, places], axis=-1).astype("<u4").tobytes()
+
+
+def test_packed_sequences_are_trained_as_if_each_were_alone_and_only_counted_labels_are(tiny_model: Path) -> None:
+    model = load_model(tiny_model)
+    parameters, lengths = get_parameters(model), [5, 1, 7, 3]
+    counted = np.random.default_rng(7).random((SAMPLES, LENGTH)) < 0.6
+    counted[:2] = True
+    packed = decode_tokens(label(tokens_of(0), lengths, counted), SAMPLES, LENGTH, 64, has_labels=True)
+    found = compute_gradients(model, parameters, packed, micro_batch_size=2, device=CPU, clip=None)
+    total, predicted, start = torch.zeros(()), 0, 0
+    plain = decode_tokens(tokens_of(0), SAMPLES, LENGTH, 64)
+    for length in lengths:
+        ids, wanted = plain[:, start : start + length], torch.from_numpy(counted[:, start : start + length])
+        targets = torch.where(wanted, ids, NOT_COUNTED)[:, 1:]
+        logits = model(input_ids=ids).logits[:, :-1]
+        total = total + torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), reduction="sum"
+        )  # fmt: skip
+        predicted += int(wanted[:, 1:].sum())
+        start += length
+    assert found.predicted == predicted
+    assert found.loss == pytest.approx(total.item() / predicted, rel=1e-5)
+    gradients = torch.autograd.grad(total / predicted, list(parameters.values()))
+    for name, gradient in zip(parameters, gradients, strict=True):
+        torch.testing.assert_close(found.tensors[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_labels_that_all_count_in_one_sequence_train_as_the_tokens_alone_do(tiny_model: Path) -> None:
+    model = load_model(tiny_model)
+    parameters = get_parameters(model)
+    plain = decode_tokens(tokens_of(0), SAMPLES, LENGTH, 64)
+    labelled = decode_tokens(label(tokens_of(0), [LENGTH], np.array(True)), SAMPLES, LENGTH, 64, has_labels=True)
+    one, other = (
+        compute_gradients(model, parameters, rows, micro_batch_size=5, device=CPU, clip=None)
+        for rows in (plain, labelled)
+    )
+    assert (one.predicted, one.loss) == (other.predicted, pytest.approx(other.loss, rel=1e-6))
+    for name, gradient in one.tensors.items():
+        torch.testing.assert_close(other.tensors[name], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_a_batch_without_a_counted_label_sends_nothing(engine: TrainerEngine) -> None:
+    before = read_all(engine)
+    raw = label(tokens_of(0), [LENGTH], np.array(False))
+    reply = engine.train(train_request(0, tokens=raw, has_labels=True))
+    assert (reply.payload, reply.refused) == (b"", "no label of its samples counts")
+    assert read_all(engine) == before
+    counted = engine.train(train_request(0, tokens=label(tokens_of(0), [9, 7], np.array(True)), has_labels=True))
+    assert counted.tokens == SAMPLES * (LENGTH - 2)
+    assert counted.payload
+
+
+def test_labels_outside_the_vocabulary_are_refused() -> None:
+    raw = np.array([1, 1, BEGINS, 2, 64, 1], "<u4").tobytes()
+    with pytest.raises(TrainerError, match="a label is neither -100 nor below 64"):
+        decode_tokens(raw, 1, 2, 64, has_labels=True)
 
 
 def test_gradients_are_clipped_by_their_global_norm(tiny_model: Path) -> None:

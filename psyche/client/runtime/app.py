@@ -23,7 +23,7 @@ from psyche.client.runtime.weights.exporting import get_export_time
 from psyche.client.runtime.weights.sharing import check_shared_folder
 from psyche.client.runtime.weights.uploading import check_upload, is_uploading
 from psyche.config.load import find_local_data
-from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind
+from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind, DataType
 from psyche.data.provider import DataProvider, open_provider
 from psyche.durable import make_folder, open_lock, warn_of_others
 from psyche.errors import ConfigError, TrainerError
@@ -117,6 +117,7 @@ class LazyData:
             identity=self._identity,
             expected_server=self._settings.server_key,
             storage=self._settings.storage,
+            has_labels=model.data_type is DataType.FINETUNING,
         )
 
     async def aclose(self) -> None:

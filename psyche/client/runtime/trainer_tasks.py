@@ -17,7 +17,7 @@ from psyche.client.runtime.weights.heal_tasks import HealContext, HealTasks
 from psyche.client.runtime.weights.loading import Loader, Source, get_snapshot_folder
 from psyche.client.runtime.weights.remote import list_places
 from psyche.client.runtime.weights.replay import ReplayStore, make_apply_request
-from psyche.core.state.state import ZERO32
+from psyche.core.state.state import ZERO32, DataType
 from psyche.errors import DataError, NetworkError, PsycheError, TrainerError, UnusableDataError, UnusableModelError
 from psyche.modeling.trainer.failure import TrainerFailure
 from psyche.network.streams import Signal
@@ -326,7 +326,7 @@ class TrainerTasks:
         finally:
             self._training = None
             self._cancelled = {k for k in self._cancelled if k > key}
-        data_hash = compute_data_hash(tokens)
+        data_hash = compute_data_hash(tokens, has_labels=self._has_labels)
         if not reply.cancelled:
             self.loss = reply.loss
             self._x.log(
@@ -350,7 +350,12 @@ class TrainerTasks:
             sequence_length=self._x.state.model.max_seq_len,
             decided=action.decided,
             in_flight=action.in_flight,
+            has_labels=self._has_labels,
         )
+
+    @property
+    def _has_labels(self) -> bool:
+        return self._x.state.model.data_type is DataType.FINETUNING
 
     async def _apply(self, action: act.Apply, bodies: tuple[bytes, ...] | None) -> None:
         if bodies is None:

@@ -204,7 +204,7 @@ class Model:
     )  # fmt: skip
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     data_type: DataType = key(
-        "enum", "what the data is for; only Pretraining can run", default=DataType.PRETRAINING, is_needed=True,
+        "enum", "what the data is for; Finetuning needs data with labels", default=DataType.PRETRAINING, is_needed=True,
         example="Pretraining",
     )  # fmt: skip
     data_location: DataLocation = field(default_factory=DataLocation)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from psyche.errors import TrainerError
 from psyche.modeling.device import autocast
+from psyche.wire.data import BEGINS, LABELLED_BYTES, NOT_COUNTED
 
 MIN_SEQUENCE_LENGTH = 2  # the last token of a sequence has nothing to predict
 
@@ -38,30 +39,61 @@ class Gradients:
         return math.isfinite(self.norm)
 
 
-def decode_tokens(raw: bytes, samples: int, sequence_length: int, vocab_size: int) -> torch.Tensor:
-    """Token ids as int64 [samples, sequence_length] on the CPU; `raw` has u32 little-endian ids, row after row."""
+def decode_tokens(
+    raw: bytes, samples: int, sequence_length: int, vocab_size: int, *, has_labels: bool = False
+) -> torch.Tensor:
+    """Token ids as int64 [samples, sequence_length] on the CPU; `raw` has u32 little-endian ids, row after row.
+
+    With labels: [samples, sequence_length, 3], each token's id, label and position (`wire.data`).
+    """
     if samples < 1 or sequence_length < MIN_SEQUENCE_LENGTH:
         raise TrainerError(
             f"batch: {samples} samples of {sequence_length} tokens, must be at least 1 sample of 2 tokens"
         )
-    if len(raw) != 4 * samples * sequence_length:
-        raise TrainerError(f"batch: {len(raw)} bytes for {samples} x {sequence_length} token ids of 4 bytes")
-    ids = np.frombuffer(raw, dtype="<u4").astype(np.int64).reshape(samples, sequence_length)
+    size_bytes = LABELLED_BYTES if has_labels else 4
+    if len(raw) != size_bytes * samples * sequence_length:
+        raise TrainerError(f"batch: {len(raw)} bytes for {samples} x {sequence_length} tokens of {size_bytes} bytes")
+    rows = np.frombuffer(raw, dtype="<u4").astype(np.int64).reshape(samples, sequence_length, -1)
+    ids = rows[..., 0]
     if (largest := int(ids.max())) >= vocab_size:
         row, column = divmod(int(ids.argmax()), sequence_length)
         raise TrainerError(
             f"batch: token id {largest} at sample {row}, position {column}: the vocabulary has {vocab_size}"
         )
-    return torch.from_numpy(ids)
+    if not has_labels:
+        return torch.from_numpy(ids)
+    labels = rows[..., 1].astype(np.int32)  # signed
+    if ((labels != NOT_COUNTED) & ((labels < 0) | (labels >= vocab_size))).any():
+        raise TrainerError(f"batch: a label is neither {NOT_COUNTED} nor below {vocab_size}, the vocabulary's size")
+    rows[..., 1] = np.where(rows[..., 2] >= BEGINS, NOT_COUNTED, labels)  # the model predicts it from nothing
+    return torch.from_numpy(rows)
+
+
+def count_predicted(rows: torch.Tensor) -> int:
+    """The number of tokens that count in the loss: each but a row's first or, with labels, those with one."""
+    if rows.dim() == 2:
+        return rows.shape[0] * (rows.shape[1] - 1)
+    return int((rows[:, 1:, 1] != NOT_COUNTED).sum())
 
 
 def compute_loss_sum(model: Any, rows: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The summed next-token loss of some rows in nats, in fp32 whatever precision the forward pass has."""
+    """The summed next-token loss of some rows in nats, in fp32 whatever precision the forward pass has.
+
+    With labels a token attends to those of its own sequence only.
+    """
     rows = rows.to(device)
+    inputs, targets = {"input_ids": rows}, rows
+    if rows.dim() == 3:
+        ids, targets, places = rows.unbind(-1)
+        sequences = (places >= BEGINS).cumsum(1)
+        mask = (sequences[:, None, :, None] == sequences[:, None, None, :]).tril()
+        inputs = {"input_ids": ids, "position_ids": places & (BEGINS - 1), "attention_mask": mask}
     with autocast(device):
-        logits = model(input_ids=rows, use_cache=False).logits
-    targets = rows[:, 1:].reshape(-1)
-    return functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), targets, reduction="sum")
+        logits = model(**inputs, use_cache=False).logits
+    logits = logits[:, :-1].float().flatten(0, 1)
+    return functional.cross_entropy(
+        logits, targets[:, 1:].reshape(-1), reduction="sum", ignore_index=NOT_COUNTED
+    )  # fmt: skip
 
 
 def compute_gradients(
@@ -74,12 +106,12 @@ def compute_gradients(
     clip: float | None,
     check: Callable[[], None] = lambda: None,
 ) -> Gradients:
-    """Forward and backward over one batch in micro-batches, accumulated in fp32; `tokens` is int64 [samples, length].
+    """Forward and backward over one batch in micro-batches, accumulated in fp32; `tokens` are those of `decode_tokens`.
 
-    Every micro-batch is weighted by its number of tokens, so that a smaller last one counts correctly. `check` is
-    called before every micro-batch and at the end; if it raises `Cancelled`, parameters are unchanged.
+    Every micro-batch is weighted by its number of predicted tokens, so that a smaller last one counts correctly.
+    `check` is called before every micro-batch and at the end; if it raises `Cancelled`, parameters are unchanged.
     """
-    predicted = tokens.shape[0] * (tokens.shape[1] - 1)
+    predicted = count_predicted(tokens)
     loss = 0.0
     try:
         for rows in torch.split(tokens, micro_batch_size):
@@ -113,4 +145,4 @@ def evaluate(model: nn.Module, tokens: torch.Tensor, *, micro_batch_size: int, d
     with torch.no_grad():
         for rows in torch.split(tokens, micro_batch_size):
             total += compute_loss_sum(model, rows, device).item()
-    return total / (tokens.shape[0] * (tokens.shape[1] - 1))
+    return total / count_predicted(tokens)

@@ -40,7 +40,7 @@ from psyche.modeling.snapshot import (
     read_snapshot_files,
     read_snapshot_info,
 )
-from psyche.modeling.trainer.batch import Cancelled, Gradients, compute_gradients, decode_tokens
+from psyche.modeling.trainer.batch import Cancelled, Gradients, compute_gradients, count_predicted, decode_tokens
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.weights import check_finite, compute_blank_root, compute_weight_part, compute_weight_root
 from psyche.wire.trainer import (
@@ -185,9 +185,12 @@ class TrainerEngine:
         loaded = self._get_loaded()
         started = time.perf_counter()
         tokens = decode_tokens(
-            request.tokens, request.samples, request.sequence_length, loaded.model.config.vocab_size
+            request.tokens, request.samples, request.sequence_length, loaded.model.config.vocab_size,
+            has_labels=request.has_labels,
         )  # fmt: skip
         loaded.pending.update((sent.height, sent) for sent in request.decided)
+        if not count_predicted(tokens):
+            return self._reply(loaded, started, refused="no label of its samples counts")
         try:
             gradients = self._compute(loaded, request, tokens, beat)
         except Cancelled:

@@ -1,0 +1,1 @@
+"""Rows with labels, prepared in advance: read from Parquet, or written from chats and texts."""

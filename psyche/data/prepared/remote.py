@@ -1,0 +1,87 @@
+"""Prepared rows of a data set of the Hub, read as they are needed."""
+
+import io
+from typing import cast
+
+import trio
+
+from psyche.data.prepared.rows import PreparedRows, choose_files
+from psyche.errors import DataError, StorageError
+from psyche.storage.hub import HubStorage
+from psyche.storage.port import MAX_RANGE_BYTES, Storage, StorageOptions, StoredFile
+
+
+class HubRows:
+    """A `DataProvider` of the Parquet files of a data set: owner/name, with @ and a revision.
+
+    They are listed when the first rows are read; until that has worked, each `get` tries it again.
+    """
+
+    def __init__(
+        self, address: str, options: StorageOptions, sequence_length: int, *, has_labels: bool, vocab_size: int | None
+    ) -> None:
+        repo_id, _, revision = address.partition("@")
+        try:
+            self._storage = HubStorage(repo_id, revision or None, options, kind="dataset")
+        except StorageError as error:
+            raise DataError(f"data location {address!r}: is no folder here, and no data set: {error}") from error
+        self.sequence_length = sequence_length
+        self._has_labels = has_labels
+        self._vocab_size = vocab_size
+        self._rows: PreparedRows | None = None
+        self._lock = trio.Lock()
+
+    async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:  # noqa: ARG002 (port)
+        try:
+            async with self._lock:
+                rows = self._rows = self._rows or await self._open()
+            return await trio.to_thread.run_sync(lambda: rows.samples(start, end).astype("<u4", copy=False).tobytes())
+        except StorageError as error:
+            raise DataError(str(error)) from error
+
+    async def aclose(self) -> None:
+        await self._storage.aclose()
+
+    async def _open(self) -> PreparedRows:
+        listed = {file.name: file for file in await self._storage.list_files()}
+        names = choose_files(list(listed))
+        if not names:
+            raise DataError(f"{self._storage.address}: contains no Parquet file")
+
+        def open_file(name: str) -> io.BufferedReader:
+            return io.BufferedReader(_StoredStream(self._storage, listed[name]), 1 << 16)
+
+        files = [(f"{self._storage.address}/{name}", lambda name=name: open_file(name)) for name in names]
+        return await trio.to_thread.run_sync(
+            PreparedRows, files, self.sequence_length, self._has_labels, None, self._vocab_size
+        )
+
+
+class _StoredStream(io.RawIOBase):
+    """A stored file for a library that reads in a thread of trio's."""
+
+    def __init__(self, storage: Storage, file: StoredFile) -> None:
+        self._storage, self._file, self._place = storage, file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._file.size_bytes}[whence]
+        return self._place
+
+    def readinto(self, buffer: object, /) -> int:
+        view = memoryview(cast("bytearray", buffer)).cast("B")
+        end = min(self._place + len(view), self._place + MAX_RANGE_BYTES, self._file.size_bytes)
+        if end <= self._place:
+            return 0
+        raw = trio.from_thread.run(self._storage.read, self._file, self._place, end)
+        view[: len(raw)] = raw
+        self._place = end
+        return len(raw)

@@ -18,7 +18,6 @@ from psyche.storage.http import Answer, Headers, HttpSource, HttpStorage, Reques
 from psyche.storage.port import MAX_FILES, StorageOptions, StoredFile, check_name, gather
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
-_SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_only"
 _GRANT: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _TOKEN_S: Final = 3_600  # the longest that Google gives
 _EARLY_S: Final = 300  # a new token before the old one ends
@@ -27,14 +26,15 @@ _MAX_KEY_BYTES: Final = 64 << 10
 _Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}$")]
 
 
-class _Object(msgspec.Struct):
+class Object(msgspec.Struct):
     name: str
     size: _Number
     generation: _Number
+    md5: str = msgspec.field(default="", name="md5Hash")  # base64, where it was asked for
 
 
 class _Page(msgspec.Struct):
-    items: list[_Object] = []
+    items: list[Object] = []
     next_page: str = msgspec.field(default="", name="nextPageToken")
 
 
@@ -62,6 +62,8 @@ class BucketStorage(HttpStorage):
         StorageRefused: there can be no such bucket or folder.
     """
 
+    scope = "https://www.googleapis.com/auth/devstorage.read_only"
+
     def __init__(
         self, bucket: str, prefix: str, options: StorageOptions, *, generations: Mapping[str, str] | None = None
     ) -> None:
@@ -75,7 +77,7 @@ class BucketStorage(HttpStorage):
         self._objects = f"{options.google_endpoint}/storage/v1/b/{quote(bucket, safe='')}/o"
         self._generations = generations
         credentials = options.google_credentials
-        self._account = ServiceAccount(credentials, self._http) if credentials else None
+        self._account = ServiceAccount(credentials, self._http, self.scope) if credentials else None
 
     async def _list(self) -> list[StoredFile]:
         if self._generations is not None:
@@ -96,9 +98,9 @@ class BucketStorage(HttpStorage):
         query = {"fields": "name,size,generation"} | ({"generation": generation} if generation else {})
         url = f"{self._objects}/{quote(self._folder + name, safe='')}?{urlencode(query)}"
         request = Request(what=f"{self.address}/{name}", url=url, headers=await self._sign())
-        return self._describe((await self._http.ask_json(request, _Object))[0])
+        return self._describe((await self._http.ask_json(request, Object))[0])
 
-    def _describe(self, one: _Object) -> StoredFile:
+    def _describe(self, one: Object) -> StoredFile:
         if not one.name.startswith(self._folder):
             raise StorageRefused(f"{self.address}: {one.name[:100]!a} is not below it")
         return StoredFile(one.name.removeprefix(self._folder), int(one.size), one.generation)
@@ -120,8 +122,9 @@ open_bucket: Final = BucketStorage
 class ServiceAccount:
     """Who signs in: a token for an hour by a signed statement (RFC 7523), without Google's own packages."""
 
-    def __init__(self, path: Path, http: HttpSource) -> None:
+    def __init__(self, path: Path, http: HttpSource, scope: str) -> None:
         self._path = path
+        self._scope = scope
         self._http = http
         self._lock = trio.Lock()
         self._token = ""
@@ -170,7 +173,7 @@ class ServiceAccount:
             raise StorageRefused(f"{self._path}: its private_key must be an RSA key in PEM")
         head = {"alg": "RS256", "typ": "JWT", "kid": key.private_key_id}
         times = {"iat": now_unix, "exp": now_unix + _TOKEN_S}
-        claims = {"iss": key.client_email, "scope": _SCOPE, "aud": key.token_uri, **times}
+        claims = {"iss": key.client_email, "scope": self._scope, "aud": key.token_uri, **times}
         text = b".".join(_encode(msgspec.json.encode(part)) for part in (head, claims))
         return b".".join((text, _encode(private.sign(text, PKCS1v15(), SHA256())))).decode()
 

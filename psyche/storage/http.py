@@ -173,8 +173,9 @@ class HttpSource:
             ) as response:  # fmt: skip
                 heads += (_read_head(response),)
                 answer = Answer(response.status, heads)
-                if answer.status not in _REDIRECTS or request.method == "POST":
-                    _judge_status(answer)
+                if answer.status not in _REDIRECTS or request.method in ("POST", "PUT"):
+                    if (request.method, answer.status) != ("PUT", 308):  # Google's word for a part: go on
+                        _judge_status(answer)
                     request.judge(answer)
                     if request.method == "HEAD":
                         return answer

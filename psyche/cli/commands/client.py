@@ -134,11 +134,14 @@ TRAINING: Final = share_fields(
     ),
     hub_repo="Upload each epoch's weights to this repository of the Hugging Face Hub (owner/name), and put its commit "
     "on record as the run's checkpoint. Made if it is not there; needs HF_TOKEN.",
+    gcs_bucket="Likewise, to this bucket of Google's, with the key in GOOGLE_APPLICATION_CREDENTIALS.",
+    gcs_prefix="The folder in the bucket; each epoch's weights get one of their own below it. Default: RUN_ID.",
     upload_dtype=option(
         "bfloat16: also upload the weights rounded, for people, as the branch bfloat16.",
         kind=Literal["float32", "bfloat16"],
     ),
-    skip_checkpoint_upload=option("Upload nothing, whatever --hub-repo says.", "--skip-checkpoint-upload"),
+    skip_checkpoint_upload=option("Upload nothing, whatever else is set.", "--skip-checkpoint-upload"),
+    delete_old_steps="Whether to delete written models, and weights in the bucket, beyond --keep-steps.",
     distro_dir=option(
         "Keep a copy of each of this client's updates in this folder.", "--write-gradients-dir", "--write-distro-data"
     ),

@@ -34,8 +34,11 @@ class ClientSettings:
     keep_steps: int = 3
     share_checkpoints: bool = False  # all clients can read checkpoint_dir (S10)
     hub_repo: str = ""  # each epoch's weights go there and on record (S10)
+    gcs_bucket: str = ""  # likewise, exclusive with `hub_repo`
+    gcs_prefix: str = ""  # folder there; "": named after the run
     upload_dtype: str = "float32"  # another one goes to a branch of its name; on record is float32
     skip_checkpoint_upload: bool = False
+    delete_old_steps: bool = True  # beyond `keep_steps`, of exports and in a bucket
     export: bool = True
     export_dtype: str = "bfloat16"
     node_name: str = ""

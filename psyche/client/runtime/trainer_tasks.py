@@ -410,7 +410,8 @@ class TrainerTasks:
             )
         )
         self._x.log(types.Exported(path=str(path), bytes=reply.size_bytes, step=action.step))
-        await trio.to_thread.run_sync(remove_old_exports, path.parent, state.run_id, settings.keep_steps)
+        if settings.delete_old_steps:
+            await trio.to_thread.run_sync(remove_old_exports, path.parent, state.run_id, settings.keep_steps)
 
 
 _CANCELLED: Final = TrainReply(

@@ -1,19 +1,21 @@
-"""The certified weights on the Hub, and that place on record (S10)."""
+"""The certified weights on the Hub or in a bucket, and that place on record (S10)."""
 
 import json
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import httpx2
 import pytest
 import trio
 from kits.models import write_model_folder
 from kits.storage.hub import TOKEN, HubDouble, open_hub_double
-from kits.storage.servers import OPTIONS
+from kits.storage.servers import OPTIONS, put_objects, serve_buckets
 from runtime_kit import CHAIN, Place
 from trio.testing import MockClock
 
@@ -24,6 +26,7 @@ from psyche.client.runtime.weights.uploading import Uploader
 from psyche.core.state.state import Checkpoint, CheckpointKind, Mark
 from psyche.errors import ConfigError, StorageError, StorageRefused
 from psyche.modeling.snapshot import SnapshotInfo, read_snapshot_info
+from psyche.storage import bucket_writer
 from psyche.wire.crypto import compute_state_digest
 
 READ = """
@@ -45,7 +48,7 @@ async def hub() -> AsyncGenerator[HubDouble]:
 @pytest.fixture
 async def place(hub: HubDouble, tmp_path: Path) -> Place:
     """A member that has trained the weights of a repository, and may write."""
-    model = write_model_folder(tmp_path / "model")
+    model = write_model_folder(tmp_path / "model", vocab_size=8_192)
     hub.add("owner/first", {file.name: file.read_bytes() for file in model.iterdir()})
     place = Place(tmp_path / "client", storage=replace(OPTIONS, hub_endpoint=hub.address, hub_token=TOKEN))
     place.state.model.checkpoint = Checkpoint(CheckpointKind.HUB, "owner/first")
@@ -160,6 +163,75 @@ async def test_an_upload_ends_when_it_is_not_needed_any_more(
     assert await make_uploader(place).upload(info, None) is None
 
 
+@pytest.fixture(scope="module")
+def buckets() -> Generator[str]:
+    with serve_buckets() as server:
+        put_objects(server, "weights", {})
+        yield server
+
+
+def list_bucket(server: str) -> dict[str, tuple[str, bytes]]:
+    """The objects of the bucket by name: generation and content."""
+    objects = f"{server}/storage/v1/b/weights/o"
+    found = httpx2.get(objects, trust_env=False).json().get("items", [])
+    return {
+        one["name"]: (one["generation"], httpx2.get(f"{objects}/{quote(one['name'], safe='')}?alt=media").content)
+        for one in found
+    }
+
+
+@pytest.fixture
+async def in_bucket(place: Place, buckets: str) -> Place:
+    place.storage = replace(place.storage, google_endpoint=buckets)
+    return place
+
+
+@pytest.mark.parametrize("chunk_bytes", [8 << 20, 256 << 10], ids=["at once", "in parts"])
+async def test_a_bucket_gets_each_set_once_and_its_list_last(
+    in_bucket: Place, buckets: str, tmp_path: Path, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_writer, "CHUNK_BYTES", chunk_bytes)
+    info = await certify(in_bucket)
+    options = {"hub_repo": "", "gcs_bucket": "weights", "gcs_prefix": f"of-{chunk_bytes}"}
+    assert (256 << 10) < info.blobs[0].size_bytes < (8 << 20)
+    found = await make_uploader(in_bucket, **options).upload(info, None)
+    folder = f"of-{chunk_bytes}/step-{info.step:010d}-{info.digest.hex()[:8]}"
+    assert found == Checkpoint(CheckpointKind.GCS, "weights", folder)
+    objects = {name: one for name, one in list_bucket(buckets).items() if name.startswith(folder)}
+    listed = json.loads(objects[f"{folder}/manifest.json"][1])["files"]
+    assert {f"{folder}/{one['filename']}": str(one["generation"]) for one in listed} == {
+        name: generation for name, (generation, _) in objects.items() if not name.endswith("/manifest.json")
+    }
+    assert await make_uploader(in_bucket, **options).upload(info, 2.5) == found, "another member, or after a restart"
+    assert {name: one for name, one in list_bucket(buckets).items() if name.startswith(folder)} == objects
+    reader = Place(tmp_path / "reader", storage=replace(in_bucket.storage, hub_token=None))
+    assert found is not None
+    reader.state.model.checkpoint, reader.state.checkpoint = found, Mark(digest=info.digest)
+    read = read_snapshot_info((await reader.fetch(info.digest)).path)
+    assert (read.digest, read.chain, read.manifest) == (info.digest, CHAIN, info.manifest)
+
+
+async def test_weights_that_somebody_has_changed_in_the_bucket_are_not_named(in_bucket: Place, buckets: str) -> None:
+    info = await certify(in_bucket)
+    name = f"changed/step-{info.step:010d}-{info.digest.hex()[:8]}/model.safetensors"
+    put_objects(buckets, "weights", {name: b"others"})
+    with pytest.raises(StorageRefused, match=r"model\.safetensors: other bytes are there"):
+        await make_uploader(in_bucket, hub_repo="", gcs_bucket="weights", gcs_prefix="changed").upload(info, None)
+
+
+async def test_old_sets_go_from_the_bucket_but_for_those_on_record(in_bucket: Place, buckets: str) -> None:
+    info = await certify(in_bucket)
+    sets = [f"kept/step-{step:010d}-0000000{step}" for step in range(1, 5)]
+    put_objects(buckets, "weights", {f"{one}/model.safetensors": b"x" for one in sets} | {"kept/mine/notes": b"x"})
+    in_bucket.state.model.checkpoint = Checkpoint(CheckpointKind.GCS, "weights", sets[0])
+    options = {"hub_repo": "", "gcs_bucket": "weights", "gcs_prefix": "kept", "keep_steps": 2}
+    await make_uploader(in_bucket, delete_old_steps=False, **options).upload_for_people(info, None)
+    assert sum(name.startswith("kept/") for name in list_bucket(buckets)) == 5
+    await make_uploader(in_bucket, **options).upload_for_people(info, None)
+    left = {name.rpartition("/")[0] for name in list_bucket(buckets) if name.startswith("kept/")}
+    assert left == {sets[0], sets[2], sets[3], "kept/mine"}
+
+
 async def test_a_hub_that_is_away_is_tried_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     info = await certify(place)
     monkeypatch.setattr(uploading, "LEAST_EXPECTED_S", 0.0)
@@ -180,6 +252,10 @@ async def test_a_hub_that_is_away_is_tried_again(place: Place, monkeypatch: pyte
         ({"hub_repo": "no name"}, "--hub-repo 'no name': is no name"),
         ({"hub_repo": f"owner/{'n' * 64}"}, "more than 64 bytes"),
         ({"share_checkpoints": True}, "names one place"),
+        ({"gcs_bucket": "weights"}, "names one place"),
+        ({"hub_repo": "", "gcs_bucket": "No"}, "--gcs-bucket 'No'"),
+        ({"hub_repo": "", "gcs_bucket": "weights", "gcs_prefix": "p" * 40}, "more than 64 bytes"),
+        ({"hub_repo": "", "gcs_bucket": "weights", "upload_dtype": "bfloat16"}, "no branches"),
         ({"storage": OPTIONS}, "HF_TOKEN"),
     ],
 )

@@ -1,7 +1,10 @@
-"""Uploads of the certified weights to the Hub, to be named on record (S10)."""
+"""Uploads of the certified weights to the Hub or a Google bucket, to be named on record (S10)."""
 
+import json
+import re
 import shutil
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Final
 
@@ -13,9 +16,12 @@ from psyche.client.runtime.weights.exporting import build_run_card
 from psyche.client.runtime.weights.loading import Log
 from psyche.core.state.limits import STRING_BYTES
 from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator
+from psyche.durable import write_file
 from psyche.errors import ConfigError, StorageError, StorageRefused
+from psyche.modeling.model_card import CARD_NAME
 from psyche.modeling.snapshot import SnapshotInfo, get_tensor_bytes
 from psyche.modeling.weight_files import write_snapshot_folder
+from psyche.storage.bucket_writer import BucketWriter
 from psyche.storage.hub import check_repo_id, push_to_hub
 from psyche.telemetry import types
 from psyche.wire.nursery import open_plain_nursery
@@ -23,6 +29,8 @@ from psyche.wire.nursery import open_plain_nursery
 LOOKED_EVERY_S: Final = 1.0
 LEAST_EXPECTED_S: Final = 30.0
 FIRST_PACE: Final = 4 << 20  # bytes a second, before the first upload
+LIST_NAME: Final = "manifest.json"
+_SET: Final = re.compile(r"step-\d{10}-[0-9a-f]{8}/")
 PATIENCE: Final = 20  # times what an upload is expected to take: then it has failed
 
 
@@ -32,10 +40,17 @@ def check_upload(settings: ClientSettings) -> None:
     Raises:
         ConfigError: it cannot come to anything.
     """
+    places = {
+        "--hub-repo": settings.hub_repo, "--gcs-bucket": settings.gcs_bucket,
+        "--share-checkpoints": settings.share_checkpoints,
+    }  # fmt: skip
+    given = [name for name, place in places.items() if place]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)}: a client names one place; use one of them")
+    if settings.gcs_bucket:
+        _check_bucket(settings)
     if not settings.hub_repo:
         return
-    if settings.share_checkpoints:
-        raise ConfigError("--hub-repo and --share-checkpoints: a client names one place; use one of the two")
     try:
         check_repo_id(settings.hub_repo)
     except StorageRefused as error:
@@ -48,8 +63,25 @@ def check_upload(settings: ClientSettings) -> None:
         raise ConfigError("--hub-repo: needs a token that may write there: set HF_TOKEN, or `hf auth login`")
 
 
+def _check_bucket(settings: ClientSettings) -> None:
+    folder = get_set_folder(settings, 0xFFFFFFFF, bytes(32))
+    try:
+        BucketWriter(settings.gcs_bucket, folder, settings.storage)
+    except StorageRefused as error:
+        raise ConfigError(f"--gcs-bucket {error}") from error
+    if len(folder.encode()) > STRING_BYTES or len(settings.gcs_bucket.encode()) > STRING_BYTES:
+        raise ConfigError(f"--gcs-bucket gs://{settings.gcs_bucket}/{folder}: more than {STRING_BYTES} bytes")
+    if settings.upload_dtype != "float32":
+        raise ConfigError("--upload-dtype: a bucket has no branches; upload float32")
+
+
+def get_set_folder(settings: ClientSettings, step: int, digest: bytes) -> str:
+    """The folder of one set of weights in the bucket."""
+    return f"{settings.gcs_prefix.strip('/') or settings.run_id}/step-{step:010d}-{digest.hex()[:8]}"
+
+
 def is_uploading(settings: ClientSettings) -> bool:
-    return bool(settings.hub_repo) and not settings.skip_checkpoint_upload
+    return bool(settings.hub_repo or settings.gcs_bucket) and not settings.skip_checkpoint_upload
 
 
 def count_places(state: Coordinator, digest: bytes) -> int:
@@ -101,6 +133,8 @@ class Uploader:
         dtype = self._settings.upload_dtype
         if dtype != "float32":
             await self._push(info, loss, dtype, branch=dtype)
+        if self._settings.gcs_bucket and self._settings.delete_old_steps:
+            await self._delete_old()
         await trio.to_thread.run_sync(shutil.rmtree, self._root, True)
 
     async def _upload_patiently(self, info: SnapshotInfo, loss: float | None) -> Checkpoint:
@@ -110,9 +144,13 @@ class Uploader:
             began = trio.current_time()
             try:
                 with trio.move_on_after(PATIENCE * expected_s):
-                    commit = await self._push(info, loss, "float32", branch="main")
+                    if self._settings.gcs_bucket:
+                        place = await self._fill(info, loss)
+                    else:
+                        commit = await self._push(info, loss, "float32", branch="main")
+                        place = Checkpoint(CheckpointKind.HUB, self._settings.hub_repo, commit)
                     self._pace = size_bytes / max(trio.current_time() - began, 1.0)
-                    return Checkpoint(CheckpointKind.HUB, self._settings.hub_repo, commit)
+                    return place
                 self._log(types.Error(message=f"upload: not done within {PATIENCE * expected_s:.0f} s"))
             except StorageRefused:
                 raise
@@ -126,6 +164,36 @@ class Uploader:
         return await push_to_hub(
             folder, self._settings.hub_repo, self._settings.storage, message=message, branch=branch
         )
+
+    async def _fill(self, info: SnapshotInfo, loss: float | None) -> Checkpoint:
+        """Put a set of weights into a folder of its own in the bucket; its list comes last, once and for all."""
+        folder = await trio.to_thread.run_sync(self._write, info, loss, "float32")
+        settings = self._settings
+        prefix = get_set_folder(settings, info.step, info.digest)
+        async with aclosing(BucketWriter(settings.gcs_bucket, prefix, settings.storage)) as writer:
+            files = [
+                await writer.put(path.name, path, is_exact=path.name != CARD_NAME)
+                for path in sorted(folder.iterdir()) if path.name != LIST_NAME
+            ]  # fmt: skip
+            listed = [{"filename": f.name, "generation": int(f.version), "size_bytes": f.size_bytes} for f in files]
+            about = {"epoch": info.epoch, "step": info.step, "run_id": settings.run_id, "digest": info.digest.hex()}
+            text = json.dumps({"metadata": about, "files": listed}, indent=1)
+            await trio.to_thread.run_sync(write_file, folder / LIST_NAME, text.encode())
+            await writer.put(LIST_NAME, folder / LIST_NAME, is_exact=False)
+        return Checkpoint(CheckpointKind.GCS, settings.gcs_bucket, prefix)
+
+    async def _delete_old(self) -> None:
+        """Delete the sets beyond `keep_steps` that this run has in the bucket, but for those on record."""
+        settings, model = self._settings, self._get_state().model
+        root = get_set_folder(settings, 0, b"").rpartition("/")[0]
+        on_record = {one.revision for one in (model.checkpoint, *model.extra_checkpoints)}
+        async with aclosing(BucketWriter(settings.gcs_bucket, root, settings.storage)) as writer:
+            files = await writer.list_files()
+            sets = sorted({file.name.partition("/")[0] for file in files if _SET.match(file.name)})
+            old = {name for name in sets[: -settings.keep_steps] if f"{root}/{name}" not in on_record}
+            for file in files:
+                if file.name.partition("/")[0] in old:
+                    await writer.remove(file)
 
     def _write(self, info: SnapshotInfo, loss: float | None, dtype: str) -> Path:
         """Write what is to be uploaded, or find it; what was left of other weights goes."""

@@ -96,7 +96,7 @@ class Shell:
         self._turn_at = math.inf  # when the next turn is
         self._replay_writes = 0
         self._replay_idle = Signal()
-        self._uploader = Uploader(settings, lambda: self.state, self.log)
+        self._uploader = Uploader(settings, parts.network, lambda: self.state, self.log)
         self._uploads = 0
         self._uploads_idle = Signal()
         self._newest = ZERO32  # digest of the newest snapshot
@@ -406,6 +406,8 @@ class Shell:
     # --- asking peers -----------------------------------------------------------------------------
 
     async def _answer(self, peer: bytes, request: SyncRequest) -> SyncReply:
+        if request.kind == "upload":
+            return SyncReply(found=is_uploading(self._settings))
         if request.kind != "manifest" or request.key:
             return await self._serving.answer(peer, request)
         promised, actions = self._engine.on_weights_wanted(peer, request.epoch, request.height)

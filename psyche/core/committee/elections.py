@@ -7,6 +7,7 @@ a tick must never fail (T2).
 """
 
 import hashlib
+from collections.abc import Iterable
 from typing import Final
 
 from psyche.core.committee.shuffle import compute_order
@@ -17,6 +18,8 @@ from psyche.core.state.state import Config, Round
 
 COMMITTEE_SALT: Final = b"committee"
 WITNESS_SALT: Final = b"witness"
+UPLOAD_SALT: Final = b"upload"
+MAX_UPLOADS: Final = 16
 
 
 def compute_quorum(n: int) -> int:
@@ -48,6 +51,18 @@ def _compute_member_order(candidates: int, random_seed: int, salt: bytes) -> lis
     ranks = get_members(candidates)  # element r is the member of rank r
     order = compute_order(len(ranks), compute_election_seed(random_seed, salt))
     return [ranks[rank] for rank in order]
+
+
+def order_uploaders(keys: Iterable[bytes], digest: bytes) -> list[bytes]:
+    """The members that can upload weights, by key, in the order of their turns for the weights of this digest (S10)."""
+    known = sorted(keys)
+    seed = compute_election_seed(int.from_bytes(digest[:8], "little"), UPLOAD_SALT)
+    return [known[rank] for rank in compute_order(len(known), seed)]
+
+
+def compute_uploads(able: int) -> int:
+    """How many of the members that can are to upload an epoch's weights (S10)."""
+    return max(1, min(able // 3, MAX_UPLOADS))
 
 
 def get_roles(round_: Round, config: Config) -> dict[int, Role]:

@@ -16,18 +16,20 @@ import trio
 from kits.models import write_model_folder
 from kits.storage.hub import TOKEN, HubDouble, open_hub_double
 from kits.storage.servers import OPTIONS, put_objects, serve_buckets
-from runtime_kit import CHAIN, Place
+from runtime_kit import CHAIN, KEYS, FakeNetwork, Place
 from trio.testing import MockClock
 
 from psyche.client.runtime.app import check_client_settings
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.weights import uploading
 from psyche.client.runtime.weights.uploading import Uploader
-from psyche.core.state.state import Checkpoint, CheckpointKind, Mark
+from psyche.core.committee.elections import compute_uploads, order_uploaders
+from psyche.core.state.state import Checkpoint, CheckpointKind, Client, ClientState, Mark
 from psyche.errors import ConfigError, StorageError, StorageRefused
-from psyche.modeling.snapshot import SnapshotInfo, read_snapshot_info
+from psyche.modeling.snapshot import SnapshotInfo, get_tensor_bytes, read_snapshot_info
 from psyche.storage import bucket_writer
 from psyche.wire.crypto import compute_state_digest
+from psyche.wire.ports import SyncReply
 
 READ = """
 import sys, json
@@ -37,6 +39,12 @@ folder = snapshot_download("owner/weights", revision=sys.argv[1])
 model = AutoModelForCausalLM.from_pretrained(folder)
 print(json.dumps([folder, str(model.dtype), sum(p.numel() for p in model.parameters())]))
 """
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    """Jumps only after a real moment of rest: the disk is used through threads, which the clock cannot see."""
+    return MockClock()
 
 
 @pytest.fixture
@@ -67,7 +75,7 @@ def make_uploader(place: Place, **changes: Any) -> Uploader:
     settings = ClientSettings(
         run_id="run", data_dir=place.root, storage=place.storage, **{"hub_repo": "owner/weights", **changes}
     )
-    return Uploader(settings, lambda: place.state, place.log.emit)
+    return Uploader(settings, place.network, lambda: place.state, place.log.emit)  # type: ignore[arg-type]
 
 
 async def test_what_was_uploaded_is_loaded_from_the_record_alone(place: Place, tmp_path: Path) -> None:
@@ -230,6 +238,54 @@ async def test_old_sets_go_from_the_bucket_but_for_those_on_record(in_bucket: Pl
     await make_uploader(in_bucket, **options).upload_for_people(info, None)
     left = {name.rpartition("/")[0] for name in list_bucket(buckets) if name.startswith("kept/")}
     assert left == {sets[0], sets[2], sets[3], "kept/mine"}
+
+
+@pytest.mark.parametrize(
+    "killed_after", [0.0, 0.5, 0.85, None], ids=["at once", "under way", "before it is named", "not"]
+)
+async def test_where_an_uploader_is_killed_the_next_has_a_place_within_twice_its_time(
+    place: Place, killed_after: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: MockClock
+) -> None:
+    """S10: the first begins, the next after its time; a place on record ends it for the rest."""
+    info = await certify(place)
+    expected_s = uploading.LEAST_EXPECTED_S + sum(map(get_tensor_bytes, info.entries)) / uploading.FIRST_PACE
+    place.state.clients = [Client(state=ClientState.HEALTHY, p2p=key) for key in KEYS[:4]]
+    pushes: list[float] = []
+
+    async def push(*_order: object, **_more: object) -> str:
+        pushes.append(trio.current_time() - began)
+        await trio.sleep(0.9 * expected_s)
+        return "c" * 40
+
+    async def share(key: bytes, scope: trio.CancelScope) -> None:
+        network = FakeNetwork(key=key, answers={k: lambda _: SyncReply(found=True) for k in KEYS[:4] if k != key})
+        settings = ClientSettings(run_id="run", data_dir=tmp_path / key.hex(), hub_repo="owner/weights")
+        uploader = Uploader(settings, network, lambda: place.state, place.log.emit)  # type: ignore[arg-type]
+        with scope:
+            if await uploader.upload(info, None) is not None:
+                place.state.checkpoint = replace(place.state.certified, uploader=0)
+                named.append(trio.current_time() - began)
+
+    monkeypatch.setattr(uploading, "push_to_hub", push)
+    named: list[float] = []
+    order = order_uploaders(KEYS[:4], info.digest)
+    scopes = {key: trio.CancelScope() for key in order}  # pyright: ignore[reportCallIssue]
+    clock.autojump_threshold = 0.05
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for key, scope in scopes.items():
+            nursery.start_soon(share, key, scope)
+        if killed_after is not None:
+            await trio.sleep(killed_after * expected_s)
+            next(iter(scopes.values())).cancel()
+    assert len(named) == 1
+    assert named[0] < (expected_s if killed_after is None else 2 * expected_s)
+    assert sum(at < expected_s for at in pushes) <= 1, "nobody begins before it is their turn"
+    assert len(pushes) <= (1 if killed_after is None else 2), "the rest begin nothing"
+
+
+def test_enough_uploads_are_a_third_of_those_that_can() -> None:
+    assert [compute_uploads(n) for n in (1, 3, 5, 6, 47, 48, 256)] == [1, 1, 1, 2, 15, 16, 16]
 
 
 async def test_a_hub_that_is_away_is_tried_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

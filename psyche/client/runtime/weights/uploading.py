@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -14,10 +14,11 @@ from psyche.client.engine.actions import Export
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.weights.exporting import build_run_card
 from psyche.client.runtime.weights.loading import Log
-from psyche.core.state.limits import STRING_BYTES
-from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator
+from psyche.core.committee.elections import compute_uploads, order_uploaders
+from psyche.core.state.limits import MAX_COOLDOWN_SOURCES, STRING_BYTES
+from psyche.core.state.state import Checkpoint, CheckpointKind, ClientState, Coordinator
 from psyche.durable import write_file
-from psyche.errors import ConfigError, StorageError, StorageRefused
+from psyche.errors import ConfigError, NetworkError, StorageError, StorageRefused
 from psyche.modeling.model_card import CARD_NAME
 from psyche.modeling.snapshot import SnapshotInfo, get_tensor_bytes
 from psyche.modeling.weight_files import write_snapshot_folder
@@ -25,9 +26,11 @@ from psyche.storage.bucket_writer import BucketWriter
 from psyche.storage.hub import check_repo_id, push_to_hub
 from psyche.telemetry import types
 from psyche.wire.nursery import open_plain_nursery
+from psyche.wire.ports import Network, SyncRequest
 
 LOOKED_EVERY_S: Final = 1.0
 LEAST_EXPECTED_S: Final = 30.0
+ASKED_S: Final = 5.0
 FIRST_PACE: Final = 4 << 20  # bytes a second, before the first upload
 LIST_NAME: Final = "manifest.json"
 _SET: Final = re.compile(r"step-\d{10}-[0-9a-f]{8}/")
@@ -94,17 +97,21 @@ def count_places(state: Coordinator, digest: bytes) -> int:
 class Uploader:
     """Uploads snapshots, each until it is there or nobody needs it any more."""
 
-    def __init__(self, settings: ClientSettings, get_state: Callable[[], Coordinator], log: Log) -> None:
+    def __init__(
+        self, settings: ClientSettings, network: Network, get_state: Callable[[], Coordinator], log: Log
+    ) -> None:
         self._settings = settings
+        self._network = network
         self._get_state = get_state
         self._log = log
         self._root = settings.data_dir / "uploads"
         self._pace = float(FIRST_PACE)
 
-    def is_needed(self, digest: bytes) -> bool:
-        """Whether these weights are the certified ones, and lack places on record."""
+    def is_needed(self, digest: bytes, wanted: int) -> bool:
+        """Whether these weights are the certified ones, and lack places on record, of which there can be four."""
         state = self._get_state()
-        return state.certified.digest == digest and count_places(state, digest) < 1
+        wanted = min(max(wanted, state.model.cooldown_sources), MAX_COOLDOWN_SOURCES)
+        return state.certified.digest == digest and count_places(state, digest) < wanted
 
     async def upload(self, info: SnapshotInfo, loss: float | None) -> Checkpoint | None:
         """Upload a snapshot in float32, again and again until it is there; None: it is not needed any more.
@@ -114,15 +121,17 @@ class Uploader:
             OSError: the disk does not take what is to be uploaded.
         """
         found: list[Checkpoint] = []
+        order = order_uploaders(await self._find_able(), info.digest)
 
         async def work() -> None:
+            await trio.sleep(order.index(self._network.key) * self._expect(info))
             found.append(await self._upload_patiently(info, loss))
             done.set()
 
         done = trio.Event()
         async with open_plain_nursery() as nursery:
             nursery.start_soon(work)
-            while not found and self.is_needed(info.digest):
+            while not found and self.is_needed(info.digest, compute_uploads(len(order))):
                 with trio.move_on_after(LOOKED_EVERY_S):
                     await done.wait()
             nursery.cancel_scope.cancel()
@@ -137,10 +146,29 @@ class Uploader:
             await self._delete_old()
         await trio.to_thread.run_sync(shutil.rmtree, self._root, True)
 
+    async def _find_able(self) -> list[bytes]:
+        """The keys of the members that upload, as far as they are connected and say so; this client is one."""
+        able = [self._network.key]
+
+        async def ask(peer: bytes) -> None:
+            with suppress(NetworkError):
+                if (await self._network.ask(peer, SyncRequest("upload"), timeout_s=ASKED_S)).found:
+                    able.append(peer)
+
+        members = {one.p2p for one in self._get_state().clients if one.state is not ClientState.EJECTED}
+        async with open_plain_nursery() as nursery:
+            for peer in self._network.connected() & members:
+                nursery.start_soon(ask, peer)
+        return able
+
+    def _expect(self, info: SnapshotInfo) -> float:
+        """The seconds that an upload is expected to take."""
+        return LEAST_EXPECTED_S + sum(map(get_tensor_bytes, info.entries)) / self._pace
+
     async def _upload_patiently(self, info: SnapshotInfo, loss: float | None) -> Checkpoint:
         size_bytes = sum(map(get_tensor_bytes, info.entries))
         while True:
-            expected_s = LEAST_EXPECTED_S + size_bytes / self._pace
+            expected_s = self._expect(info)
             began = trio.current_time()
             try:
                 with trio.move_on_after(PATIENCE * expected_s):

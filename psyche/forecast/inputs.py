@@ -8,7 +8,7 @@ from typing import Any, Final
 from psyche.durable import read_file
 from psyche.errors import ConfigError
 from psyche.forecast.backends import ForecastBackend
-from psyche.sim.faults import ALL_KINDS, Fault, read_faults
+from psyche.sim.faults import Fault, read_faults
 from psyche.sim.scenarios.checks import check_backend_of_fault, check_fault, check_within
 from psyche.sim.scenarios.plan import read_scenario
 from psyche.sim.scenarios.scenario import Scenario
@@ -29,7 +29,7 @@ def load_faults(path: Path, clients: int, backend: ForecastBackend) -> tuple[Fau
     if values or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{path}: {', '.join(values) or 'fault'}: a plan of faults contains only [[fault]] tables")
     try:
-        found = read_faults(tables, ALL_KINDS)
+        found = read_faults(tables)
         for number, fault in enumerate(found):
             check_within(f"fault[{number}]", check_fault, fault, clients)
             place, endpoints = backend.traits.kind, backend.conditions.endpoints

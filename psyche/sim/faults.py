@@ -13,7 +13,7 @@ the round (`at_epoch`, `at_height`) has begun on record, and then `after_s` late
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, Protocol, cast, dataclass_transform
 
 import trio
@@ -427,11 +427,21 @@ class OwnerPause(Fault, kind="pause"):
 CHAIN_KINDS: Final = {kind: cls for kind, cls in ALL_KINDS.items() if kind not in KINDS}
 
 
-def read_fault(values: Mapping[str, Any], known_kinds: Mapping[str, type[Fault]]) -> Fault:
-    cls = known_kinds.get(str(values.get("kind")))
+def read_faults(tables: Iterable[Mapping[str, Any]]) -> tuple[Fault, ...]:
+    found: list[Fault] = []
+    for number, table in enumerate(tables):
+        try:
+            found.append(_read_fault(table))
+        except ConfigError as error:
+            raise ConfigError(f"fault[{number}]: {error}") from error
+    return tuple(found)
+
+
+def _read_fault(values: Mapping[str, Any]) -> Fault:
+    cls = ALL_KINDS.get(str(values.get("kind")))
     if cls is None:
         said = f"kind {values['kind']!r} is unknown" if "kind" in values else "kind is missing"
-        raise ConfigError(f"{said}; known are {', '.join(known_kinds)}")
+        raise ConfigError(f"{said}; known are {', '.join(ALL_KINDS)}")
     known = {field.name for field in fields(cls)}
     given = {name: _freeze(value) for name, value in values.items() if name != "kind"}
     if unknown := sorted(set(given) - known):
@@ -439,23 +449,5 @@ def read_fault(values: Mapping[str, Any], known_kinds: Mapping[str, type[Fault]]
     return cls(**given)
 
 
-def read_faults(
-    tables: Iterable[Mapping[str, Any]], known_kinds: Mapping[str, type[Fault]] = KINDS
-) -> tuple[Fault, ...]:
-    found: list[Fault] = []
-    for number, table in enumerate(tables):
-        try:
-            found.append(read_fault(table, known_kinds))
-        except ConfigError as error:
-            raise ConfigError(f"fault[{number}]: {error}") from error
-    return tuple(found)
-
-
 def _freeze(value: Any) -> Any:
     return tuple(map(_freeze, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
-
-
-def get_table(fault: Fault) -> dict[str, Any]:
-    """The fault as a table: its kind, and the values that differ from the defaults."""
-    plain = asdict(type(fault)())
-    return {"kind": fault.kind} | {name: value for name, value in asdict(fault).items() if value != plain[name]}

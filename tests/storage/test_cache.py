@@ -10,6 +10,7 @@ from random import Random
 import pytest
 import trio
 import trio.testing
+from structlog.testing import CapturingLogger
 
 from psyche.errors import StorageError
 from psyche.storage import cache as cache_module
@@ -158,17 +159,18 @@ async def test_beyond_the_limit_the_chunks_used_longest_ago_go(storage: Counting
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
 async def test_a_disk_that_cannot_be_written_means_no_cache_and_one_warning(
-    storage: CountingStorage, cache: DiskCache, number: int, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    storage: CountingStorage, cache: DiskCache, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
+    told = CapturingLogger()
     monkeypatch.setattr(cache_module, "replace_file", fail)
+    monkeypatch.setattr(cache_module, "_log", told)
     for _ in range(2):
         assert await cache.read(storage, FILE, 5, 9) == RAW[5:9]
     assert len(storage.asked) == 2
-    assert capsys.readouterr().out.count(os.strerror(number)) == 1
+    assert str(told.calls).count(os.strerror(number)) == len(told.calls) == 1
 
 
 READER = """

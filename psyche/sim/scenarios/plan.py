@@ -16,7 +16,7 @@ from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.line import LinkConditions
 from psyche.sim.byzantine.programs import KINDS, ByzantineMember
-from psyche.sim.faults import ALL_KINDS, get_table, read_faults
+from psyche.sim.faults import Fault, read_faults
 from psyche.sim.scenarios.checks import check_scenario
 from psyche.sim.scenarios.scenario import ChainConditions, MachineClass, Scenario
 from psyche.sim.trainer import MachineModel
@@ -37,7 +37,7 @@ def read_scenario(text: str) -> Scenario:
         | {"limits": _build(NetworkLimits, values.get("limits", {}))}
         | {"chain": _build(ChainConditions, values.get("chain", {}))}
         | {"classes": tuple(_read_class(one) for one in _get_tables(values, "class", [{"count": 4}]))}
-        | {"faults": read_faults(_get_tables(values, "fault", []), ALL_KINDS)}
+        | {"faults": read_faults(_get_tables(values, "fault", []))}
         | {"byzantine": tuple(_read_byzantine(one) for one in _get_tables(values, "byzantine", []))},
     )
     check_scenario(scenario)
@@ -88,7 +88,7 @@ def write_scenario(scenario: Scenario) -> str:
             inner = list(_write_plain(getattr(one, name), cls()))
             lines += ["", f"[class.{name}]", *inner] if inner else []
     for fault in scenario.faults:
-        lines += ["", "[[fault]]", *(f"{name} = {_write(value)}" for name, value in get_table(fault).items())]
+        lines += ["", "[[fault]]", *(f"{name} = {_write(value)}" for name, value in _get_table(fault).items())]
     for liar in scenario.byzantine:
         lines += [
             "",
@@ -116,3 +116,11 @@ def _write(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_write, value))}]"
     return str(value)
+
+
+def _get_table(fault: Fault) -> dict[str, Any]:
+    """The fault as a table: its kind, and the values that differ from the defaults."""
+    plain = dataclasses.asdict(type(fault)())
+    return {"kind": fault.kind} | {
+        name: value for name, value in dataclasses.asdict(fault).items() if value != plain[name]
+    }

@@ -25,6 +25,7 @@ TROUBLE_S: Final = 150.0  # all faults begin within this time; then the run must
 BYZANTINE_SHARE: Final = 0.4  # share of the seeds with four clients or more that have liars
 ALL_WITNESS_SHARE: Final = 0.6  # share of the seeds that elect every member
 ALONE_SHARE: Final = 0.08  # share of the seeds with a single fault, which must be healed
+DATA_SHARE: Final = 0.1  # share of the seeds with trouble with the data
 ANYONE: Final = "random:1"
 Draw = Callable[[random.Random, float], Fault]
 
@@ -34,7 +35,8 @@ def draw_scenario(seed: int) -> Scenario:
     clients = rng.choices(list(SIZES), list(SIZES.values()))[0]
     found = _draw_byzantine(rng, clients)
     config = _draw_config(rng, clients, banned=len(found))
-    classes, several, sync_s = _draw_classes(rng, clients), _draw_faults(rng, DRAWS), rng.choice((0.0, 0.002, 0.02))
+    classes, several = _draw_classes(rng, clients), (*_draw_faults(rng, DRAWS), *_draw_data(seed))
+    sync_s = rng.choice((0.0, 0.002, 0.02))
     other = build_rng(seed, "swarm of few")
     if found and 3 * len(found) + 1 < clients and other.random() > ALL_WITNESS_SHARE:
         config["witness_nodes"] = other.randint(3 * len(found) + 1, clients)  # fewer: liars may capture a committee
@@ -119,6 +121,16 @@ def _draw_faults(rng: random.Random, draws: Sequence[str]) -> tuple[Fault, ...]:
     count = rng.randint(1, MAX_FAULTS)
     times = sorted(rng.uniform(0, TROUBLE_S) for _ in range(count))
     return tuple(rng.choice(kinds)(rng, round(at_s, 3)) for at_s in times)
+
+
+def _draw_data(seed: int) -> tuple[Fault, ...]:
+    """Trouble with the training data, drawn apart from the rest: the seeds without it stay the scenarios they were."""
+    rng = build_rng(seed, "data")
+    if rng.random() > DATA_SHARE:
+        return ()
+    at_s = round(rng.uniform(0, TROUBLE_S), 3)
+    delay_s, is_away = rng.choice(((0.5, False), (3.0, False), (0.0, True)))
+    return (faults.DataTrouble(at_s=at_s, who=_pick(rng), delay_s=delay_s, is_away=is_away, for_s=_length(rng)),)
 
 
 def _draw_alone(rng: random.Random, rounds: int) -> Fault:

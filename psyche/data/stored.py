@@ -1,7 +1,8 @@
 """Training data in a storage: rows of token files on the Hub, in a bucket or behind URLs, read as they are needed."""
 
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -17,10 +18,12 @@ from psyche.data.order import RowOrder, count_rows
 from psyche.data.scan import ForeignToken
 from psyche.errors import DataError, StorageError, UnusableDataError
 from psyche.storage.cache import CachedStorage, DiskCache
-from psyche.storage.port import MAX_FILES, Storage, StorageOptions, StoredFile, gather, read_ranges
+from psyche.storage.port import MAX_FILES, MAX_RANGE_BYTES, Storage, StorageOptions, StoredFile, gather, read_ranges
 from psyche.storage.urls import open_urls
+from psyche.telemetry.text import format_bytes
 
 MAX_NPY_HEADER_BYTES: Final = 1 << 10  # of one dimension it has 128
+DOWNLOADS: Final = 4  # pieces in memory at once, while all files are read
 CHUNKS_FOLDER: Final = "chunks"  # in the cache's folder
 
 
@@ -145,6 +148,45 @@ class StoredRows:
             raise DataError(str(error)) from error
         return await trio.to_thread.run_sync(self._join, bodies, numbers.tolist(), rows.tolist())
 
+    async def download(self, progress: Callable[[int, int], None]) -> int:
+        """Read all files into the cache, so that reads of their rows ask for no bytes any more; return their size.
+
+        What is there is not asked for again.
+
+        Raises:
+            DataError: they cannot be read, or the cache does not keep them.
+        """
+        await self.open()
+        address, files = self._storage.address, [one.file for one in self._files]
+        if self._cache is None or self.size_bytes > self._cache.limit_bytes:
+            kept = format_bytes(self._cache.limit_bytes) if self._cache else "nothing"
+            least = math.ceil(self.size_bytes / 1e9)
+            raise DataError(
+                f"{address}: has {format_bytes(self.size_bytes)}, of which the cache keeps {kept}: set --cache-gb to "
+                f"{least} or more"
+            )
+        if unnamed := next((file.name for file in files if not file.version), None):
+            raise DataError(f"{address}/{unnamed}: cannot be kept, since the server names no version of it (ETag)")
+        pieces = (
+            (file, start, min(start + MAX_RANGE_BYTES, file.size_bytes))
+            for file in files
+            for start in range(0, file.size_bytes, MAX_RANGE_BYTES)
+        )
+        done_bytes = 0
+
+        async def read_some() -> None:
+            nonlocal done_bytes
+            for file, start, end in pieces:
+                await self._storage.read(file, start, end)
+                done_bytes += end - start
+                progress(done_bytes, self.size_bytes)
+
+        try:
+            await gather([read_some] * DOWNLOADS)
+        except StorageError as error:
+            raise DataError(str(error)) from error
+        return self.size_bytes
+
     async def _open_files(self) -> list[StoredTokens]:
         listed = {file.name: file for file in await self._storage.list_files()}
         names = [name for name in listed if name.endswith(SUFFIXES)] if self._names is None else self._names
@@ -152,7 +194,7 @@ class StoredRows:
             raise DataError(f"{self._storage.address}: contains no token file ({', '.join(SUFFIXES)})")
         self.size_bytes = sum(listed[name].size_bytes for name in names)
         if self._cache is not None and (self._shuffle_seed is None or self.size_bytes <= self._cache.limit_bytes):
-            self._storage, self._cache = CachedStorage(self._storage, self._cache), None
+            self._storage = CachedStorage(self._storage, self._cache)
         size_bytes = self._token_size_bytes
         return await gather([partial(_open_file, self._storage, listed[name], size_bytes) for name in names])
 

@@ -15,7 +15,7 @@ from psyche.cli.helpers.common import format_examples, make_group, run_async, sa
 from psyche.cli.helpers.options import LOGGING, Logging, LogMode, option, share_fields
 from psyche.cli.helpers.outputs import check_source_folder, check_target_folder
 from psyche.cli.helpers.remote import CACHED_SOURCES, Remote
-from psyche.cli.helpers.target import JOINING, WALLET_PATH, Access, command
+from psyche.cli.helpers.target import FINDING, JOINING, WALLET_PATH, Access, command
 from psyche.client.runtime.settings import ClientSettings
 from psyche.durable import expand_user
 from psyche.errors import ConfigError, WireError
@@ -23,6 +23,7 @@ from psyche.wire.peer_address import PeerAddress, parse_peer_address
 
 if TYPE_CHECKING:
     from psyche.backends.port import Backend, Target
+    from psyche.core.state.state import Coordinator
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
     from psyche.wire.crypto import Identity
@@ -190,6 +191,59 @@ def train(
     settings.node_name = settings.node_name or get_client_name(load_identity(settings))
     events = logging.open_events(settings.data_dir, settings.node_name)
     raise typer.Exit(run(settings, access.target, events, console, logging.logs))
+
+
+@command(
+    group,
+    "predownload",
+    "psyche client predownload --state my-run --data-dir ada",
+    "psyche client predownload --run-id my-run --server-addr 127.0.0.1:19400",
+    "psyche client predownload --run-id my-run --rpc devnet --no-data",
+    "psyche client predownload --state my-run --no-model --cache-gb 50",
+    shared=FINDING | CACHED_SOURCES,
+)
+def predownload(
+    *,
+    state: Annotated[
+        Path | None, typer.Option(help="run.toml or state.toml, or its folder, of a run that is not there yet.")
+    ] = None,
+    data_dir: DataDir = None,
+    model: Annotated[bool, typer.Option(help="Fetch the model's weights into --data-dir.")] = True,
+    data: Annotated[bool, typer.Option(help="Fetch the training data into --cache-dir.")] = True,
+    access: Access,
+    remote: Remote,
+) -> None:
+    """Fetch a run's model and data before you take part.
+
+    The next `psyche client train` with the same --data-dir and --cache-dir begins with what is here, and does not ask
+    the Hub, the bucket or the web server for it again. The run is that of a file (--state), on a server (--server-addr)
+    or on Solana (--rpc). It needs neither a key nor a wallet, and joins nothing.
+
+    The data must have room in the cache (--cache-gb). Stopped and started again, it goes on where it was.
+    """
+    from psyche.cli.helpers.progress import ProgressBar
+    from psyche.client.runtime import predownload
+
+    record = load_record(state) if state else access.run(lambda backend: backend.get_record(), as_anybody=True)
+    folder = get_data_dir(data_dir, record.run_id)
+    check_target_folder("--data-dir", folder)
+    settings = ClientSettings(run_id=record.run_id, data_dir=folder, storage=remote.get_options())
+    fetches = {"model": predownload.fetch_model if model else None, "data": predownload.fetch_data if data else None}
+    for title, fetch in fetches.items():
+        if fetch is not None:
+            with ProgressBar(title) as bar:
+                run_async(fetch, record, settings, say, bar.set)
+
+
+def load_record(path: Path) -> "Coordinator":
+    """The record that a run of this file begins with, but for what only a server or a chain knows."""
+    from psyche.config.load import load_run
+    from psyche.core.state.genesis import create_run
+
+    file = load_run(path)
+    return create_run(
+        file.config, file.model, file.run_id, b"\1" * 32, file.metadata, "latest", 0, progress=file.progress
+    )
 
 
 def check_target(target: "Target") -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from psyche.cli.helpers import checks
+from psyche.cli.helpers.remote import Remote
 
 
 def doctor(
@@ -23,14 +24,25 @@ def doctor(
     bind_p2p_port: Annotated[
         int, typer.Option(envvar="BIND_P2P_PORT", min=0, max=65535, help="The port you mean to use; 0: any free one.")
     ] = 0,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Also ask the places that this run names for its model and data: run.toml, or its folder."),
+    ] = None,
+    remote: Remote,
 ) -> None:
     """Check whether this machine is ready to take part.
 
-    Looks at Python, torch and device, libp2p, clock, disk and ports. Each line is ok, warn or fail, with what to do.
+    Looks at Python, torch and device, libp2p, clock, disk and ports, and with --state at the Hub, the bucket or the web
+    server of a run. Each line is ok, warn or fail, with what to do.
     Exit code 1 where something fails.
     """
     found: list[checks.Check] = []
-    for make in checks.get_checks(data_dir, bind_p2p_port, is_server=is_server):
+    makes = checks.get_checks(data_dir, bind_p2p_port, is_server=is_server)
+    if state is not None:
+        from psyche.config.load import load_run
+
+        makes += checks.get_run_checks(load_run(state), remote.get_options())
+    for make in makes:
         check = make()
         found.append(check)
         if not as_json:

@@ -10,18 +10,26 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from psyche.cli.helpers.common import run_async
 from psyche.cli.helpers.errors import get_install_command
-from psyche.telemetry.text import format_number
+from psyche.errors import DataError, StorageError
+from psyche.telemetry.text import format_bytes, format_number
 from psyche.wire.line.descriptors import WAY_OUT, get_limit, raise_limit
 
+if TYPE_CHECKING:
+    from psyche.config.load import LoadedRun
+    from psyche.storage.port import StorageOptions
+
 IMPORT_TIMEOUT_S: Final = 120  # a cold torch on a slow disk
+PLACE_TIMEOUT_S: Final = 60
 WARN_DISK_BYTES: Final = 20 << 30
 FAIL_DISK_BYTES: Final = 2 << 30
 WARN_MEMORY_BYTES: Final = 4 << 30  # three demo clients with their trainers take 3 GB
@@ -207,6 +215,52 @@ def get_outward_addresses() -> list[str]:
             return []
         address = str(probe.getsockname()[0])
     return [] if address.startswith("127.") else [address]
+
+
+def get_run_checks(run: "LoadedRun", storage: "StorageOptions") -> list[Callable[[], Check]]:
+    """Whether the places answer that a run's file names for its model and data; folders and servers are no places."""
+    from psyche.core.state.state import DataLocationKind
+    from psyche.modeling.model_files import REMOTE, open_storage
+
+    async def look_at_model() -> str:
+        place = open_storage(run.model.checkpoint, storage)
+        assert place is not None, "a kind of `REMOTE`"
+        async with aclosing(place):
+            sizes = [file.size_bytes for file in await place.list_files()]
+            return f"{place.address}: {format_number(len(sizes), 'file')}, {format_bytes(sum(sizes))}"
+
+    async def look_at_data() -> str:
+        from psyche.data.stored import open_http_rows
+
+        location, sequence_length = run.model.data_location, run.model.max_seq_len
+        async with aclosing(
+            open_http_rows(location, storage, sequence_length=sequence_length, vocab_size=None)
+        ) as rows:
+            samples = (await rows.open()).num_sequences
+            return f"{location.http.url}: {samples:,} samples, {format_bytes(rows.size_bytes)}"
+
+    checks: list[Callable[[], Check]] = []
+    if run.model.checkpoint.kind in REMOTE:
+        checks.append(functools.partial(_check_place, "model", look_at_model))
+    if run.model.data_location.kind is DataLocationKind.HTTP:
+        checks.append(functools.partial(_check_place, "data", look_at_data))
+    return checks
+
+
+def _check_place(name: str, look: Callable[[], Awaitable[str]]) -> Check:
+    import trio
+
+    async def look_in_time() -> str:
+        with trio.fail_after(PLACE_TIMEOUT_S):
+            return await look()
+
+    advice = "see docs/data.md: addresses, tokens and credentials, hosts of private networks"
+    try:
+        return Check(name, OK, run_async(look_in_time))
+    except trio.TooSlowError:
+        return Check(name, FAIL, f"did not answer within {PLACE_TIMEOUT_S} s", advice)
+    except (DataError, StorageError) as error:
+        return Check(name, FAIL, str(error), advice)
 
 
 def _is_installed(name: str) -> bool:

@@ -125,6 +125,8 @@ OWNING: Final = (
         "The run's index at the treasurer, which is found without it; checked.", envvar=None, min=0, hidden=True,
     )
 )  # fmt: skip
+_FINDS: Final = {"server_addr", "run_id", "server_key", *CHAIN}
+FINDING: Final = {name: one for name, one in (OWNING | JOINING).items() if name in _FINDS}  # to read the record
 RunId = Annotated[
     str, typer.Option("--run-id", "-r", envvar="RUN_ID", help="The run. A server has only one, a chain has many.")
 ]

@@ -1,7 +1,7 @@
 """Sources of weights: own snapshots, the configured source, peers (S8, S9, P4)."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -139,31 +139,14 @@ class Loader:
         progress: Progress,
     ) -> Source:  # fmt: skip
         """Fetch the parts of a model from a repository or bucket, and from peers where one shows the manifest."""
-        folder = self._snapshots / f"{PARTS}{blake3_hash(digest or repr(source).encode()).hex()[:16]}"
-        await trio.to_thread.run_sync(_make_parts_folder, folder)
 
-        async def ask_peers(blobs: Sequence[tuple[bytes, int]]) -> Mapping[bytes, Path]:
+        async def ask_peers(blobs: Sequence[tuple[bytes, int]], folder: Path) -> Mapping[bytes, Path]:
             return await self._network.fetch_many(blobs, sorted(self._network.connected()), folder, deadline=deadline)
 
-        async with open_place(source, self._storage) as place:
-            known = decode_manifest(offer.manifest) if offer else None
-            collector = Collector(place, known, folder, progress)
-            manifest = await collector.collect(ask_peers if offer else None)
-            chain = offer.chain if offer else place.layout.chain
-        is_exact = state.model.optimizer.quantize_1bit
-        found = compute_state_digest(chain, compute_root(manifest, is_exact=is_exact))
-        if digest is not None and digest != found:
-            await trio.to_thread.run_sync(remove_folder, folder)
-            raise StorageError(
-                f"{place.files.address}: gives {found.hex()[:16]}, the record asks for {digest.hex()[:16]}"
-            )
-        for blob_id in collector.parts:
-            await self._network.withdraw(blob_id)
-        mark, raw = _get_mark(state), encode_manifest(manifest.tensors, manifest.files)
-        whole = Offer(manifest=raw, chain=chain, epoch=mark.epoch, step=mark.step, data_index=mark.data_index)
-        path = self._snapshots / get_snapshot_folder(mark.epoch, mark.step, found)
-        await trio.to_thread.run_sync(_assemble, path, state, whole, found, collector.parts)
-        await trio.to_thread.run_sync(remove_folder, folder)
+        peers = None if offer is None else OfferingPeers(offer, ask_peers, self._network.withdraw)
+        path = await fetch_from_place(
+            source, state, self._snapshots, self._storage, digest=digest, peers=peers, progress=progress
+        )
         name = WeightSource.CONFIGURED if state.checkpoint.uploader == NO_UPLOADER else WeightSource.ON_RECORD
         return Source(path, is_snapshot=True, name=name)
 
@@ -316,6 +299,48 @@ class Loader:
     async def remove_leftovers(self) -> None:
         """Remove what failed or killed fetches left behind; to be called once the weights are loaded."""
         await trio.to_thread.run_sync(_remove_leftovers, self._snapshots)
+
+
+@dataclass(frozen=True, slots=True)
+class OfferingPeers:
+    """Peers that have shown the manifest of what is wanted; `withdraw` ends the offer of a part that moves away."""
+
+    offer: Offer
+    ask: Callable[[Sequence[tuple[bytes, int]], Path], Awaitable[Mapping[bytes, Path]]]
+    withdraw: Callable[[bytes], Awaitable[None]]
+
+
+async def fetch_from_place(
+    source: Checkpoint, state: Coordinator, snapshots: Path, storage: StorageOptions, *, digest: bytes | None,
+    peers: OfferingPeers | None = None, progress: Progress = _ignore,
+) -> Path:  # fmt: skip
+    """Fetch a model from a repository or bucket, and from peers if there are any; return the folder of its snapshot.
+
+    Raises:
+        StorageError, TrainerError: the place does not give these weights.
+        NetworkError: nor do the peers.
+    """
+    folder = snapshots / f"{PARTS}{blake3_hash(digest or repr(source).encode()).hex()[:16]}"
+    await trio.to_thread.run_sync(_make_parts_folder, folder)
+    async with open_place(source, storage) as place:
+        known = decode_manifest(peers.offer.manifest) if peers else None
+        collector = Collector(place, known, folder, progress)
+        manifest = await collector.collect((lambda blobs: peers.ask(blobs, folder)) if peers else None)
+        chain = peers.offer.chain if peers else place.layout.chain
+    is_exact = state.model.optimizer.quantize_1bit
+    found = compute_state_digest(chain, compute_root(manifest, is_exact=is_exact))
+    if digest is not None and digest != found:
+        await trio.to_thread.run_sync(remove_folder, folder)
+        raise StorageError(f"{place.files.address}: gives {found.hex()[:16]}, the record asks for {digest.hex()[:16]}")
+    if peers is not None:
+        for blob_id in collector.parts:
+            await peers.withdraw(blob_id)
+    mark, raw = _get_mark(state), encode_manifest(manifest.tensors, manifest.files)
+    whole = Offer(manifest=raw, chain=chain, epoch=mark.epoch, step=mark.step, data_index=mark.data_index)
+    path = snapshots / get_snapshot_folder(mark.epoch, mark.step, found)
+    await trio.to_thread.run_sync(_assemble, path, state, whole, found, collector.parts)
+    await trio.to_thread.run_sync(remove_folder, folder)
+    return path
 
 
 def compute_offer_digest(model: Model, offer: Offer) -> bytes:

@@ -58,6 +58,7 @@ class PayloadCache:
 @dataclass(slots=True)
 class PendingData:
     done: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # pyright: ignore[reportCallIssue, reportArgumentType]
     tokens: bytes = b""
     error: PsycheError | None = None
 
@@ -76,9 +77,10 @@ class DataAhead:
 
     async def fetch(self, action: FetchData, pending: PendingData) -> None:
         try:
-            pending.tokens = await self._provider.get(
-                action.start, action.end, epoch=action.epoch, height=action.height
-            )
+            with pending.scope:
+                pending.tokens = await self._provider.get(
+                    action.start, action.end, epoch=action.epoch, height=action.height
+                )
         except PsycheError as error:
             pending.error = error
         except OSError as error:
@@ -91,10 +93,16 @@ class DataAhead:
         pending = self._pending.pop((epoch, height), None)
         if pending is None:
             return await self._provider.get(start, end, epoch=epoch, height=height)
-        await pending.done.wait()  # bounded by the provider's own retries
+        try:
+            await pending.done.wait()  # bounded by the provider's own retries
+        except trio.Cancelled:
+            pending.scope.cancel()
+            raise
         if pending.error is not None:
             raise pending.error
         return pending.tokens
 
     def expire(self, epoch: int, height: int) -> None:
-        self._pending = {key: pending for key, pending in self._pending.items() if key >= (epoch, height)}
+        """Drop what no round needs any more; a source that hangs would keep its requests from the rounds that come."""
+        for key in [key for key in self._pending if key < (epoch, height)]:
+            self._pending.pop(key).scope.cancel()

@@ -97,13 +97,16 @@ class FakeNetwork:
 
 @dataclass
 class FakeData:
-    """Gives tokens, all of them zero, or fails as told."""
+    """Gives tokens, all of them zero, or fails or hangs as told."""
 
     fail: Exception | None = None
     asked: list[tuple[int, int]] = field(default_factory=list)
+    hangs: bool = False
 
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
         self.asked.append((epoch, height))
+        if self.hangs:
+            await trio.sleep_forever()
         if self.fail is not None:
             raise self.fail
         return bytes(4 * (end - start + 1))

@@ -63,6 +63,26 @@ async def test_samples_of_rounds_that_are_over_are_dropped() -> None:
     assert len(provider.asked) == 3, "it was fetched anew"
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_a_fetch_that_nobody_waits_for_any_more_ends(is_taken: bool) -> None:
+    """A source that hangs keeps no request open of a round that is over."""
+    data = DataAhead(FakeData(hangs=True))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(data.fetch, ACTION, data.expect(ACTION))
+        await trio.testing.wait_all_tasks_blocked()
+        if is_taken:
+            with trio.CancelScope() as waiting:  # pyright: ignore[reportCallIssue]
+                nursery.start_soon(cancel_at_rest, waiting)
+                await data.take(0, 4, 0, 1)
+        else:
+            data.expire(0, 5)
+
+
+async def cancel_at_rest(scope: trio.CancelScope) -> None:
+    await trio.testing.wait_all_tasks_blocked()
+    scope.cancel()
+
+
 def test_bodies_are_found_in_the_order_that_is_asked_for_or_not_at_all() -> None:
     """C6: a set is applied whole."""
     cache = PayloadCache()

@@ -19,6 +19,7 @@ import trio
 from psyche.backends.memory import MemoryBackend, MemoryCoordinator
 from psyche.backends.port import Backend
 from psyche.client.engine.round_engine import RoundEngine
+from psyche.client.runtime.app import LazyData
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import Parts, Shell
 from psyche.client.runtime.trainer_tasks import RestartableTrainer
@@ -26,6 +27,7 @@ from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Config, 
 from psyche.data.dummy import DummyData
 from psyche.data.provider import DataProvider, LocalProvider
 from psyche.network.memory.node import MemoryHub
+from psyche.storage.port import StorageOptions
 from psyche.telemetry.events import EventLog, Subscription
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_identity, build_model, build_state
 from psyche.testing.dummy_trainer import DummyTrainer
@@ -88,6 +90,7 @@ async def open_swarm(
     make_trainer: Callable[[int], RestartableTrainer] | None = None,
     seed: int = 0,
     first_weights: bytes = ZERO32,
+    storage: StorageOptions | None = None,
 ) -> AsyncIterator[Swarm]:
     """A swarm whose nodes are running. Its model folder is `folder / "model"`, which is created if missing.
 
@@ -95,6 +98,7 @@ async def open_swarm(
         over: "memory" or "libp2p".
         make_trainer: makes the trainer of a client number; None: dummy trainers.
         first_weights: the digest that the record begins with (S11); zero: none.
+        storage: how members read the data and weights that the record names; None: the data is a dummy.
     """
     (folder / "model").mkdir(parents=True, exist_ok=True)
     model = model or build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"))
@@ -104,6 +108,10 @@ async def open_swarm(
     start_unix = START_UNIX - int(trio.current_time())
     draws = itertools.count(1)
     coordinator = MemoryCoordinator(state, start_unix, lambda: build_hash("entropy", next(draws)))
+
+    def unix_now() -> float:
+        return float(coordinator.unix)
+
     hub = MemoryHub(random.Random(seed)) if over == "memory" else None  # noqa: S311
     async with AsyncExitStack() as stack:
         members: list[Member] = []
@@ -113,7 +121,7 @@ async def open_swarm(
             trainer = make_trainer(index) if make_trainer is not None else DummyTrainer()
             backend, engine = MemoryBackend(coordinator, identity.public), RoundEngine(identity)
             members.append(
-                build_member(engine, backend, network, trainer, folder, index, unix_now=lambda: float(coordinator.unix))
+                build_member(engine, backend, network, trainer, folder, index, unix_now=unix_now, storage=storage)
             )
         yield Swarm(coordinator, members, hub)
 
@@ -128,15 +136,18 @@ def _open_network(hub: MemoryHub | None, identity: Identity, folder: Path) -> Ab
 
 def build_member(
     engine: RoundEngine, backend: Backend, network: Network, trainer: RestartableTrainer, folder: Path, index: int, *,
-    unix_now: Callable[[], float], data: DataProvider | None = None,
+    unix_now: Callable[[], float], data: DataProvider | None = None, storage: StorageOptions | None = None,
 ) -> Member:  # fmt: skip
-    """Assemble a whole client; payload checks are disabled, and the data is a dummy unless given."""
+    """Assemble a whole client; payload checks are disabled, and the data is a dummy unless it or `storage` is given."""
     settings = ClientSettings(
         run_id=RUN_ID,
         data_dir=folder / f"client-{index}",
         local_root=folder,
         node_name=f"client-{index}",
+        storage=storage or StorageOptions(),
     )
+    if storage is not None:
+        data = LazyData(lambda: engine.state, build_identity(index), settings)
     log = EventLog(None, node=settings.node_name)
     parts = Parts(
         engine=engine,

@@ -11,10 +11,11 @@ from kits.storage.hub import HubDouble, open_hub_double
 from kits.storage.servers import OPTIONS
 from runtime_kit import KEYS, Place, answer_with
 
+from psyche.client.runtime.weights.remote import WORKERS
 from psyche.client.runtime.weights.serving import Offer
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Mark
 from psyche.errors import NetworkError
-from psyche.modeling.first_weights import WEIGHTS_NAME, compute_first_digest
+from psyche.modeling.first_weights import WEIGHTS_NAME, compute_first_digest, read_stored_tensors
 from psyche.modeling.model_files import FolderFiles
 from psyche.modeling.snapshot import read_snapshot_info
 from psyche.telemetry.types import WeightSource
@@ -94,16 +95,46 @@ async def test_peers_give_what_the_repository_cannot(
     assert read_snapshot_info(source.path).digest == digest
 
 
-async def test_a_killed_fetch_goes_on_where_it_was(place: Place, hub: HubDouble, model: Path, tmp_path: Path) -> None:
+LARGE = {"hidden_size": 1_024, "vocab_size": 32_768}  # 285 MB
+
+
+@pytest.mark.parametrize(
+    ("sizes", "percent"),
+    [
+        ({"hidden_size": 256, "vocab_size": 8_192}, 50),
+        *(pytest.param(LARGE, percent, marks=pytest.mark.whole) for percent in (1, 50, 99)),
+    ],
+    ids=["18 MB at 50", "285 MB at 1", "285 MB at 50", "285 MB at 99"],
+)
+async def test_a_killed_fetch_goes_on_where_it_was(
+    place: Place, hub: HubDouble, tmp_path: Path, sizes: dict[str, int], percent: int
+) -> None:
     """F14: what is on disk is not asked for again, but for the pieces that were on their way."""
-    large = write_model_folder(tmp_path / "large", hidden_size=256, vocab_size=8_192)
+    large = write_model_folder(tmp_path / "large", **sizes)
     hub.add("owner/name", {file.name: file.read_bytes() for file in large.iterdir()})
     size_bytes = (large / WEIGHTS_NAME).stat().st_size
     hub.served_bytes = 0
     with trio.CancelScope() as scope:  # pyright: ignore[reportCallIssue]
-        hub.on_served = lambda: scope.cancel() if hub.served_bytes > size_bytes // 2 else None
+        hub.on_served = lambda: scope.cancel() if hub.served_bytes > size_bytes * percent // 100 else None
         await place.fetch(None)
     assert scope.cancelled_caught
     hub.on_served = lambda: None
     await place.fetch(None)
-    assert hub.served_bytes < size_bytes + (9 << 20)
+    assert hub.served_bytes < size_bytes + ((WORKERS + 1) << 20)
+
+
+async def test_sixteen_clients_that_join_at_once_ask_the_repository_little(
+    hub: HubDouble, model: Path, tmp_path: Path
+) -> None:
+    """Each asks for the commit and the tree, and then once for each small file, header and piece of a tensor."""
+    hub.add("owner/name", {file.name: file.read_bytes() for file in model.iterdir()})
+    places = [Place(tmp_path / f"client-{i}", storage=replace(OPTIONS, hub_endpoint=hub.address)) for i in range(16)]
+    async with trio.open_nursery() as nursery:
+        for place in places:
+            place.state.model.checkpoint = Checkpoint(CheckpointKind.HUB, "owner/name")
+            nursery.start_soon(place.fetch, get_digest(model))
+    assert {digest for place in places for digest in place.get_digests()} == {get_digest(model)}
+    ranges = len(read_stored_tensors(FolderFiles(model)))  # each less than a MiB
+    asked = [call for call in hub.asked if not call.path.startswith("/objects/")]  # those follow the Hub's answers
+    assert len([call for call in asked if call.path.startswith("/api/")]) <= 16 * 3
+    assert len(asked) <= 16 * (3 + len([*model.iterdir()]) + ranges)

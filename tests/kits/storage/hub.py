@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
@@ -55,11 +56,11 @@ class Blob:
     raw: bytes
     is_lfs: bool
 
-    @property
+    @cached_property
     def oid(self) -> str:
         return hashlib.sha1(b"blob %d\x00" % len(self.raw) + self.raw).hexdigest()
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         return hashlib.sha256(self.raw).hexdigest()
 

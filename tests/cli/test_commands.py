@@ -108,11 +108,6 @@ def test_validate_config_names_file_line_and_key(tmp_path: Path) -> None:
     assert "min_clients" in result.output
 
 
-def test_the_sample_of_the_original_documentation_is_valid_but_cannot_run_yet() -> None:
-    assert "data_location" in call("server", "validate-config", "--state", ROOT / "config" / "sample").output
-    assert "Hub" in refuse("server", "run", "--state", ROOT / "config" / "sample").output
-
-
 def test_show_identity_prints_the_public_key(tmp_path: Path) -> None:
     key = tmp_path / "my.key"
     missing = refuse("client", "show-identity", "-i", key)

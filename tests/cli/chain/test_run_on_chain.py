@@ -139,7 +139,7 @@ def test_settings_texts_version_and_rates_change_on_the_chain(box: ChainBox) -> 
     assert "nothing changes" in box.call(*restart, "11", wallet="settings")
     progress, batch = read_state(box, "settings").progress, state.config.global_batch_size_end
     assert (progress.step, progress.epoch_start_data_index) == (11, 10 * batch)
-    assert "cannot load weights from the Hub yet" in box.refuse(
+    assert "from all places on record already" in box.refuse(
         "run", "update-config", "-r", "settings", "--switch-to-hub", wallet="settings"
     )
     words = ("run", "set-future-epoch-rates", "-r", "settings", "--earning-rate-total-shared")

@@ -68,7 +68,6 @@ BAD_SHARES: Final = (0.10, 0.20, 0.33)
 NOT_USED_YET: Final[dict[str, frozenset[str]]] = {
     "Config": frozenset(
         {"tie_breakers", "reveal_gate", "tolerance_fp32_ppm", "tolerance_bf16_ppm", "opened_chunks", "canary_permille"}
-        | {"data_root"}
     ),
     "Round": frozenset({"audits", "tie_breaker_tasks", "voided"}),
     "Client": frozenset(

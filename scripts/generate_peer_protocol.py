@@ -230,6 +230,7 @@ def generate_requests() -> list[str]:
         "ReportRequest": ("nil", f"subscribers: {first}"),
         "MembersRequest": ("`members`", first),
         "RecordRequest": ("`state`", follow),
+        "DataManifestRequest": ("`data_manifest`", follow),
     }
     return format_kinds(get_args(backend.RequestBody), more, ("type", "fields, in order", "body of the answer", "who"))
 
@@ -245,6 +246,7 @@ def generate_messages() -> list[str]:
     bodies = {
         "Greeting": ("to `hello`",), "RunStatus": ("to `status`",), "Earnings": ("to `earnings`",),
         "AllowedKeys": ("to `allowed`",), "Members": ("to `members`; each a MemberInfo",),
+        "DataManifestPart": ("to `data_manifest`: the size of the whole, and bytes of it; none if it is not there",),
     }  # fmt: skip
     answers = [one for one in get_args(backend.ReplyBody) if one.__name__ in bodies]
     return [

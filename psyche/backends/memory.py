@@ -70,6 +70,7 @@ class MemoryBackend:
     coordinator: MemoryCoordinator
     key: bytes
     report: None = None  # nobody looks at this run
+    ask_data_manifest: None = None
     reconnect_soon: None = None  # it cannot be lost
 
     async def states(self) -> AsyncGenerator[Coordinator, None]:

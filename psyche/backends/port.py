@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +65,11 @@ class Backend(Protocol):
     @property
     def report(self) -> Callable[[SelfReport], None] | None:
         """Shows the run's owner what this client does (K8); a report may be lost, and the next one replaces it."""
+        ...
+
+    @property
+    def ask_data_manifest(self) -> Callable[[int], Awaitable[tuple[int, bytes]]] | None:
+        """Asks for the data manifest from a byte on; returns its size and the bytes, none if it is not there (D1)."""
         ...
 
     @property

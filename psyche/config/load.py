@@ -6,7 +6,7 @@ Whatever is wrong with a file is a `ConfigProblems`, with file, line, key, rule 
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -20,6 +20,7 @@ from psyche.config.scanner import KeyPath, find_lines
 from psyche.config.schema import ConfigTable, DataFile, ModelTable, RunFile
 from psyche.config.table import Table
 from psyche.config.values import TOKEN_SIZE_BYTES
+from psyche.core.encoding.data_manifest import MAX_DATA_MANIFEST_BYTES, decode_data_manifest
 from psyche.core.state.config_checks import (
     BrokenRule,
     find_bootstrap_problems,
@@ -28,13 +29,22 @@ from psyche.core.state.config_checks import (
 )
 from psyche.core.state.limits import MAX_TIME_S, RUN_ID_BYTES
 from psyche.core.state.settings import get_keys
-from psyche.core.state.state import CheckpointKind, Config, Metadata, Model, Progress
+from psyche.core.state.state import (
+    ZERO32,
+    CheckpointKind,
+    Config,
+    Metadata,
+    Model,
+    Progress,
+)
 from psyche.durable import read_file, resolve_path
 from psyche.errors import WireError
 from psyche.telemetry.text import describe_parse_failure
 from psyche.wire.access import MAX_KEYS, Access
+from psyche.wire.crypto import blob_id_of
 from psyche.wire.peer_address import EXAMPLE, parse_peer_address
 
+DATA_MANIFEST_NAME: Final = "data.manifest"  # beside a run's file, and below a client's --local-root
 RUN_FILE_NAMES: Final = ("state.toml", "run.toml", "config.toml")
 MAX_FILE_BYTES: Final = 1 << 20
 # Replacements for keys of [config] that cannot be read, so that the other keys can be checked; they break no rule.
@@ -109,8 +119,8 @@ def find_run_file(path: Path) -> Path:
     raise ConfigProblems([Problem(path, None, "", "the folder has no run configuration", f"one of {names}")])
 
 
-def load_run(path: Path) -> LoadedRun:
-    """Load a run.toml or state.toml, or the one in a folder."""
+def load_run(path: Path, *, reads_manifest: bool = True) -> LoadedRun:
+    """Load a run.toml or state.toml, or the one in a folder; a data.manifest beside it sets `data_root` (D1)."""
     document = _read(find_run_file(path).absolute())
     table, problems = _parse(document, RunFile)
     problems += _find_broken_rules(document, table)
@@ -129,11 +139,30 @@ def load_run(path: Path) -> LoadedRun:
     if problems or table is None:
         raise ConfigProblems(problems)
     config, model, access = Config(**dict(table.config)), Model(**dict(table.model.llm)), get_access(table.access)
+    beside = document.file.parent / DATA_MANIFEST_NAME
+    if reads_manifest and beside.is_file():
+        config = replace(config, data_root=_read_data_root(beside, config.data_root, document))
     warnings = (*find_warnings(config, model), *find_access_warnings(access))
     return LoadedRun(
         run_id, config, model, Metadata(**dict(table.metadata)), document.file, warnings,
         Progress(**dict(table.progress)), table.pending_pause, tuple(table.bootstrap), access, document.lines,
     )  # fmt: skip
+
+
+def _read_data_root(path: Path, stated: bytes, document: _Document) -> bytes:
+    try:
+        raw = read_file(path, MAX_DATA_MANIFEST_BYTES)
+        decode_data_manifest(raw)
+    except (OSError, WireError) as error:
+        what = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise ConfigProblems([Problem(path, None, "", what, "one made by `psyche data manifest`")]) from error
+    root = blob_id_of(raw)
+    if stated not in (ZERO32, root):
+        key: KeyPath = ("config", "data_root")
+        what = f"is {stated.hex()[:16]}…, but {path.name} beside this file has the id {root.hex()}"
+        right = "no value: the manifest sets it"
+        raise ConfigProblems([Problem(document.file, get_line(key, document.lines), format_key(key), what, right)])
+    return root
 
 
 def load_data(path: Path) -> LoadedData:

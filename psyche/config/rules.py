@@ -6,6 +6,7 @@ from psyche.config.values import get_variant_name
 from psyche.core.state.config_checks import TIMES
 from psyche.core.state.limits import MAX_WITNESSES
 from psyche.core.state.state import (
+    ZERO32,
     Architecture,
     CheckpointKind,
     Config,
@@ -62,6 +63,14 @@ def find_warnings(config: Config, model: Model) -> list[str]:
             "model.LLM.data_location 'WeightedHttp': whoever changes the mix at this address changes what members "
             "train on, each at another time; end the address with #sha256= and what `sha256sum` says of the file"
         )
+    if location.kind is DataLocationKind.HTTP and config.data_root == ZERO32:
+        found.append(
+            "config.data_root is not set: who finds other files at data_location trains on other tokens; "
+            "`psyche data manifest` with this file makes data.manifest beside it, which sets the key"
+        )
+    if location.kind in (DataLocationKind.WEIGHTED_HTTP, DataLocationKind.PREPROCESSED) and config.data_root != ZERO32:
+        kind = get_variant_name(location.kind)
+        found.append(f"config.data_root has no effect with data_location {kind!r}: nothing compares its files yet")
     if config.verification_percent:
         found.append("config.verification_percent: verifiers are elected and do not train, but verify nothing yet")
     if config.entropy_delay:

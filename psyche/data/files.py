@@ -9,8 +9,9 @@ from typing import Any, BinaryIO, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from psyche.core.encoding.data_manifest import DataFile, encode_data_manifest
 from psyche.durable import open_file, read_file
-from psyche.errors import DataError, UnusableDataError
+from psyche.errors import DataError, UnusableDataError, WireError
 
 RAW_SUFFIXES: Final = (".bin", ".ds")
 SUFFIXES: Final = (*RAW_SUFFIXES, ".npy")
@@ -109,6 +110,18 @@ def _read_npy_header(name: str, stream: BinaryIO) -> tuple[tuple[int, ...], "np.
     except ValueError as error:
         raise DataError(f"{name}: is not a .npy file: {error}") from error
     return shape, dtype
+
+
+def encode_files(files: Iterable[DataFile], token_size_bytes: int, *, is_hashed: bool) -> bytes:
+    """Encode the data manifest of token files (D1).
+
+    Raises:
+        DataError: a manifest cannot hold them, such as two of the same name.
+    """
+    try:
+        return encode_data_manifest(token_size_bytes, files, is_hashed=is_hashed)
+    except WireError as error:
+        raise DataError(str(error)) from error
 
 
 def find_token_size(path: Path, vocab_size: int | None) -> int:

@@ -7,17 +7,22 @@ row is not used.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche.data.files import TokenArray, find_files, open_token_file
+from psyche.core.encoding.data_manifest import DATA_CHUNK_BYTES, DataFile
+from psyche.core.state.state import ZERO32
+from psyche.data.files import TokenArray, TokenFile, encode_files, find_files, open_token_file
 from psyche.data.order import RowOrder, count_rows
 from psyche.data.scan import ForeignToken, find_foreign_token
+from psyche.durable import open_file
 from psyche.errors import DataError, UnusableDataError
+from psyche.wire.crypto import blob_id_of, compute_chunk_hashes
 
 MAX_OPEN_FILES: Final = 64  # memory maps kept open; other files are mapped again when they are read
 
@@ -84,3 +89,39 @@ class TokenRows:
         position = int(places[row]) * self.sequence_length + column
         name = str(self.files[int(numbers[row])].path)
         raise UnusableDataError(ForeignToken(name, position, int(rows[row, column])).describe(self.vocab_size))
+
+
+def make_folder_manifest(
+    opened: Sequence[TokenFile], *, is_hashed: bool, progress: Callable[[int, int], None] = lambda _done, _total: None
+) -> bytes:
+    """Make the manifest of token files of this machine; their versions stay empty (D1).
+
+    Raises:
+        DataError: one cannot be read, or two have the same name.
+    """
+    files: list[DataFile] = []
+    sizes = [one.offset + one.tokens * one.token_size_bytes for one in opened]
+    for one, size_bytes in zip(opened, sizes, strict=True):
+        files.append(DataFile(one.path.name, "", size_bytes, one.offset, one.tokens, _hash(one) if is_hashed else b""))
+        progress(sum(file.size_bytes for file in files), sum(sizes))
+    return encode_files(files, opened[0].token_size_bytes, is_hashed=is_hashed)
+
+
+def _hash(opened: TokenFile) -> bytes:
+    try:
+        with open_file(opened.path) as file:
+            return b"".join(map(compute_chunk_hashes, iter(partial(file.read, DATA_CHUNK_BYTES), b"")))
+    except OSError as error:
+        raise DataError(f"{opened.path}: cannot be read: {error.strerror}") from error
+
+
+def find_difference(files: Sequence[TokenFile], root: bytes) -> str:
+    """Say that token files are not those of `root`; empty if they are, or no root is on record (D1)."""
+    if root == ZERO32 or any(
+        blob_id_of(make_folder_manifest(files, is_hashed=is_hashed)) == root for is_hashed in (False, True)
+    ):
+        return ""
+    return (
+        f"{files[0].path.parent}: the token files are not those of the run (config.data_root {root.hex()[:16]}); "
+        "take the run's own files, all of them and no others"
+    )

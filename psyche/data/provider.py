@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from psyche.core.state.state import DataLocation, DataLocationKind
+from psyche.core.encoding.data_manifest import FindManifest
+from psyche.core.state.state import ZERO32, DataLocation, DataLocationKind
 from psyche.durable import expand_user
 from psyche.errors import DataError
 from psyche.storage.port import StorageOptions, read_environment
@@ -119,12 +120,15 @@ def open_provider(
     expected_server: bytes | None = None,
     storage: StorageOptions | None = None,
     has_labels: bool = False,
+    root: bytes = ZERO32,
+    find_manifest: FindManifest | None = None,
 ) -> DataProvider:
     """Open the provider for a run's `data_location`.
 
     `folder` is where relative local paths start; `files` is the data.toml of a Local location, if it names one.
     `expected_server` is the data server's public key, the same as the coordinator server's; None: any.
     `storage` says how remote files are read; None: as the environment says. `has_labels`: for fine-tuning.
+    `root` is the id of the manifest of files over HTTP, which `find_manifest` finds (D1).
     """
     match location.kind:
         case DataLocationKind.DUMMY:
@@ -147,8 +151,10 @@ def open_provider(
         case DataLocationKind.HTTP:
             from psyche.data.stored import open_http_rows
 
-            options = storage or read_environment()
-            return open_http_rows(location, options, sequence_length=sequence_length, vocab_size=vocab_size)
+            return open_http_rows(
+                location, storage or read_environment(), sequence_length=sequence_length, vocab_size=vocab_size,
+                root=root, find_manifest=find_manifest,
+            )  # fmt: skip
         case DataLocationKind.WEIGHTED_HTTP:
             from psyche.data.weighted import WeightedRows
 

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -11,16 +11,29 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
+from psyche.core.encoding.data_manifest import DataFile, DataManifest, FindManifest
 from psyche.core.state.enums import HttpLocationKind, TokenSize
 from psyche.core.state.settings import DataLocation, HttpLocation
-from psyche.data.files import DTYPES, SUFFIXES, measure_tokens
+from psyche.core.state.state import ZERO32
+from psyche.data.files import DTYPES, SUFFIXES, encode_files, measure_tokens
 from psyche.data.order import RowOrder, count_rows
 from psyche.data.scan import ForeignToken
 from psyche.errors import DataError, StorageError, UnusableDataError
 from psyche.storage.cache import CachedStorage, DiskCache
-from psyche.storage.port import MAX_FILES, MAX_RANGE_BYTES, Storage, StorageOptions, StoredFile, gather, read_ranges
+from psyche.storage.judged import JudgedStorage
+from psyche.storage.port import (
+    MAX_FILES,
+    MAX_RANGE_BYTES,
+    Storage,
+    StorageOptions,
+    StoredFile,
+    gather,
+    read_ranges,
+    sort_files,
+)  # fmt: skip
 from psyche.storage.urls import open_urls
 from psyche.telemetry.text import format_bytes
+from psyche.wire.crypto import blob_id_of
 
 MAX_NPY_HEADER_BYTES: Final = 1 << 10  # of one dimension it has 128
 DOWNLOADS: Final = 4  # pieces in memory at once, while all files are read
@@ -37,29 +50,41 @@ class StoredTokens:
 
 
 def open_http_rows(
-    location: DataLocation, options: StorageOptions, *, sequence_length: int, vocab_size: int | None
+    location: DataLocation,
+    options: StorageOptions,
+    *,
+    sequence_length: int,
+    vocab_size: int | None,
+    root: bytes = ZERO32,
+    find_manifest: FindManifest | None = None,
 ) -> "StoredRows":
-    """Open what a run's location over HTTP names.
+    """Open what a run's location over HTTP names; `root` and `find_manifest`: see `StoredRows`.
 
     Raises:
         DataError: an address is not one of https, or the template has no single place for the number.
     """
     try:
-        storage, names = _open_storage(location.http, options)
+        storage, names = open_location(location.http, options)
     except StorageError as error:
         raise DataError(f"data location: {error}") from error
     return StoredRows(
         storage,
         names=names,
-        token_size_bytes=2 if location.token_size is TokenSize.TWO_BYTES else 4,
+        token_size_bytes=get_token_size(location),
         sequence_length=sequence_length,
         shuffle_seed=location.shuffle_seed,
         vocab_size=vocab_size,
         cache=options.cache_dir and DiskCache(options.cache_dir / CHUNKS_FOLDER, int(options.cache_gb * 1e9)),
+        root=root,
+        find_manifest=find_manifest,
     )
 
 
-def _open_storage(http: HttpLocation, options: StorageOptions) -> tuple[Storage, Sequence[str] | None]:
+def get_token_size(location: DataLocation) -> int:
+    return 2 if location.token_size is TokenSize.TWO_BYTES else 4
+
+
+def open_location(http: HttpLocation, options: StorageOptions) -> tuple[Storage, Sequence[str] | None]:
     if http.kind is HttpLocationKind.GCP:
         from psyche.storage.bucket import open_bucket
 
@@ -84,6 +109,9 @@ class StoredRows:
     `names` are the files in their order; None: all token files, by name. They are listed when the first rows are read;
     until that has worked, each `get` tries it again.
 
+    `root` is the id of the manifest on record; zero: none is. What `find_manifest` finds takes the place of the
+    listing; with hashes, bytes are judged by them before they count. Else the listing must give the id (D1).
+
     The `cache` fetches whole chunks, of which shuffled rows use a small part each. So they are read through it only if
     it has room for all files; then each chunk is used in the end.
     """
@@ -98,6 +126,8 @@ class StoredRows:
         shuffle_seed: bytes | None = None,
         vocab_size: int | None = None,
         cache: DiskCache | None = None,
+        root: bytes = ZERO32,
+        find_manifest: FindManifest | None = None,
     ) -> None:
         self.sequence_length = sequence_length
         self._storage = storage
@@ -106,6 +136,8 @@ class StoredRows:
         self._shuffle_seed = shuffle_seed
         self._vocab_size = vocab_size
         self._cache = cache
+        self._root = root
+        self._find_manifest = find_manifest
         self._files: list[StoredTokens] = []
         self._order: RowOrder | None = None
         self._lock = trio.Lock()
@@ -188,15 +220,37 @@ class StoredRows:
         return self.size_bytes
 
     async def _open_files(self) -> list[StoredTokens]:
-        listed = {file.name: file for file in await self._storage.list_files()}
-        names = [name for name in listed if name.endswith(SUFFIXES)] if self._names is None else self._names
-        if not names:
-            raise DataError(f"{self._storage.address}: contains no token file ({', '.join(SUFFIXES)})")
-        self.size_bytes = sum(listed[name].size_bytes for name in names)
+        find = None if self._root == ZERO32 else self._find_manifest
+        manifest = await find(self._root) if find is not None else None
+        if manifest is not None:
+            files = self._take_files(manifest)
+        else:
+            files = await list_tokens(self._storage, self._names, self._token_size_bytes)
+            if self._root != ZERO32 and blob_id_of(encode_tokens(files, self._token_size_bytes)) != self._root:
+                raise DataError(
+                    f"{self._storage.address}: its files are not those that the record's data_root stands for, or "
+                    "their hashes are part of it; nobody has given this client the manifest that says which"
+                )
+        self.size_bytes = sum(one.file.size_bytes for one in files)
+        source = self._storage
         if self._cache is not None and (self._shuffle_seed is None or self.size_bytes <= self._cache.limit_bytes):
             self._storage = CachedStorage(self._storage, self._cache)
-        size_bytes = self._token_size_bytes
-        return await gather([partial(_open_file, self._storage, listed[name], size_bytes) for name in names])
+        if manifest is not None and manifest.is_hashed:
+            hashes = {file.name: file.hashes for file in manifest.files}
+            self._storage = JudgedStorage(self._storage, hashes, source)
+        return files
+
+    def _take_files(self, manifest: DataManifest) -> list[StoredTokens]:
+        known = {file.name: file for file in manifest.files}
+        names = list(known) if self._names is None else self._names
+        if manifest.token_size_bytes != self._token_size_bytes or known.keys() != set(names):
+            raise DataError(
+                f"{self._storage.address}: the manifest on record (data_root) is of other files: "
+                f"{len(known):,} with ids of {manifest.token_size_bytes} bytes"
+            )
+        files = {name: StoredFile(name, file.size_bytes, file.version) for name, file in known.items()}
+        sort_files(self._storage.address, files.values())  # whether these names can be
+        return [StoredTokens(files[name], known[name].offset, known[name].tokens) for name in names]
 
     async def aclose(self) -> None:
         await self._storage.aclose()
@@ -218,3 +272,30 @@ async def _open_file(storage: Storage, file: StoredFile, token_size_bytes: int) 
         head = await storage.read(file, 0, min(file.size_bytes, MAX_NPY_HEADER_BYTES))
     name = f"{storage.address}: {file.name}"
     return StoredTokens(file, *measure_tokens(name, file.size_bytes, token_size_bytes, io.BytesIO(head)))
+
+
+async def list_tokens(storage: Storage, names: Sequence[str] | None, token_size_bytes: int) -> list[StoredTokens]:
+    """List the token files of a storage, in their order, and measure each; `names` as for `StoredRows`.
+
+    Raises:
+        DataError: there is none, or one is no token file of this size.
+        StorageError: they cannot be read.
+    """
+    listed = {file.name: file for file in await storage.list_files()}
+    names = [name for name in listed if name.endswith(SUFFIXES)] if names is None else names
+    if not names:
+        raise DataError(f"{storage.address}: contains no token file ({', '.join(SUFFIXES)})")
+    return await gather([partial(_open_file, storage, listed[name], token_size_bytes) for name in names])
+
+
+def encode_tokens(
+    files: Iterable[StoredTokens], token_size_bytes: int, hashes: Mapping[str, bytes] | None = None
+) -> bytes:
+    """Encode the manifest of token files; `hashes` are those of each file's MiBs, by its name (D1)."""
+    known = hashes or {}
+    entries = (
+        DataFile(f.name, f.version, f.size_bytes, one.offset, one.tokens, known.get(f.name, b""))
+        for one in files
+        for f in (one.file,)
+    )
+    return encode_files(entries, token_size_bytes, is_hashed=hashes is not None)

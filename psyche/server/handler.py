@@ -21,7 +21,7 @@ from psyche.core.rules.apply import Sender, is_repeat
 from psyche.core.state import messages as msg
 from psyche.core.state.errors import ClientsFull, CoordinatorError, Halted
 from psyche.core.state.roster import find_slot, get_healthy
-from psyche.core.state.state import Coordinator, RunState, SlotState
+from psyche.core.state.state import ZERO32, Coordinator, RunState, SlotState
 from psyche.errors import BackendError, PsycheError, WireError
 from psyche.server.access import AllowList, FirstKeys
 from psyche.server.book import AddressBook
@@ -123,6 +123,7 @@ class CoordinatorHandler:
         self._replies = ReplyCache()
         self._presence = Presence()
         self.reports = ReportBoard(self._sink)
+        self.data_manifest: tuple[bytes, bytes] = (ZERO32, b"")  # its id, and it (D1)
 
     def handle(self, now: int, sender: bytes, request: wire.Request) -> Answer:
         """Answer one request of the client whose key is `sender`, and let the state settle.
@@ -410,6 +411,12 @@ class CoordinatorHandler:
     def _list_earnings(self) -> wire.Earnings:
         return wire.Earnings(tuple((slot.signer, slot.earned) for slot in self.state.registry.slots if slot.earned))
 
+    def _show_data_manifest(self, body: wire.DataManifestRequest) -> wire.DataManifestPart:
+        root, raw = self.data_manifest
+        if root != self.state.config.data_root:
+            raw = b""
+        return wire.DataManifestPart(len(raw), raw[body.start : body.start + wire.MAX_MANIFEST_PART_BYTES])
+
     # a row for each type of request
     REQUESTS: ClassVar[dict[type[wire.RequestBody], RequestKind]] = {
         wire.HelloRequest: RequestKind(lambda self, _, body: self._greet(body)),
@@ -417,6 +424,7 @@ class CoordinatorHandler:
         wire.StatusRequest: RequestKind(lambda self, *_: self.get_status()),
         wire.SubscribeRequest: RequestKind(lambda *_: None, Asker.FOLLOWER),  # the hub subscribes
         wire.RecordRequest: RequestKind(lambda self, *_: make_full(self.version, self.now), Asker.FOLLOWER),
+        wire.DataManifestRequest: RequestKind(lambda self, _, body: self._show_data_manifest(body), Asker.FOLLOWER),
         wire.MembersRequest: RequestKind(lambda self, sender, _: self._list_members(sender), Asker.FIRST),
         wire.EarningsRequest: RequestKind(lambda self, *_: self._list_earnings(), Asker.OWNER),
         wire.AllowedRequest: RequestKind(lambda self, *_: self._list_allowed(), Asker.AUTHORITY),

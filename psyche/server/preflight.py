@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from psyche.config.load import LoadedData, LoadedRun, find_local_data
 from psyche.config.problems import ConfigProblems, Problem
@@ -16,6 +16,10 @@ from psyche.modeling.model_check import ModelCheck, check_model, check_model_fil
 from psyche.modeling.model_files import REMOTE, use_model_files
 from psyche.server.run import read_first_model
 from psyche.storage.port import StorageOptions
+
+if TYPE_CHECKING:
+    from psyche.data.local import TokenRows
+    from psyche.data.prepared.rows import PreparedRows
 
 MODEL_CONFIGS: Final = ("model.json", "model.toml")  # beside the run's file: what first weights are made from
 _CHECKPOINT: Final = ("model", "LLM", "checkpoint")
@@ -99,18 +103,29 @@ def _check_model(run: LoadedRun) -> ModelCheck:
     return ModelCheck(()) if path is None else check_model(path, run.model.max_seq_len)
 
 
+def _find_other_data(run: LoadedRun, rows: "TokenRows | PreparedRows") -> Iterator[Problem]:
+    from psyche.data.local import TokenRows, find_difference
+
+    if isinstance(rows, TokenRows) and (different := find_difference(rows.files, run.config.data_root)):
+        yield run.make_problem(("config", "data_root"), different)
+
+
 def _find_data_problems(run: LoadedRun, data: LoadedData | None, vocab_size: int | None) -> Iterator[Problem]:
     location = run.model.data_location
     if location.kind is DataLocationKind.SERVER and data is not None and has_token_files(run, data.folder):
         try:
             has_labels = run.model.data_type is DataType.FINETUNING
-            open_files(data, vocab_size, has_labels=has_labels).check_vocabulary()
+            rows = open_files(data, vocab_size, has_labels=has_labels)
+            rows.check_vocabulary()
+            yield from _find_other_data(run, rows)
         except DataError as error:
             yield Problem(data.path, data.lines.get(("dir",)), "dir", str(error))
     if location.kind is DataLocationKind.LOCAL and run.resolve(location.address).exists():
         try:
             files = find_local_data(run.resolve(location.address))
-            open_local(location, files, run.folder, run.model.max_seq_len, vocab_size).check_vocabulary()
+            rows = open_local(location, files, run.folder, run.model.max_seq_len, vocab_size)
+            rows.check_vocabulary()
+            yield from _find_other_data(run, rows)
         except ConfigProblems as error:
             yield from error.problems
         except DataError as error:

@@ -8,15 +8,17 @@ from typing import Final
 
 from psyche.config.load import LoadedRun
 from psyche.core.encoding.account import decode_config, decode_model, encode_config, encode_model, encode_state
+from psyche.core.encoding.data_manifest import MAX_DATA_MANIFEST_BYTES
 from psyche.core.state.genesis import create_run
 from psyche.core.state.state import ZERO32, Checkpoint, Coordinator, Model
+from psyche.durable import read_file
 from psyche.errors import ConfigError, PsycheError, UnusableModelError
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.modeling.model_files import ModelFiles, use_model_files
 from psyche.server.journal.journal import JournalDisk, JournalError
 from psyche.server.journal.recovery import OpenRun, create_journal, recover
 from psyche.storage.port import StorageOptions
-from psyche.wire.crypto import blake3_hash
+from psyche.wire.crypto import blake3_hash, blob_id_of
 
 FILE_HASH_NAME: Final = "run-file.hash"  # of the run's file that the record was last equal to, and of changes since
 HASH_BYTES: Final = 32
@@ -94,6 +96,15 @@ def read_first_model(model: Model, folder: Path | None, storage: StorageOptions 
         raise ConfigError(f"the first weights: {error}") from error
     except (PsycheError, OSError, ImportError) as error:
         return FirstModel(model.checkpoint, notes=(f"{NOT_ON_RECORD}: {error}",))
+
+
+def read_data_manifest(path: Path) -> tuple[bytes, bytes]:
+    """The id of a data manifest, and its bytes; zeros and nothing where it cannot be read (D1)."""
+    try:
+        raw = read_file(path, MAX_DATA_MANIFEST_BYTES)
+    except OSError:
+        return ZERO32, b""
+    return blob_id_of(raw), raw
 
 
 def _check_file(disk: JournalDisk, state: Coordinator, file: LoadedRun) -> tuple[str, ...]:

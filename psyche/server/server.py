@@ -36,7 +36,7 @@ from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.journal import JournalDisk
 from psyche.server.journal.recovery import OpenRun
 from psyche.server.reports import ReportSummary
-from psyche.server.run import hash_settings, open_run, remember_change
+from psyche.server.run import hash_settings, open_run, read_data_manifest, remember_change
 from psyche.storage.port import StorageOptions
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
@@ -138,6 +138,7 @@ class ServerSettings:
     accept_loss: bool = False  # whether records behind a broken place of the journal are given up (K1)
     model_folder: Path | None = None  # where the model would be; a new run is bound to the weights there (S11)
     storage: StorageOptions | None = None  # of a model that is elsewhere; None: as the environment says
+    data_manifest: Path | None = None  # where the run's would be, for clients (D1)
     data_files: LocalFiles | None = None  # of the data server, if `data_location` is Server
     sink: EventSink | None = None
     on_state: Callable[[Coordinator], None] | None = None
@@ -236,6 +237,7 @@ class _Server:
     async def _serve(self, nursery: trio.Nursery, listener: Listener, port: int, task_status: Started) -> None:
         data_port = await self._start_data(nursery)
         self._share_places()
+        await self._read_data_manifest()
         await self._publish(self._durable)
         for task in (self._write_journal, self._push, self._tick):
             nursery.start_soon(task)
@@ -325,6 +327,12 @@ class _Server:
         if state.config is not self._config:
             self._config = state.config
             await trio.to_thread.run_sync(remember_change, self._disk, hash_settings(state))
+            await self._read_data_manifest()
+
+    async def _read_data_manifest(self) -> None:
+        if self._settings.data_manifest is not None:
+            found = await trio.to_thread.run_sync(read_data_manifest, self._settings.data_manifest)
+            self._handler.data_manifest = found
 
     async def _push(self) -> None:
         """Push the durable state, at most every 100 ms unless the run's phase has changed (K5)."""

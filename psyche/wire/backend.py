@@ -32,6 +32,7 @@ VERSION: Final = 4  # 1 had a request for each kind of message, 2 no reports (K8
 PURPOSE: Final = "coordinator"  # signed in the handshake
 MAX_REQUEST_BYTES: Final = 8_192  # two signed results, or an address record of 8 addresses, with room to spare
 MAX_SERVER_FRAME_BYTES: Final = 1 << 20  # a full state that does not compress, or a book of 256 records
+MAX_MANIFEST_PART_BYTES: Final = 512 << 10  # takes 0.1 s at 40 Mbit/s, so a state waits no longer
 MAX_PROGRAM_BYTES: Final = 96
 MAX_REASON_CHARS: Final = 1_000
 MAX_SIGNED_RESULT_BYTES: Final = 1_024  # 599
@@ -113,9 +114,15 @@ class RecordRequest(msgspec.Struct, frozen=True, array_like=True, tag="record"):
     """Asks for the full state once, without a subscription. For those that may follow the run."""
 
 
+class DataManifestRequest(msgspec.Struct, frozen=True, array_like=True, tag="data_manifest"):
+    """Asks for a part of the run's data manifest, from byte `start` on (D1). For those that may follow the run."""
+
+    start: Unsigned63
+
+
 RequestBody: TypeAlias = (
     HelloRequest | SubscribeRequest | PingRequest | SubmitRequest | AnnounceRequest | EarningsRequest | AllowedRequest
-    | StatusRequest | ReportRequest | MembersRequest | RecordRequest
+    | StatusRequest | ReportRequest | MembersRequest | RecordRequest | DataManifestRequest
 )  # fmt: skip
 
 
@@ -231,7 +238,14 @@ class FullState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
     compressed: bytes
 
 
-ReplyBody: TypeAlias = Greeting | RunStatus | Earnings | AllowedKeys | Members | FullState | None
+class DataManifestPart(msgspec.Struct, frozen=True, array_like=True, tag="data_manifest"):
+    """The answer to data_manifest: the size of the whole, and bytes of it; none where the server has no manifest."""
+
+    size_bytes: Unsigned63
+    data: Annotated[bytes, Meta(max_length=MAX_MANIFEST_PART_BYTES)]
+
+
+ReplyBody: TypeAlias = Greeting | RunStatus | Earnings | AllowedKeys | Members | FullState | DataManifestPart | None
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):

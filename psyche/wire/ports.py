@@ -50,6 +50,7 @@ class SyncRequest:
     kind "manifest": the weight manifest whose full digest is `key` (S7, S9); with an empty `key`: keep a copy
     of your weights of (epoch, height), so that their manifest can be asked for (S7).
     kind "upload": whether you upload certified weights to a lasting place (S10).
+    kind "data": the size, u64 little-endian, of the data manifest with the blob id `key`, which the peer offers (D1).
     kind "addresses": signed address records of at most 32 peers, in the order of their keys from `key` on, round the
     end (N1); nodes answer it by themselves.
     """

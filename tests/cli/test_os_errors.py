@@ -41,6 +41,7 @@ CALLS: Final = {
     "simulate": "--state my-run --profile home.toml --model model.json --picture p.png --json f.json --events e.jsonl",
     "trace": "logs --picture p.png --json f.json",
     "data tokenize": "book.txt -o tokens/train.bin --held-out eval/held-out.bin --held-out-bytes 2",
+    "data manifest": "data -o data.manifest",
     "model init": "--config model.json --output model",
     "model sample": "model-folder --json-file sample.json",
     "server run": "--state my-run --state-dir new-state --write-log log.json --events-dir events",

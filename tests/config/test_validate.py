@@ -182,6 +182,15 @@ def test_other_settings_that_are_seldom_meant_are_warned_about() -> None:
     assert all(word in warning for word, warning in zip(words, warnings, strict=True))
 
 
+def test_remote_data_that_no_manifest_pins_is_warned_about() -> None:
+    run = load_run(CONFIG / "sample")
+    assert any("config.data_root is not set" in warning for warning in run.warnings)
+    run.config.data_root = b"r" * 32
+    assert not any("data_root" in warning for warning in find_warnings(run.config, run.model))
+    run.model.data_location = DataLocation(DataLocationKind.WEIGHTED_HTTP, "https://example.org/mix.json#sha256=0")
+    assert any("data_root has no effect" in warning for warning in find_warnings(run.config, run.model))
+
+
 def test_everything_that_is_not_built_is_refused_by_name() -> None:
     run = load_run(CONFIG / "demo")
     assert find_unsupported(run.model, run.config) == []

@@ -24,6 +24,7 @@ from psyche.core.state.messages import (
     Withdraw,
 )
 from psyche.core.state.state import (
+    ZERO32,
     DataLocation,
     DataLocationKind,
     RunState,
@@ -37,6 +38,7 @@ from psyche.telemetry import types
 from psyche.testing.builders import START_UNIX, build_model
 from psyche.wire import backend as wire
 from psyche.wire.address_record import AddressRecord, sign_address_record
+from psyche.wire.crypto import blob_id_of
 from psyche.wire.line.framing import FrameStream
 from psyche.wire.line.handshake import HandshakeError, client_handshake
 from psyche.wire.line.tls import open_tls
@@ -89,6 +91,23 @@ async def test_a_client_of_an_older_tls_is_told_which_one_by_an_alert_and_the_lo
             while not server.sink.get(types.ConnectionClosed):
                 await trio.sleep(0.05)
         assert "the other side does not speak TLS 1.3" in server.sink.get(types.ConnectionClosed)[0].reason
+
+
+async def test_the_manifest_of_the_run_s_data_is_given_in_parts_while_it_is_that_on_record(
+    tmp_path: Path, clock: SteadyClock
+) -> None:
+    raw = os.urandom(wire.MAX_MANIFEST_PART_BYTES + 5)
+    (tmp_path / "data.manifest").write_bytes(raw)
+    for root, parts in ((blob_id_of(raw), [raw[:-5], raw[-5:], b""]), (ZERO32, [b""])):
+        file = build_file(data_root=root)
+        async with (
+            open_server(tmp_path / root.hex()[:4], file, data_manifest=tmp_path / "data.manifest") as server,
+            open_backend(server.address, CLIENTS[0]) as backend,
+        ):
+            start = 0
+            for part in parts:
+                assert await backend.ask_data_manifest(start) == (len(b"".join(parts)), part)
+                start += len(part)
 
 
 @pytest.mark.parametrize(

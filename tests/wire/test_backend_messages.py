@@ -38,6 +38,7 @@ bodies = st.one_of(
     st.just(wire.StatusRequest()),
     st.just(wire.MembersRequest()),
     st.just(wire.RecordRequest()),
+    st.builds(wire.DataManifestRequest, st.integers(0, 2**63 - 1)),
     st.builds(
         wire.ReportRequest,
         st.builds(SelfReport, *[st.text(max_size=32)] * 3, *[st.integers(0, 9)] * 3, st.none() | st.floats(-9, 9)),

@@ -167,6 +167,10 @@ class TcpBackend:
         self._record = record
         await self._request(wire.AnnounceRequest(record))
 
+    async def ask_data_manifest(self, start: int) -> tuple[int, bytes]:
+        body = (await self._request(wire.DataManifestRequest(start))).body
+        return (body.size_bytes, body.data) if isinstance(body, wire.DataManifestPart) else (0, b"")
+
     def statistics(self) -> BackendStatistics:
         return BackendStatistics(unanswered=len(self._pending))
 

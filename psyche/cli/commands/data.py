@@ -12,7 +12,11 @@ from psyche.telemetry.text import format_number
 if TYPE_CHECKING:
     from psyche.data.tokenize import TokenizedFile
 
-group = make_group("Prepare training data.", "psyche data tokenize book.txt --output data/train.bin")
+group = make_group(
+    "Prepare training data.",
+    "psyche data tokenize book.txt --output data/train.bin",
+    "psyche data manifest my-run --hash",
+)
 
 
 @group.command(
@@ -74,6 +78,60 @@ def tokenize(
     _print(report.train)
     if report.held_out is not None:
         _print(report.held_out)
+
+
+@group.command(
+    "manifest",
+    epilog=format_examples(
+        "psyche data manifest my-run          # of the data that run.toml names",
+        "psyche data manifest my-run --hash   # reads all of it",
+        "psyche data manifest gs://bucket/tokens --token-size 4",
+        "psyche data manifest https://example.org/{a,b}.bin --hash",
+    ),
+)
+def manifest(
+    addresses: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ADDRESS...",
+            help="A run.toml or its folder; else gs://bucket/prefix, hf://datasets/owner/name, https addresses, or a "
+            "folder of token files.",
+        ),
+    ],
+    *,
+    with_hashes: Annotated[
+        bool, typer.Option("--hash", help="Read all files, and write the BLAKE3 of each MiB too.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Default: data.manifest, beside the run.toml if one is given.")
+    ] = None,
+    token_size: Annotated[
+        int | None, typer.Option(help="Bytes of an id, 2 or 4. Default: as the run says; else 2.")
+    ] = None,
+) -> None:
+    """Write which token files are a run's data.
+
+    The manifest has names, sizes, versions and numbers of tokens. Beside a run.toml it sets config.data_root when the
+    run is made: all clients then read the same files, without a listing. With --hash each MiB that a client reads is
+    compared, so nobody trains on other bytes.
+    """
+    from psyche.cli.helpers.manifests import find_run, make
+    from psyche.cli.helpers.outputs import check_target
+    from psyche.cli.helpers.progress import ProgressBar
+    from psyche.config.load import DATA_MANIFEST_NAME
+    from psyche.core.encoding.data_manifest import decode_data_manifest
+    from psyche.durable import replace_file
+    from psyche.wire.crypto import blob_id_of
+
+    run = find_run(addresses)
+    path = output or (run.folder if run else Path()) / DATA_MANIFEST_NAME
+    check_target("--output", path)
+    with ProgressBar("reading the data") as bar:
+        raw = make(run, addresses, token_size, is_hashed=with_hashes, progress=bar.set)
+    replace_file(path, raw, path.with_suffix(".part"))
+    files = decode_data_manifest(raw).files
+    total = format_number(sum(file.tokens for file in files), "token")
+    typer.echo(f"{path}: {format_number(len(files), 'file')}, {total}, data_root {blob_id_of(raw).hex()}")
 
 
 def _print(file: "TokenizedFile") -> None:

@@ -91,6 +91,7 @@ def run(
     Exits with 0 after Ctrl-C.
     """
     from psyche.cli.helpers.serving import leaving_nothing_unless_started
+    from psyche.config.load import DATA_MANIFEST_NAME
     from psyche.server.server import ServerSettings
     from psyche.telemetry.console import Console
     from psyche.telemetry.logging import configure_logging
@@ -107,6 +108,7 @@ def run(
             access=add_allowed(loaded.access, allow or []), withdraw_on_disconnect=withdraw_on_disconnect,
             accept_loss=accept_loss, model_folder=loaded.model_folder, storage=remote.get_options(),
             data_files=data, sink=events,
+            data_manifest=loaded.folder / DATA_MANIFEST_NAME,
         )  # fmt: skip
         serve(settings, events, console, logging.logs, on_start)
 

@@ -13,6 +13,7 @@ import trio
 from psyche.backends.port import Backend
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
+from psyche.client.runtime.data_manifests import DataManifests
 from psyche.client.runtime.preflight import check_participation
 from psyche.client.runtime.reporting import Reporter
 from psyche.client.runtime.settings import ClientSettings
@@ -23,6 +24,7 @@ from psyche.client.runtime.weights.exporting import get_export_time
 from psyche.client.runtime.weights.sharing import check_shared_folder
 from psyche.client.runtime.weights.uploading import check_upload, is_uploading
 from psyche.config.load import find_local_data
+from psyche.core.encoding.data_manifest import FindManifest
 from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind, DataType
 from psyche.data.provider import DataProvider, open_provider
 from psyche.durable import make_folder, open_lock, warn_of_others
@@ -80,20 +82,24 @@ class LazyData:
     Opens it again if the owner has changed where it is, how long its sequences are, or the model's vocabulary (P9).
     """
 
-    def __init__(self, get_state: Callable[[], Coordinator], identity: Identity, settings: ClientSettings) -> None:
+    def __init__(
+        self, get_state: Callable[[], Coordinator], identity: Identity, settings: ClientSettings,
+        find_manifest: FindManifest | None = None,
+    ) -> None:  # fmt: skip
         self._get_state = get_state
+        self._find_manifest = find_manifest
         self._identity = identity
         self._settings = settings
         self._provider: DataProvider | None = None
-        self._opened: tuple[DataLocation, int, int | None] | None = None
+        self._opened: tuple[DataLocation, int, int | None, bytes] | None = None
         self._lock = trio.Lock()
         self.vocab_size: int | None = None
         self.sequence_length = 0
 
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:
         async with self._lock:
-            model = self._get_state().model
-            wanted = (model.data_location, model.max_seq_len, self.vocab_size)
+            model, root = self._get_state().model, self._get_state().config.data_root
+            wanted = (model.data_location, model.max_seq_len, self.vocab_size, root)
             if self._provider is None or self._opened != wanted:
                 await self.aclose()
                 self._provider = await trio.to_thread.run_sync(self._open)
@@ -118,6 +124,8 @@ class LazyData:
             expected_server=self._settings.server_key,
             storage=self._settings.storage,
             has_labels=model.data_type is DataType.FINETUNING,
+            root=self._get_state().config.data_root,
+            find_manifest=self._find_manifest,
         )
 
     async def aclose(self) -> None:
@@ -258,7 +266,8 @@ async def _participate(
 ) -> None:  # fmt: skip
     share = settings.share_checkpoints or is_uploading(settings)
     engine = RoundEngine(identity, export=get_export_time(settings), share=share)
-    data = LazyData(lambda: engine.state, identity, settings)
+    manifests = DataManifests(network, backend, settings.data_dir / "data-manifests", settings.local_root)
+    data = LazyData(lambda: engine.state, identity, settings, manifests.find)
     check = PayloadCheck()
 
     def on_loaded(event: act.Loaded) -> None:
@@ -275,6 +284,7 @@ async def _participate(
         unix_now=time.time,
         check_payload=check,
         on_loaded=on_loaded,
+        measure_data=manifests.measure,
     )
     orders.shell = Shell(parts, settings)
     try:

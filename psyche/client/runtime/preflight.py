@@ -15,6 +15,7 @@ from psyche.config.load import find_local_data
 from psyche.config.rules import find_unsupported
 from psyche.core.state.limits import NO_UPLOADER
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, DataLocationKind, RunState
+from psyche.data.local import find_difference
 from psyche.data.provider import open_local
 from psyche.errors import ConfigError, DataError, TrainerError
 from psyche.modeling.first_weights import compute_first_digest
@@ -90,7 +91,10 @@ def _find_data_problems(state: Coordinator, local_root: Path, vocab_size: int | 
     location = state.model.data_location
     try:
         files = find_local_data(local_root / location.address)
-        open_local(location, files, local_root, state.model.max_seq_len, vocab_size).check_vocabulary()
+        rows = open_local(location, files, local_root, state.model.max_seq_len, vocab_size)
+        rows.check_vocabulary()
+        if different := find_difference(rows.files, state.config.data_root):
+            yield different
     except (ConfigError, DataError) as error:
         yield str(error)
 

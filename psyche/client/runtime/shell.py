@@ -60,6 +60,7 @@ class Parts:
     unix_now: Callable[[], float]
     check_payload: Callable[[bytes], None]  # raises WireError (R4)
     on_loaded: Callable[[act.Loaded], None] = lambda _loaded: None
+    measure_data: Callable[[bytes], int | None] = lambda _root: None  # size of the data manifest offered to peers (D1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Shell:
         self._engine = parts.engine
         self._settings = settings
         snapshots = settings.snapshots_dir
-        self._serving = Serving(parts.engine, parts.network)
+        self._serving = Serving(parts.engine, parts.network, parts.measure_data)
         self._replay = ReplayStore(settings.data_dir / "replay", settings.replay_quota_bytes)
         self._loader = Loader(parts.network, self._serving, snapshots, settings.local_root, self.log, settings.storage)
         self._payloads = PayloadCache()

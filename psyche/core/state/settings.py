@@ -311,7 +311,9 @@ class Config:
         beyond="is more than all",
     )  # fmt: skip
     min_stake: int = key("u64", "stake that members need; above 0 cannot run yet", unit="tokens of the chain")
-    data_root: bytes = key("hash", "hash of the training data; has no effect yet", default=ZERO32)  # zero: not stated
+    data_root: bytes = key(
+        "hash", "blob id of the data manifest; by itself that of data.manifest beside the file", default=ZERO32
+    )  # zero: not stated
 
 
 @dataclass(slots=True)

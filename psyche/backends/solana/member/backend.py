@@ -47,10 +47,12 @@ ALLOWED_AGAIN_S: Final = (1.0, 2.0, 5.0, 10.0)  # a wallet that may not join ask
 class SolanaBackend:
     """A `Backend` over a chain. `run` must be running while it is used (or use `open_chain_backend`)."""
 
-    # What a chain has no place for: peers tell each other addresses (N1 to N5), and nobody collects reports (K8). All
-    # endpoints are watched at once, and asked every few seconds where they are silent.
+    # What a chain has no place for: peers tell each other addresses (N1 to N5), nobody collects reports (K8), and the
+    # data manifest comes from peers (D1). All endpoints are watched at once, and asked every few seconds where they are
+    # silent.
     get_addresses: None = None
     report: None = None
+    ask_data_manifest: None = None
     reconnect_soon: None = None
 
     def __init__(

@@ -1,5 +1,7 @@
 """What this client serves to peers: announcements, witness tables, manifests and tensors."""
 
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -25,8 +27,11 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving:
-    def __init__(self, engine: RoundEngine, network: Network) -> None:
+    def __init__(
+        self, engine: RoundEngine, network: Network, measure_data: Callable[[bytes], int | None] = lambda _root: None
+    ) -> None:
         self._engine = engine
+        self._measure_data = measure_data
         self._network = network
         self._offers: dict[bytes, tuple[bytes, tuple[bytes, ...]]] = {}  # digest -> encoded manifest, blob ids
 
@@ -41,6 +46,9 @@ class Serving:
             case "manifest":
                 offer = self._offers.get(request.key)
                 return NOT_FOUND if offer is None else SyncReply(found=True, items=(offer[0],))
+            case "data":
+                size = self._measure_data(request.key)
+                return NOT_FOUND if size is None else SyncReply(found=True, items=(struct.pack("<Q", size),))
             case _:
                 return NOT_FOUND
 

@@ -1,0 +1,103 @@
+"""Which files an address of `psyche data manifest` means, and their manifest."""
+
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from psyche.config.load import RUN_FILE_NAMES, LoadedRun, find_local_data, load_run
+from psyche.core.state.state import DataLocationKind
+from psyche.data.files import find_files, find_token_size, open_token_file
+from psyche.data.local import make_folder_manifest
+from psyche.data.stored import encode_tokens, get_token_size, list_tokens, open_location
+from psyche.errors import DataError
+from psyche.storage.port import MAX_RANGE_BYTES, Storage, StorageOptions, read_environment
+from psyche.storage.urls import open_urls
+from psyche.wire.crypto import compute_chunk_hashes
+
+USUAL_TOKEN_SIZE: Final = 2
+STRIDE_BYTES: Final = 8 * MAX_RANGE_BYTES  # as many requests at once as a storage makes
+Progress = Callable[[int, int], None]
+
+
+def find_run(addresses: Sequence[str]) -> LoadedRun | None:
+    """Load the run whose file, or folder, is the only address."""
+    path = Path(addresses[0])
+    is_run = path.name in RUN_FILE_NAMES or any((path / name).is_file() for name in RUN_FILE_NAMES)
+    return load_run(path, reads_manifest=False) if is_run and len(addresses) == 1 else None
+
+
+def make(
+    run: LoadedRun | None, addresses: Sequence[str], token_size: int | None, *, is_hashed: bool, progress: Progress
+) -> bytes:
+    """Make the manifest of a run's data, or of the files at these addresses.
+
+    Raises:
+        ConfigError, DataError, StorageError: the files cannot be read, or are no token files.
+    """
+    location = run.model.data_location if run else None
+    if location is not None and location.kind in (DataLocationKind.WEIGHTED_HTTP, DataLocationKind.PREPROCESSED):
+        raise DataError(f"model.LLM.data_location {location.kind.name}: there is no manifest of such data yet")
+    if location is not None and location.kind is DataLocationKind.HTTP:
+        opened, size = open_location(location.http, read_environment()), get_token_size(location)
+    elif any("://" in address for address in addresses):
+        opened, size = open_address(addresses, read_environment()), USUAL_TOKEN_SIZE
+    else:
+        paths = [Path(address) for address in addresses]
+        if run is not None and location is not None:
+            paths = [run.resolve(location.address if location.kind is DataLocationKind.LOCAL else "")]
+        data = find_local_data(paths[0])
+        found = find_files([data.folder] if data else paths)
+        size = token_size or (data.token_size_bytes if data else find_token_size(found[0], None))
+        files = [open_token_file(path, size) for path in found]
+        return make_folder_manifest(files, is_hashed=is_hashed, progress=progress)
+    return trio.run(partial(make_manifest, *opened, token_size or size, is_hashed=is_hashed, progress=progress))
+
+
+def open_address(addresses: Sequence[str], options: StorageOptions) -> tuple[Storage, Sequence[str] | None]:
+    """Open gs://bucket/prefix, hf://datasets/owner/name, or https addresses, and say which files are meant (None: all).
+
+    Raises:
+        StorageError: an address cannot be one of these.
+    """
+    scheme, _, path = addresses[0].partition("://")
+    if len(addresses) == 1 and scheme == "gs":
+        from psyche.storage.bucket import open_bucket
+
+        bucket, _, prefix = path.partition("/")
+        return open_bucket(bucket, prefix, options), None
+    if len(addresses) == 1 and scheme == "hf":
+        from psyche.storage.hub import open_hub
+
+        name, _, revision = path.removeprefix("datasets/").partition("@")
+        return open_hub(name, revision, options, kind="dataset" if path.startswith("datasets/") else "model"), None
+    urls = open_urls(addresses, options)
+    return urls, urls.names
+
+
+async def make_manifest(
+    storage: Storage, names: Sequence[str] | None, token_size_bytes: int, *, is_hashed: bool, progress: Progress
+) -> bytes:
+    """List and measure the token files of a storage and, with hashes, read them all; closes the storage.
+
+    Raises:
+        DataError, StorageError: as `list_tokens`.
+    """
+    async with aclosing(storage):
+        files = await list_tokens(storage, names, token_size_bytes)
+        if not is_hashed:
+            return encode_tokens(files, token_size_bytes)
+        hashes: dict[str, bytes] = {}
+        total, done = sum(one.file.size_bytes for one in files), 0
+        for file in (one.file for one in files):
+            parts: list[bytes] = []
+            for start in range(0, file.size_bytes, STRIDE_BYTES):
+                raw = await storage.read(file, start, min(start + STRIDE_BYTES, file.size_bytes))
+                parts.append(await trio.to_thread.run_sync(compute_chunk_hashes, raw))
+                done += len(raw)
+                progress(done, total)
+            hashes[file.name] = b"".join(parts)
+        return encode_tokens(files, token_size_bytes, hashes)

@@ -1,0 +1,209 @@
+"""The data that a manifest on record stands for: no other rows, whatever a server lists or gives (D1, B22, F22)."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from kits.storage.faults import FaultyWay, open_way
+from kits.storage.servers import OPTIONS, put_objects, serve_buckets, serve_folder
+from typer.testing import CliRunner
+
+from psyche.cli.app import app
+from psyche.cli.helpers.manifests import make_manifest
+from psyche.config.load import load_run
+from psyche.config.problems import ConfigProblems
+from psyche.core.encoding.data_manifest import DataManifest, FindManifest, decode_data_manifest
+from psyche.core.state.state import ZERO32, DataLocation, DataLocationKind, HttpLocation, HttpLocationKind
+from psyche.data.files import open_token_file
+from psyche.data.local import TokenRows, find_difference, make_folder_manifest
+from psyche.data.stored import StoredRows, open_http_rows, open_location
+from psyche.errors import DataError
+from psyche.storage.port import StorageOptions
+from psyche.wire.crypto import blob_id_of
+
+LENGTH = 1_000
+SEED = bytes(range(32))
+TOKENS = {f"t-{number}.bin": Random(number).randbytes(2 * tokens) for number, tokens in ((9, 700_500), (10, 3_000))}
+MANY = HttpLocation(HttpLocationKind.NUMBERED_FILES, "", start_index=9, num_files=2)
+CONFIG = Path(__file__).parents[2] / "config"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tokens").mkdir()
+    for name, raw in TOKENS.items():
+        (tmp_path / "tokens" / name).write_bytes(raw)
+    return tmp_path / "tokens"
+
+
+@pytest.fixture
+async def way(folder: Path) -> AsyncGenerator[FaultyWay]:
+    with serve_folder(folder) as address:
+        async with open_way(address) as way:
+            MANY.url = f"{way.address}/t-{{}}.bin"
+            yield way
+
+
+async def make(*, is_hashed: bool) -> bytes:
+    return await make_manifest(*open_location(MANY, OPTIONS), 2, is_hashed=is_hashed, progress=lambda _done, _all: None)
+
+
+def open_rows(
+    root: bytes = ZERO32, found: bytes | None = None, http: HttpLocation = MANY, options: StorageOptions = OPTIONS
+) -> StoredRows:
+    location = DataLocation(DataLocationKind.HTTP, http=http, shuffle_seed=SEED)
+    return open_http_rows(
+        location, options, sequence_length=LENGTH, vocab_size=None, root=root, find_manifest=give(found)
+    )
+
+
+def give(raw: bytes | None) -> FindManifest:
+    async def find(root: bytes) -> DataManifest | None:
+        assert raw is None or blob_id_of(raw) == root
+        return None if raw is None else decode_data_manifest(raw)
+
+    return find
+
+
+def get_right(folder: Path, start: int, end: int) -> bytes:
+    rows = TokenRows([folder / "t-9.bin", folder / "t-10.bin"], 2, LENGTH, SEED)
+    return rows.samples(start, end).tobytes()
+
+
+@pytest.mark.parametrize("is_hashed", [True, False], ids=["hashes", "no hashes"])
+async def test_rows_of_a_manifest_are_those_of_the_files_and_nothing_is_listed(
+    way: FaultyWay, folder: Path, is_hashed: bool
+) -> None:
+    raw = await make(is_hashed=is_hashed)
+    way.asked.clear()
+    rows = open_rows(blob_id_of(raw), raw)
+    for start, end in ((0, 9), (695, 712), (3, 3)):
+        assert await rows.get(start, end) == get_right(folder, start, end)
+    await rows.aclose()
+    assert {one.method for one in way.asked} == {"GET"}
+
+
+async def test_another_member_and_a_restart_get_the_same_rows_when_the_bucket_has_more_files(folder: Path) -> None:
+    with serve_buckets() as server:
+        options = replace(OPTIONS, google_endpoint=server)
+        put_objects(server, "bucket-of-rows", {f"train/{name}": raw for name, raw in TOKENS.items()})
+        http = HttpLocation(HttpLocationKind.GCP, "bucket-of-rows", "train")
+        location = DataLocation(DataLocationKind.HTTP, http=http, shuffle_seed=SEED)
+        raw = await make_manifest(*open_location(http, options), 2, is_hashed=True, progress=lambda _done, _all: None)
+        given: list[bytes] = []
+        for root, found in ((blob_id_of(raw), raw), (blob_id_of(raw), raw), (ZERO32, None)):
+            put_objects(server, "bucket-of-rows", {f"train/a-{len(given)}.bin": Random(8).randbytes(8_000)})
+            rows = open_http_rows(
+                location, options, sequence_length=LENGTH, vocab_size=None, root=root, find_manifest=give(found)
+            )
+            given.append(await rows.get(0, 50))
+            await rows.aclose()
+    assert given[0] == given[1]
+    assert given[2] != given[0], "by a listing, they would have changed"
+
+
+async def test_bytes_that_were_wrong_once_are_asked_for_again(way: FaultyWay, folder: Path) -> None:
+    raw = await make(is_hashed=True)
+    rows = open_rows(blob_id_of(raw), raw)
+    way.spoil("other_bytes", 1)
+    assert await rows.get(0, 9) == get_right(folder, 0, 9)
+    await rows.aclose()
+
+
+async def test_wrong_bytes_that_a_cache_has_kept_before_there_was_a_manifest_are_not_trained_on(
+    way: FaultyWay, folder: Path, tmp_path: Path
+) -> None:
+    options = replace(OPTIONS, cache_dir=tmp_path / "cache", cache_gb=1)
+    raw = await make(is_hashed=True)
+    way.spoil("other_bytes")
+    rows = open_rows(options=options)
+    assert await rows.get(0, 9) != get_right(folder, 0, 9)
+    await rows.aclose()
+    way.spoil("")
+    rows = open_rows(blob_id_of(raw), raw, options=options)
+    assert await rows.get(0, 9) == get_right(folder, 0, 9)
+    await rows.aclose()
+
+
+async def test_b22_a_server_with_other_bytes_is_named_with_both_hashes_and_none_is_trained_on(
+    way: FaultyWay, folder: Path
+) -> None:
+    raw = await make(is_hashed=True)
+    right = [file.hashes for file in decode_data_manifest(raw).files]
+    rows = open_rows(blob_id_of(raw), raw)
+    way.spoil("other_bytes")
+    with pytest.raises(
+        DataError, match=r"t-\d+.bin: gives other bytes.*BLAKE3 of MiB \d is [0-9a-f]{64}, not "
+    ) as told:
+        await rows.get(0, 9)
+    assert any(hashes[:32].hex() in str(told.value) or hashes[32:].hex() in str(told.value) for hashes in right)
+    way.spoil("")
+    assert await rows.get(0, 9) == get_right(folder, 0, 9)
+    await rows.aclose()
+
+
+async def test_without_the_manifest_the_listing_counts_only_if_it_is_that_on_record(
+    way: FaultyWay, folder: Path
+) -> None:
+    plain, hashed = await make(is_hashed=False), await make(is_hashed=True)
+    rows = open_rows(blob_id_of(plain))
+    assert await rows.get(0, 9) == get_right(folder, 0, 9)
+    await rows.aclose()
+    (folder / "t-10.bin").write_bytes(TOKENS["t-10.bin"] + bytes(4))
+    for raw in (plain, hashed):
+        rows = open_rows(blob_id_of(raw))
+        with pytest.raises(DataError, match="not those that the record's data_root stands for"):
+            await rows.get(0, 9)
+        await rows.aclose()
+
+
+async def test_a_file_of_another_version_than_the_manifest_s_is_not_read(way: FaultyWay, folder: Path) -> None:
+    raw = await make(is_hashed=False)
+    (folder / "t-9.bin").write_bytes(bytes(len(TOKENS["t-9.bin"])))
+    rows = open_rows(blob_id_of(raw), raw)
+    with pytest.raises(DataError, match="another version"):
+        await rows.get(0, 99)
+    await rows.aclose()
+
+
+async def test_a_manifest_of_other_files_than_the_location_s_is_refused(way: FaultyWay) -> None:
+    raw = await make(is_hashed=False)
+    rows = open_rows(blob_id_of(raw), raw, HttpLocation(HttpLocationKind.SINGLE_URL, f"{way.address}/t-9.bin"))
+    with pytest.raises(DataError, match="of other files: 2 with ids of 2 bytes"):
+        await rows.get(0, 0)
+    await rows.aclose()
+
+
+@pytest.mark.parametrize("is_hashed", [True, False], ids=["hashes", "no hashes"])
+def test_a_folder_is_compared_with_the_root_on_record(folder: Path, is_hashed: bool) -> None:
+    files = [open_token_file(path, 2) for path in sorted(folder.iterdir())]
+    root = blob_id_of(make_folder_manifest(files, is_hashed=is_hashed))
+    assert find_difference(files, root) == find_difference(files, ZERO32) == ""
+    changed = bytearray(TOKENS["t-9.bin"])
+    changed[-1] ^= 1
+    (folder / "t-9.bin").write_bytes(changed)
+    assert bool(find_difference(files, root)) == is_hashed
+    assert "not those of the run" in find_difference(files[:1], root)
+
+
+def test_the_command_writes_the_manifest_beside_the_run_which_gets_its_id(folder: Path) -> None:
+    run = folder / "run.toml"
+    text = (CONFIG / "demo" / "run.toml").read_text()
+    run.write_text(text)
+    (folder / "data.toml").write_text('dir = "."\nseq_len = 128\ntoken_size = "TwoBytes"\n')
+    assert load_run(run).config.data_root == ZERO32
+    told = CliRunner().invoke(app, ["data", "manifest", str(run), "--hash"])
+    assert told.exit_code == 0, told.output
+    raw = (folder / "data.manifest").read_bytes()
+    assert load_run(run).config.data_root == blob_id_of(raw)
+    assert f"2 files, 703500 tokens, data_root {blob_id_of(raw).hex()}" in told.output
+    assert decode_data_manifest(raw).is_hashed
+    (folder / "data.manifest").write_bytes(raw[:-1])
+    with pytest.raises(ConfigProblems, match=r"data.manifest.*bytes are left"):
+        load_run(run)
+    (folder / "data.manifest").write_bytes(raw)
+    run.write_text(text.replace("[config]", f'[config]\ndata_root = "{"ab" * 32}"'))
+    with pytest.raises(ConfigProblems, match="beside this file has the id"):
+        load_run(run)

@@ -17,9 +17,10 @@ from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import TURN_S, Parts, Shell
+from psyche.client.runtime.weights import uploading
 from psyche.core.state.errors import DigestMismatch, WrongRound
-from psyche.core.state.messages import WarmupWitness, Withdraw
-from psyche.core.state.state import ZERO32, Coordinator
+from psyche.core.state.messages import NameCheckpoint, WarmupWitness, Withdraw
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, Mark
 from psyche.errors import (
     BackendError,
     ChainReplaced,
@@ -35,7 +36,7 @@ from psyche.testing.builders import build_hash
 from psyche.testing.dummy_trainer import DummyTrainer
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity, blob_id_of, compute_state_digest
-from psyche.wire.ports import NetworkStatistics, SyncReply
+from psyche.wire.ports import NetworkStatistics, SyncReply, SyncRequest
 
 LIMIT_S = 1_000
 BODY = b"a payload"
@@ -246,6 +247,36 @@ async def test_a_client_finds_its_snapshots_wherever_its_models_were_written(
         found = await after.shell._loader.find_local(digest)
         assert found is not None, f"--checkpoint-dir {models}"
     assert not (tmp_path / "models").exists(), "only models are written there"
+
+
+async def test_what_was_uploaded_is_named_and_the_end_waits_for_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S10, P8: the upload of the final weights outlasts the time that they are served."""
+    uploaded = trio.Event()
+
+    async def push(*_order: object, **_more: object) -> str:
+        await uploaded.wait()
+        return "c" * 40
+
+    monkeypatch.setattr(uploading, "push_to_hub", push)
+    place.settings.hub_repo = "owner/weights"
+    asked = await place.shell._answer(KEYS[1], SyncRequest("upload"))
+    assert asked.found
+    digest = compute_state_digest(ZERO32, place.trainer.compute_part())
+    await place.do(act.WriteSnapshot(0, 3, 4, 12, ZERO32, digest, ZERO32))
+    place.engine.state.certified = Mark(digest=digest)
+    await place.do(
+        act.ShareCheckpoint(0, 4, digest), act.Exit(0, "the run is finished", LeaveCause.FINISHED, serve_s=0.1)
+    )
+    assert place.code is None
+    uploaded.set()
+    await trio.sleep(1.0)
+    source = Checkpoint(CheckpointKind.HUB, "owner/weights", "c" * 40)
+    assert place.backend.sent == [("submit", (NameCheckpoint(0, digest, source),))]
+    assert place.code == 0
+    (shared,) = place.log.get(types.CheckpointShared)
+    assert shared.path == f"hf://owner/weights@{'c' * 40}"
 
 
 # --- F16: disks and quotas

@@ -71,6 +71,12 @@ def find_warnings(config: Config, model: Model) -> list[str]:
     if location.kind in (DataLocationKind.WEIGHTED_HTTP, DataLocationKind.PREPROCESSED) and config.data_root != ZERO32:
         kind = get_variant_name(location.kind)
         found.append(f"config.data_root has no effect with data_location {kind!r}: nothing compares its files yet")
+    may_be_remote = location.kind is DataLocationKind.PREPROCESSED and location.address.count("/") == 1
+    if may_be_remote and "@" not in location.address:
+        found.append(
+            "model.LLM.data_location 'Preprocessed': if this is a data set of the Hub, members that start later may "
+            "read other rows; put @ and the commit behind its name"
+        )
     if config.verification_percent:
         found.append("config.verification_percent: verifiers are elected and do not train, but verify nothing yet")
     if config.entropy_delay:

@@ -10,6 +10,7 @@ from psyche.config.load import LoadedData, LoadedRun, find_local_data
 from psyche.config.problems import ConfigProblems, Problem
 from psyche.config.validate import ConfigReport, has_token_files, validate_config
 from psyche.core.state.state import CheckpointKind, DataLocationKind, DataType
+from psyche.data.prepared.rows import open_rows
 from psyche.data.provider import open_files, open_local
 from psyche.errors import ConfigError, DataError, StorageError, StorageRefused, TrainerError
 from psyche.modeling.model_check import ModelCheck, check_model, check_model_files
@@ -120,6 +121,12 @@ def _find_data_problems(run: LoadedRun, data: LoadedData | None, vocab_size: int
             yield from _find_other_data(run, rows)
         except DataError as error:
             yield Problem(data.path, data.lines.get(("dir",)), "dir", str(error))
+    if location.kind is DataLocationKind.PREPROCESSED and (path := run.resolve(location.address)).exists():
+        try:
+            length, has_labels = run.model.max_seq_len, run.model.data_type is DataType.FINETUNING
+            open_rows(path, length, has_labels=has_labels, vocab_size=vocab_size).check_vocabulary()
+        except DataError as error:
+            yield run.make_problem(_DATA, str(error))
     if location.kind is DataLocationKind.LOCAL and run.resolve(location.address).exists():
         try:
             files = find_local_data(run.resolve(location.address))

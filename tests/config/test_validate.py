@@ -238,3 +238,10 @@ def test_fine_tuning_needs_data_with_labels() -> None:
         model.data_location = DataLocation(kind, "rows")
         has_labels = kind in (DataLocationKind.PREPROCESSED, DataLocationKind.SERVER)
         assert ["needs data with labels" in text for text in find_unsupported(model)] == [True] * (not has_labels)
+
+
+def test_a_data_set_of_the_hub_without_its_commit_is_warned_about() -> None:
+    run = load_run(CONFIG / "demo")
+    for address, warns in (("owner/rows", True), ("owner/rows@3f1c", False), ("rows", False)):
+        run.model.data_location = DataLocation(DataLocationKind.PREPROCESSED, address)
+        assert any("data set of the Hub" in text for text in find_warnings(run.config, run.model)) is warns

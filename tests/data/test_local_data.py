@@ -211,12 +211,6 @@ async def test_dummy_data_is_zeros_or_follows_from_the_index() -> None:
         data.samples(1, 0)
 
 
-def test_a_location_that_is_not_built_is_refused_by_name(tmp_path: Path) -> None:
-    location = DataLocation(DataLocationKind.PREPROCESSED, "x")
-    with pytest.raises(DataError, match="PREPROCESSED: cannot be used yet"):
-        open_provider(location, sequence_length=2, vocab_size=5, folder=tmp_path, identity=IDENTITY)
-
-
 # --- ids that the model does not have are found before training; how much is read has a limit
 
 PIECE = PIECE_BYTES // 2  # in tokens of two bytes

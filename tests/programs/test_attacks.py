@@ -32,14 +32,14 @@ class TestRevival:
     def test_a_freed_run_stays_freed(self) -> None:
         stage = ChainStage(build_paused_run().state)
         bank, payer = stage.bank, stage.bank.payer.pubkey()
-        free = stage.free(payer)
+        free, tick = stage.free(payer), stage.build(ZERO32, Tick(None))
         back = [pay(payer, account, stage.deposit) for account in stage.run]
         bank.send(free, *back, signers=[stage.owner])
         for account in stage.run:
             left = bank.svm.get_account(account)
             assert left is not None
             assert (left.owner, bytes(left.data)) == (SYSTEM, b"")
-        assert bank.refuse(stage.build(ZERO32, Tick(None))) in (Anchor.EMPTY, Anchor.WRONG_OWNER)
+        assert bank.refuse(tick) in (Anchor.EMPTY, Anchor.WRONG_OWNER)
 
     def test_its_name_can_be_taken_again(self) -> None:
         stage = ChainStage(build_paused_run().state)

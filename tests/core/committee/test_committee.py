@@ -8,10 +8,12 @@ from psyche.core.committee.elections import (
     compute_election_seed,
     compute_liar_bound,
     compute_quorum,
+    compute_uploads,
     compute_witnesses_expected,
     get_roles,
     get_witnesses,
     is_witness,
+    order_uploaders,
 )
 from psyche.core.committee.shuffle import permute
 from psyche.core.state.bits import compute_bits, get_members
@@ -125,3 +127,16 @@ def test_elections_never_fail_whatever_the_numbers(n: int, tie_breakers: int, pe
     assert roles.count(Role.TIE_BREAKER) == min(n, tie_breakers)
     assert roles.count(Role.VERIFIER) == (n - min(n, tie_breakers)) * min(percent, 100) // 100
     assert sorted(get_witnesses(round_)) == get_members(round_.members)
+
+
+def test_s10_the_turns_of_uploaders_follow_from_the_weights_whoever_asks() -> None:
+    keys = [bytes([number]) * 32 for number in range(9)]
+    orders = [tuple(order_uploaders(reversed(keys), bytes([digest]) * 32)) for digest in range(20)]
+    assert orders == [tuple(order_uploaders(keys, bytes([digest]) * 32)) for digest in range(20)]
+    assert all(sorted(order) == keys for order in orders)
+    assert len({order[0] for order in orders}) > 4
+    assert order_uploaders([], bytes(32)) == []
+
+
+def test_s10_a_third_of_those_that_can_upload_but_at_least_one_and_at_most_16() -> None:
+    assert [compute_uploads(able) for able in (1, 2, 3, 5, 6, 47, 48, 51, 256)] == [1, 1, 1, 1, 2, 15, 16, 16, 16]

@@ -91,3 +91,13 @@ def test_no_files_and_another_token_size_are_refused() -> None:
         encode_data_manifest(2, [], is_hashed=False)
     with pytest.raises(WireError, match="token size is 3"):
         encode_data_manifest(3, FILES, is_hashed=True)
+
+
+def test_what_the_format_cannot_hold_is_refused_by_the_name_of_the_file() -> None:
+    with pytest.raises(WireError, match=r"data manifest: 'a\.bin': "):
+        encode_data_manifest(2, [replace(FILES[1], version="v" * (1 << 16))], is_hashed=True)
+
+
+def test_more_files_than_a_manifest_may_have_are_refused_before_they_are_read() -> None:
+    with pytest.raises(WireError, match="4294967295 files, at most"):
+        decode_data_manifest(BYTES[:15] + b"\xff" * 4)

@@ -139,9 +139,17 @@ def use_model_files(
     return _run(_use_storage, storage, use)
 
 
+async def read_in_thread(function: Callable[..., T], *args: object) -> T:
+    """Run what reads `StorageFiles` in a thread that takes no place among trio's own.
+
+    It holds its thread while the storage answers, which takes threads too: enough such readers would wait for ever.
+    """
+    return await trio.to_thread.run_sync(function, *args, limiter=trio.CapacityLimiter(1))
+
+
 async def _use_storage(storage: Storage, use: Callable[[ModelFiles], T]) -> T:
     async with aclosing(storage):
-        return await trio.to_thread.run_sync(use, StorageFiles(storage))
+        return await read_in_thread(use, StorageFiles(storage))
 
 
 def _run(function: Callable[..., Awaitable[T]], *args: object) -> T:

@@ -15,7 +15,7 @@ from psyche.core.state.state import ZERO32, Checkpoint, Coordinator
 from psyche.durable import write_file
 from psyche.errors import NetworkError, StorageError, TrainerError
 from psyche.modeling.first_weights import ModelLayout, read_layout, read_values
-from psyche.modeling.model_files import REMOTE, StorageFiles, open_storage
+from psyche.modeling.model_files import REMOTE, StorageFiles, open_storage, read_in_thread
 from psyche.modeling.snapshot import compute_file_blob_id, get_file_entries
 from psyche.storage.port import StorageOptions
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id
@@ -83,7 +83,7 @@ async def open_place(source: Checkpoint, options: StorageOptions) -> AsyncGenera
     assert storage is not None, "`list_places` lists storages alone"
     async with aclosing(storage):
         files = StorageFiles(storage)
-        yield Place(files, await trio.to_thread.run_sync(read_layout, files))
+        yield Place(files, await read_in_thread(read_layout, files))
 
 
 class Collector:
@@ -141,7 +141,7 @@ class Collector:
         while self._todo and self._failure is None:
             name = self._todo.popleft()
             try:
-                blob_id, path = await trio.to_thread.run_sync(self._place.write, name, self._folder)
+                blob_id, path = await read_in_thread(self._place.write, name, self._folder)
                 if blob_id != self._expected.get(name, blob_id):
                     path.unlink()
                     raise StorageError(f"{self._place.files.address}: {name} is not that of the run's weights")

@@ -11,7 +11,7 @@ import trio
 from blake3 import blake3
 
 from psyche.durable import make_folder, read_file, replace_file
-from psyche.storage.port import Storage, StoredFile, check_range, read_ranges
+from psyche.storage.port import Storage, StorageWrapper, StoredFile, check_range, read_ranges
 
 CHUNK_BYTES: Final = 1 << 20
 _SCANS: Final = 16  # the folder is looked through after each such part of the limit that this process has written
@@ -100,25 +100,15 @@ class DiskCache:
             used_bytes -= size_bytes
 
 
-class CachedStorage:
+class CachedStorage(StorageWrapper):
     """A storage whose bytes are read through a cache."""
 
     def __init__(self, storage: Storage, cache: DiskCache) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self._cache = cache
-
-    @property
-    def address(self) -> str:
-        return self._storage.address
-
-    async def list_files(self) -> tuple[StoredFile, ...]:
-        return await self._storage.list_files()
 
     async def read(self, file: StoredFile, start: int, end: int) -> bytes:
         return await self._cache.read(self._storage, file, start, end)
-
-    async def aclose(self) -> None:
-        await self._storage.aclose()
 
 
 def _load(file: StoredFile, paths: dict[int, Path]) -> dict[int, bytes]:

@@ -9,13 +9,13 @@ import trio
 from psyche.core.encoding.data_manifest import DATA_CHUNK_BYTES
 from psyche.core.state.limits import HASH_BYTES
 from psyche.errors import StorageError
-from psyche.storage.port import Storage, StoredFile, check_range
+from psyche.storage.port import Storage, StorageWrapper, StoredFile, check_range
 from psyche.wire.crypto import compute_chunk_hashes
 
 _log: Final = structlog.get_logger("psyche.storage")
 
 
-class JudgedStorage:
+class JudgedStorage(StorageWrapper):
     """A storage whose files are read in whole MiBs, each judged before a byte of it counts.
 
     `hashes`: the BLAKE3 of each MiB of a file, one after the other, by the file's name. `source` is asked for what
@@ -23,16 +23,9 @@ class JudgedStorage:
     """
 
     def __init__(self, storage: Storage, hashes: Mapping[str, bytes], source: Storage) -> None:
+        super().__init__(storage)
         self._source = source
-        self._storage = storage
         self._hashes = hashes
-
-    @property
-    def address(self) -> str:
-        return self._storage.address
-
-    async def list_files(self) -> tuple[StoredFile, ...]:
-        return await self._storage.list_files()
 
     async def read(self, file: StoredFile, start: int, end: int) -> bytes:
         """Read bytes that are judged; those that are wrong are asked for once more.
@@ -62,6 +55,3 @@ class JudgedStorage:
             if digest != right:
                 return f"BLAKE3 of MiB {place // HASH_BYTES} is {digest.hex()}, not {right.hex()}"
         return ""
-
-    async def aclose(self) -> None:
-        await self._storage.aclose()

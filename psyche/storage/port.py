@@ -58,6 +58,23 @@ class Storage(Protocol):
     async def aclose(self) -> None: ...
 
 
+class StorageWrapper:
+    """What a storage that reads through another one passes on as it is."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    @property
+    def address(self) -> str:
+        return self._storage.address
+
+    async def list_files(self) -> tuple[StoredFile, ...]:
+        return await self._storage.list_files()
+
+    async def aclose(self) -> None:
+        await self._storage.aclose()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageOptions:
     hub_token: str | None = field(default=None, repr=False)

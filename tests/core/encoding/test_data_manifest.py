@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from psyche.core.encoding.data_manifest import (
@@ -52,6 +52,7 @@ def test_a_manifest_reads_back(manifest: DataManifest) -> None:
 
 
 @given(st.integers(0, len(BYTES) - 1), st.integers(1, 255))
+@example(len(b"psyche/data/1") + 1, 2)  # neither with hashes nor without
 def test_changed_bytes_are_refused_or_mean_something_else(place: int, change: int) -> None:
     raw = bytearray(BYTES)
     raw[place] ^= change

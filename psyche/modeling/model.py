@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import torch
 from safetensors import SafetensorError
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
@@ -132,6 +133,20 @@ def load_model(folder: Path) -> LlamaForCausalLM:
         if report.get(kind):
             raise TrainerError(f"model folder {folder}: {kind.replace('_', ' ')}: {sorted(map(str, report[kind]))[:3]}")
     return model
+
+
+def enable_checkpointing(model: PreTrainedModel) -> None:
+    """Compute a layer's activations again in the backward pass instead of keeping them; gradients keep their bits.
+
+    Raises:
+        ConfigError: transformers cannot do that with models of this kind.
+    """
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError(
+            f"--activation-checkpointing: transformers has none for {model.config.model_type}; leave it out, and "
+            "take a smaller --micro-batch-size"
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def get_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

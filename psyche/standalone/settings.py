@@ -67,6 +67,7 @@ class TrainSettings:
     sequence_length: int = 128
     total_batch: int = 24
     micro_batch: int | None = None
+    activation_checkpointing: bool = False
     steps: int = 240
     optimizer: OptimizerName = OptimizerName.DISTRO
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)

@@ -19,6 +19,7 @@ from psyche.modeling.export import export_model
 from psyche.modeling.model import (
     WEIGHTS_PATTERN,
     count_parameters,
+    enable_checkpointing,
     get_parameters,
     init_model,
     load_model,
@@ -78,6 +79,8 @@ def train_model(settings: TrainSettings, on_progress: OnProgress = lambda _: Non
     model, files = _get_model(settings)
     nn.Module.to(model, device)
     model.train()
+    if settings.activation_checkpointing:
+        enable_checkpointing(model)
     parameters = get_parameters(model)
     result = _Training(settings, model, parameters, device).execute(on_progress)
     if settings.out is not None:

@@ -45,6 +45,7 @@ class TestnetSettings:
     device: str = "auto"
     threads: int = 0  # per client; 0: an equal share of the cores
     micro_batch_size: int = 8
+    activation_checkpointing: bool = False
     seed: int = 0  # of the first weights and of the choice of kills
     sample: bool = True
     first_client_checkpoint: str | None = None  # a repository to begin with, instead of what the file names

@@ -67,6 +67,8 @@ def get_client_argv(prepared: Prepared, settings: TestnetSettings, number: int) 
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.num_clients)
     argv += ["--device", settings.device, "--threads", str(threads)]
     argv += ["--micro-batch-size", str(settings.micro_batch_size)]
+    if settings.activation_checkpointing:
+        argv.append("--activation-checkpointing")
     if settings.write_distro_data:
         argv += ["--write-gradients-dir", str(layout.client(number) / "distro")]
     if settings.write_log:

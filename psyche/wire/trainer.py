@@ -40,6 +40,7 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     micro_batch_size: int
     device: str = "auto"
     keep_momentum: bool = True
+    activation_checkpointing: bool = False
 
 
 class LoadReply(msgspec.Struct, frozen=True, kw_only=True, tag="load"):

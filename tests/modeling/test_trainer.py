@@ -9,10 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from transformers.models.llama import LlamaForCausalLM
 
 from psyche.core.encoding.plan import decode_plan, get_payload_bytes
 from psyche.core.state.state import Model, OptimizerKind
-from psyche.errors import TrainerError
+from psyche.errors import ConfigError, TrainerError
 from psyche.modeling.model import get_parameters, init_model, load_model
 from psyche.modeling.snapshot import get_tensor_path, read_snapshot_info
 from psyche.modeling.trainer.batch import Cancelled, compute_gradients, decode_tokens, evaluate
@@ -124,6 +125,25 @@ def test_only_distro_trains_in_a_run(load_request: LoadRequest, run_model: Model
     run_model.optimizer.kind = OptimizerKind.ADAMW
     with pytest.raises(TrainerError, match="ADAMW: a run trains with Distro"):
         TrainerEngine().load(msgspec.structs.replace(load_request, model=run_model))
+
+
+def test_activations_that_are_computed_again_change_no_bit(load_request: LoadRequest, engine: TrainerEngine) -> None:
+    other = TrainerEngine()
+    other.load(msgspec.structs.replace(load_request, activation_checkpointing=True))
+    assert other._get_loaded().model.model.layers[0].gradient_checkpointing
+    assert not engine._get_loaded().model.model.layers[0].gradient_checkpointing
+    payloads: tuple[list[bytes], list[bytes]] = ([], [])
+    assert run_rounds(other, range(3), payloads[0]) == run_rounds(engine, range(3), payloads[1])
+    assert payloads[0] == payloads[1]
+    assert read_all(other) == read_all(engine)
+
+
+def test_activations_that_cannot_be_computed_again_are_refused(
+    load_request: LoadRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LlamaForCausalLM, "supports_gradient_checkpointing", False)  # as of some other families
+    with pytest.raises(ConfigError, match="--activation-checkpointing: transformers has none for llama; leave it out"):
+        TrainerEngine().load(msgspec.structs.replace(load_request, activation_checkpointing=True))
 
 
 def test_micro_batches_add_up_to_the_whole_batch(tiny_model: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from psyche.cli.helpers.common import format_examples, make_group, run_async, say
-from psyche.cli.helpers.options import LOGGING, Logging, LogMode, option, share_fields
+from psyche.cli.helpers.options import CHECKPOINTING_HELP, LOGGING, Logging, LogMode, option, share_fields
 from psyche.cli.helpers.outputs import check_source_folder, check_target_folder
 from psyche.cli.helpers.remote import CACHED_SOURCES, Remote
 from psyche.cli.helpers.target import FINDING, JOINING, WALLET_PATH, Access, command
@@ -123,6 +123,7 @@ TRAINING: Final = share_fields(
     device=option("auto, cpu, cuda or cuda:N.", envvar=None),
     threads=option("Threads of the trainer; 0: all cores.", min=0),
     micro_batch_size=option("Samples at a time; fewer need less memory.", min=1),
+    activation_checkpointing=option(CHECKPOINTING_HELP, "--activation-checkpointing"),
     checkpoint_dir="Where the trained model is written for you at each epoch's end, as from_pretrained reads it. "
     "Default: only at the run's end, to models in --data-dir, where the client also keeps what it continues from.",
     keep_steps=option("How many written models to keep.", min=1),

@@ -5,7 +5,7 @@ from typing import Final
 import typer
 
 from psyche.cli.helpers.common import make_group, run_async
-from psyche.cli.helpers.options import option, share_fields
+from psyche.cli.helpers.options import CHECKPOINTING_HELP, option, share_fields
 from psyche.cli.helpers.remote import CACHE_GB_OPTION, SOURCES, Remote
 from psyche.cli.helpers.target import command
 from psyche.errors import ConfigError
@@ -56,6 +56,7 @@ SETTINGS: Final = share_fields(
     device="auto, cpu, cuda or cuda:N, for all clients.",
     threads=option("Threads of each trainer; 0: an equal share of the cores.", min=0),
     micro_batch_size=option("Samples at a time.", min=1),
+    activation_checkpointing=option(CHECKPOINTING_HELP, "--activation-checkpointing"),
     seed="Seed of the first weights, and of who is killed.",
     sample="At the end, show text from the trained model.",
     wait_for_all=option("Start the first epoch with all clients: sets init_min_clients.", "--wait-for-all"),

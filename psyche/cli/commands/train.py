@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from psyche.cli.helpers.options import option, share_fields
+from psyche.cli.helpers.options import CHECKPOINTING_HELP, option, share_fields
 from psyche.cli.helpers.outputs import check_target_folder
 from psyche.errors import ConfigError
 from psyche.standalone.settings import ScheduleSettings, TrainSettings
@@ -29,6 +29,7 @@ SETTINGS: Final = share_fields(
     sequence_length="Tokens of one sample.",
     total_batch="Samples per step, over all peers.",
     micro_batch="Samples at a time; fewer need less memory.",
+    activation_checkpointing=option(CHECKPOINTING_HELP, "--activation-checkpointing"),
     steps="How many steps.",
     optimizer="The optimizer.",
     clip="Clip gradients to this global norm; 0: never.",

@@ -21,6 +21,10 @@ _Record = TypeVar("_Record")
 LogMode = Literal["console", "json", "none"]
 # Options by name. typer knows no groups: it reads the signature of each command, so `command` puts them into it.
 Shared = dict[str, inspect.Parameter]
+CHECKPOINTING_HELP: Final = (
+    "Takes less memory and more time: activations inside the layers are not kept, but computed again. "
+    "Changes no bit of a result."
+)
 
 
 class Option(NamedTuple):

@@ -30,6 +30,7 @@ class ClientSettings:
     device: str = "auto"
     threads: int = 0  # of torch; 0: all cores
     micro_batch_size: int = 1
+    activation_checkpointing: bool = False
     checkpoint_dir: Path | None = None
     keep_steps: int = 3
     share_checkpoints: bool = False  # all clients can read checkpoint_dir (S10)

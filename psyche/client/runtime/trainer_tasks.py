@@ -274,6 +274,7 @@ class TrainerTasks:
                 micro_batch_size=self._settings.micro_batch_size,
                 device=self._settings.device,
                 keep_momentum=keep_momentum,
+                activation_checkpointing=self._settings.activation_checkpointing,
             )
         )
 

@@ -31,7 +31,14 @@ from psyche.modeling.device import (
 )
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.export import export_model
-from psyche.modeling.model import count_parameters, get_parameters, get_shapes, get_tensors, load_model
+from psyche.modeling.model import (
+    count_parameters,
+    enable_checkpointing,
+    get_parameters,
+    get_shapes,
+    get_tensors,
+    load_model,
+)
 from psyche.modeling.model_config import check_positions
 from psyche.modeling.snapshot import (
     SnapshotInfo,
@@ -153,6 +160,8 @@ class TrainerEngine:
         )  # fmt: skip
         distro = Distro(parameters, plan, optimizer.compression_decay)
         model.train()
+        if request.activation_checkpointing:
+            enable_checkpointing(model)
         return _Loaded(
             model, parameters, get_tensors(model), plan, distro, optimizer, device, files, get_file_entries(files),
             request.micro_batch_size,

@@ -53,10 +53,11 @@ def _make_ssl_context() -> "ssl.SSLContext":
 
 
 def make_pool(options: StorageOptions) -> httpcore2.AsyncConnectionPool:
-    """Connections for so many requests at once; proxies of the environment have no part in it."""
+    """Connections for so many requests at once, small ones too; proxies of the environment have no part in it."""
     return httpcore2.AsyncConnectionPool(
         ssl_context=_make_ssl_context(),
-        max_connections=options.max_concurrent_downloads,
+        max_connections=options.max_concurrent_downloads + options.max_small_requests,
+        max_keepalive_connections=options.max_small_requests,
         keepalive_expiry=_KEEP_ALIVE_S,
         network_backend=JudgedDialer(allow_private_hosts=options.allow_private_hosts),
     )

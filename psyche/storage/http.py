@@ -32,6 +32,7 @@ _SLACK: Final = 4.0  # times what an answer takes at the source's pace: eight an
 _FIRST_PACE: Final = 256 << 10  # bytes a second, before a source has shown its own
 _LOWEST_PACE: Final = 16 << 10
 _MEASURED_BYTES: Final = 64 << 10  # smaller answers say nothing of the pace
+_SMALL_BYTES: Final = 64 << 10  # ranges up to this, as shuffled rows are, cost round trips and hardly a line
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _PASSING: Final = (408, 425, 429)  # busy, like 5xx
 _STATUS: Final = {
@@ -81,11 +82,15 @@ class Request:
 
 
 class HttpSource:
-    """The requests to one storage: so many at once, each with tries, redirects and a deadline."""
+    """The requests to one storage: so many at once, each with tries, redirects and a deadline.
+
+    Small ranges go beside the others: at first so many at once too, then more and more while the source answers.
+    """
 
     def __init__(self, options: StorageOptions) -> None:
         self._options = options
         self._limiter = trio.CapacityLimiter(options.max_concurrent_downloads)
+        self._small = trio.CapacityLimiter(options.max_concurrent_downloads)
         self._pace = float(_FIRST_PACE)
         self._pool: httpcore2.AsyncConnectionPool | None = None
         self._opening = trio.Lock()
@@ -100,11 +105,15 @@ class HttpSource:
         Raises:
             StorageError: no try gave one.
         """
+        limiter = self._small if request.max_bytes <= _SMALL_BYTES else self._limiter
         for number in range(TRIES):
             try:
-                async with self._limiter:
-                    return await self._try(request)
+                async with limiter:
+                    answer = await self._try(request)
+                    self._allow_more()
+                    return answer
             except TryFailed as failure:
+                self._small.total_tokens = max(self._small.total_tokens // 2, self._limiter.total_tokens)
                 if failure.is_final or number == TRIES - 1:
                     error = StorageRefused if failure.is_refusal else StorageError
                     raise error(f"{request.what}: {failure}") from failure.__cause__
@@ -113,6 +122,11 @@ class HttpSource:
                 _log.info("storage_retry", place=request.what, reason=str(failure), wait_s=round(wait_s, 2))
             await trio.sleep(wait_s)
         raise AssertionError
+
+    def _allow_more(self) -> None:
+        """Another small range at once for each answer, as long as there are some that wait."""
+        if self._small.statistics().tasks_waiting and self._small.total_tokens < self._options.max_small_requests:
+            self._small.total_tokens += 1
 
     async def ask_json(self, request: Request, kind: type[T]) -> tuple[T, Headers]:
         answer = await self.ask(request)

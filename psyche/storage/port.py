@@ -17,6 +17,7 @@ MAX_FILES: Final = 100_000
 MAX_NAME_BYTES: Final = 1_024  # of an object in a bucket
 MAX_RANGE_BYTES: Final = 8 << 20  # of one request
 MAX_CONCURRENT_DOWNLOADS: Final = 8
+SMALL_PER_DOWNLOAD: Final = 8  # small ranges at once, where the source bears it, for each download that is allowed
 _MAX_TOKEN_BYTES: Final = 4_096
 T = TypeVar("T")
 
@@ -92,6 +93,10 @@ class StorageOptions:
             raise ConfigError("the token for the Hub (HF_TOKEN): must be printable ASCII without spaces")
         if self.max_concurrent_downloads < 1:
             raise ConfigError(f"concurrent downloads: must be at least 1, is {self.max_concurrent_downloads}")
+
+    @property
+    def max_small_requests(self) -> int:
+        return SMALL_PER_DOWNLOAD * self.max_concurrent_downloads
 
     def get_variables(self) -> dict[str, str]:
         """The environment in which another process of psyche reads files by these settings; no argv shows a token."""

@@ -44,11 +44,30 @@ async def test_a_range_is_read_exactly(storage: UrlStorage, start: int, end: int
 async def test_a_large_read_is_cut_into_requests_of_which_so_many_run_at_once(
     served: str, way: FaultyWay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "MAX_RANGE_BYTES", 10_000)
+    monkeypatch.setattr(http, "MAX_RANGE_BYTES", 70_000)
     storage = open_urls([f"{way.address}/a.bin"], replace(OPTIONS, max_concurrent_downloads=3))
-    assert await storage.read(await find(storage), 100, 299_000) == A[100:299_000]
+    assert await storage.read(await find(storage), 100, 280_100) == A[100:280_100]
     assert way.most_at_once == 3
-    assert len(way.asked) == 1 + 30
+    assert len(way.asked) == 1 + 4
+    await storage.aclose()
+
+
+async def test_of_small_ranges_more_and_more_run_at_once_until_the_source_is_busy(
+    way: FaultyWay, quick_clock: SteadyClock
+) -> None:
+    """As shuffled rows are: each costs a round trip."""
+    options = replace(OPTIONS, max_concurrent_downloads=2)
+    storage = open_urls([f"{way.address}/a.bin"], options)
+    file = await find(storage)
+    ranges = [(file, start, start + 10) for start in range(0, 20_000, 100)]
+    found = await read_ranges(storage, ranges)
+    assert found == [A[start:end] for _, start, end in ranges]
+    assert 2 < way.most_at_once <= options.max_small_requests
+    way.spoil("busy", 20)
+    await read_ranges(storage, ranges[:20])
+    way.most_at_once = 0
+    await read_ranges(storage, ranges[:4])
+    assert way.most_at_once <= 4, "two, and one more for each answer while others wait"
     await storage.aclose()
 
 

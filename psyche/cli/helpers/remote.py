@@ -43,7 +43,9 @@ SOURCES: Final = share_fields(
         "the variable, or run `hf auth login` once.",
         metavar="TOKEN",
     ),
-    hub_max_concurrent_downloads=option("Requests at once to the Hub, a bucket or the web servers of a run.", min=1),
+    hub_max_concurrent_downloads=option(
+        "Requests at once to the Hub, a bucket or the web servers of a run; of small ranges eight times as many.", min=1
+    ),
     allow_private_hosts=option(
         "Also read from http addresses and from hosts of a private network, as in tests. Whoever names the run's "
         "places then reaches hosts of your network.",

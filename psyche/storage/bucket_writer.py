@@ -1,7 +1,10 @@
 """Objects put into a Google bucket, each once: what is there already is never replaced."""
 
 import hashlib
+import json
+import tempfile
 from base64 import b64encode
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,6 +20,7 @@ from psyche.storage.http import Request
 from psyche.storage.port import StoredFile
 
 CHUNK_BYTES: Final = 8 << 20  # of one request; a larger object is sent in several
+LIST_NAME: Final = "manifest.json"
 _BOUNDARY: Final = "psyche-object"
 
 
@@ -25,7 +29,36 @@ class BucketWriter(BucketStorage):
 
     scope = "https://www.googleapis.com/auth/devstorage.read_write"
 
-    async def put(self, name: str, path: Path, *, is_exact: bool = True) -> StoredFile:
+    async def put_files(
+        self, paths: Sequence[Path], about: Mapping[str, object], *, own: Collection[str] = (),
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """Put files that belong together, and last their list `manifest.json`: who reads it finds them whole.
+
+        Of the names in `own` each writer has bytes of its own, so that any will do. `progress` is told the bytes that
+        are there.
+
+        Raises:
+            StorageError: as `put`; what is there by then stays, and is not sent again.
+        """
+        files: list[StoredFile] = []
+        for path in paths:
+            before_bytes = sum(file.size_bytes for file in files)
+            files.append(
+                await self.put(
+                    path.name, path, is_exact=path.name not in own, progress=lambda n, m=before_bytes: progress(m + n)
+                )
+            )
+        listed = [{"filename": f.name, "generation": int(f.version), "size_bytes": f.size_bytes} for f in files]
+        raw = json.dumps({"metadata": about, "files": listed}, indent=1).encode()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / LIST_NAME
+            await trio.to_thread.run_sync(path.write_bytes, raw)
+            await self.put(LIST_NAME, path)
+
+    async def put(
+        self, name: str, path: Path, *, is_exact: bool = True, progress: Callable[[int], None] = lambda _: None
+    ) -> StoredFile:
         """Make an object of a file, or take the one that is there.
 
         Raises:
@@ -36,13 +69,14 @@ class BucketWriter(BucketStorage):
         expected = md5 if is_exact else ""
         found = await self._find_same(name, expected)
         if found is None:
-            put = self._put_at_once if size_bytes <= CHUNK_BYTES else partial(self._put_in_parts, size_bytes=size_bytes)
+            put = partial(self._put_in_parts, size_bytes=size_bytes, progress=progress)
             try:
-                found = await put(name, path)
+                found = await (self._put_at_once if size_bytes <= CHUNK_BYTES else put)(name, path)
             except StorageRefused:  # 412: by now another member has put it, or this one did and did not hear so
                 found = await self._find_same(name, expected)
                 if found is None:
                     raise
+        progress(size_bytes)
         return self._describe(found)
 
     async def remove(self, file: StoredFile) -> None:
@@ -74,7 +108,7 @@ class BucketWriter(BucketStorage):
         request = Request(what=what, url=url, method="POST", headers=headers, body=body)
         return (await self._http.ask_json(request, Object))[0]
 
-    async def _put_in_parts(self, name: str, path: Path, *, size_bytes: int) -> Object:
+    async def _put_in_parts(self, name: str, path: Path, *, size_bytes: int, progress: Callable[[int], None]) -> Object:
         what = f"{self.address}/{name}"
         url = self._address({"uploadType": "resumable", "name": self._folder + name})
         answer = await self._http.ask(Request(what=what, url=url, method="POST", headers=await self._sign()))
@@ -85,6 +119,7 @@ class BucketWriter(BucketStorage):
                 span = {"content-range": f"bytes {start}-{start + len(raw) - 1}/{size_bytes}"}
                 request = Request(what=what, url=session, method="PUT", headers=span, body=raw)
                 answer = await self._http.ask(request)
+                progress(start + len(raw))
         try:
             return msgspec.json.decode(answer.body, type=Object)
         except msgspec.MsgspecError as error:

@@ -2,7 +2,11 @@
 
 import os
 import re
+import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import quote
@@ -14,6 +18,7 @@ from psyche.errors import StorageError, StorageRefused
 from psyche.storage.http import Answer, Headers, HttpStorage, Request
 from psyche.storage.hub_child import Order, Report
 from psyche.storage.port import HUB, MAX_FILES, StorageOptions, StoredFile
+from psyche.wire.nursery import open_plain_nursery
 
 Kind = Literal["model", "dataset"]
 _REPO_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?")
@@ -109,32 +114,57 @@ open_hub: Final = HubStorage
 
 
 async def push_to_hub(
-    folder: Path, repo_id: str, options: StorageOptions, *, message: str, branch: str = "main"
-) -> str:
+    folder: Path, repo_id: str, options: StorageOptions, *, message: str, branch: str = "main",
+    progress: Callable[[int], None] = lambda _: None,
+) -> str:  # fmt: skip
     """Upload a folder as one commit, on top of whatever others commit meanwhile; return it.
 
     The same files again make no new commit, and large ones that the Hub has are not sent twice. A cancelled call ends
-    the process that does it.
+    the process that does it, and so does the end of this one. `progress` is told the bytes of weights that are there.
 
     Raises:
         StorageError: it is not there; StorageRefused: and it would not help to try again.
     """
-    order = msgspec.json.encode(Order(str(folder), repo_id, branch, message))
+    order = msgspec.json.encode(Order(str(folder), repo_id, branch, message)) + b"\n"
     environment = {
         **os.environ, "HF_ENDPOINT": options.hub_endpoint, "HF_TOKEN": options.hub_token or "",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "0", "HF_HUB_DISABLE_TELEMETRY": "1",
     }  # fmt: skip
     if options.hub_endpoint != HUB:
         environment["HF_HUB_DISABLE_XET"] = "1"  # what a mirror lacks
-    done = await trio.run_process(
-        [sys.executable, "-m", "psyche.storage.hub_child"], stdin=order, env=environment,
-        capture_stdout=True, capture_stderr=True, check=False,
+    start = partial(
+        trio.run_process, [sys.executable, "-m", "psyche.storage.hub_child"], env=environment, check=False,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for this process, which decides
     )  # fmt: skip
-    try:
-        report = msgspec.json.decode(done.stdout, type=Report)
-    except msgspec.MsgspecError:
-        report = Report(error=f"the upload ended with exit code {done.returncode}")
+    report = Report()
+    async with open_plain_nursery() as nursery:
+        process: trio.Process = await nursery.start(start)  # pyright: ignore[reportArgumentType] # takes task_status
+        assert process.stdin is not None, "asked for above"
+        assert process.stdout is not None, "asked for above"
+        with suppress(trio.BrokenResourceError):
+            await process.stdin.send_all(order)  # and stays open
+        async for line in _read_lines(process.stdout):
+            report = _read_report(line)
+            progress(report.sent_bytes)
+        await process.stdin.aclose()
     if not report.commit:
         error = StorageRefused if report.is_final else StorageError
-        raise error(f"hf://{repo_id}: cannot be uploaded: {report.error}")
+        reason = report.error or f"the upload ended with exit code {process.returncode}"
+        raise error(f"hf://{repo_id}: cannot be uploaded: {reason}")
     return report.commit
+
+
+async def _read_lines(stream: trio.abc.ReceiveStream) -> AsyncIterator[bytes]:
+    rest = b""
+    while part := await stream.receive_some():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line
+
+
+def _read_report(line: bytes) -> Report:
+    try:
+        return msgspec.json.decode(line, type=Report)
+    except msgspec.MsgspecError:
+        return Report()  # what a library has printed

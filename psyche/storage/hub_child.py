@@ -1,12 +1,17 @@
 """The process that uploads a folder to the Hub: huggingface_hub blocks, and its threads outlast a cancelled call.
 
-Reads an `Order` as JSON from stdin, writes a `Report` to stdout. Endpoint and token come in the environment, where
-huggingface_hub looks for them as it is imported.
+Reads an `Order` as a line of JSON from stdin, and ends at once when stdin ends, since then its parent is gone. Writes
+`Report`s as such lines to stdout: how much is sent, and last what became of it. Endpoint and token come in the
+environment, where huggingface_hub looks for them as it is imported.
 """
 
+import os
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -16,7 +21,10 @@ if TYPE_CHECKING:
 _TRIES: Final = 5
 _CHANGED: Final = 412  # somebody else has committed since
 _FINAL: Final = (400, 401, 403, 404)
-_WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
+_SAFETENSORS: Final = ".safetensors"
+_WEIGHTS: Final = (_SAFETENSORS, ".safetensors.index.json")
+_SILENCE_S: Final = 120.0  # without an answer; by itself huggingface_hub waits for ever
+_TOLD_EVERY_S: Final = 0.2
 
 
 class Order(msgspec.Struct):
@@ -26,7 +34,8 @@ class Order(msgspec.Struct):
     message: str
 
 
-class Report(msgspec.Struct):
+class Report(msgspec.Struct, omit_defaults=True):
+    sent_bytes: int = 0  # of the weights, so far
     commit: str = ""
     error: str = ""
     is_final: bool = False
@@ -44,30 +53,81 @@ def push(api: "HfApi", order: Order) -> str:
     for number in range(_TRIES):
         head = api.model_info(order.repo_id, revision=order.branch)
         old = [one.rfilename for one in head.siblings or () if one.rfilename.endswith(_WEIGHTS)]
-        changes = [CommitOperationDelete(name) for name in old if "/" not in name and name not in paths]
-        changes += [CommitOperationAdd(name, path) for name, path in paths.items()]
+        added = [CommitOperationAdd(name, path) for name, path in paths.items()]
+        deleted = [CommitOperationDelete(name) for name in old if "/" not in name and name not in paths]
+        _send_weights(api, order, added)
         try:
             return api.create_commit(
-                order.repo_id, changes, commit_message=order.message, revision=order.branch, parent_commit=head.sha
-            ).oid
+                order.repo_id, [*deleted, *added], commit_message=order.message, revision=order.branch,
+                parent_commit=head.sha,
+            ).oid  # fmt: skip
         except HfHubHTTPError as error:
             if error.response.status_code != _CHANGED or number == _TRIES - 1:
                 raise
     raise AssertionError
 
 
-def main() -> None:
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
+def _send_weights(api: "HfApi", order: Order, added: list[Any]) -> None:
+    """Send the large files, which a commit refers to, one by one; tell how far that is."""
+    bars = _Bars()
+    for one in added:
+        if one.path_in_repo.endswith(_SAFETENSORS):
+            api.preupload_lfs_files(order.repo_id, [one], revision=order.branch, free_memory=False)
+            bars.before_bytes += Path(one.path_or_fileobj).stat().st_size
+            _write(Report(bars.before_bytes))
 
+
+class _Bars:
+    """Tells what the library's own progress bars show of a file, which are drawn nowhere."""
+
+    def __init__(self) -> None:
+        from huggingface_hub.utils import tqdm
+
+        self.before_bytes = 0
+        self._told_s = 0.0
+        update: Callable[..., Any] = tqdm.update
+
+        def tell(bar: Any, n: float | None = 1) -> Any:
+            result = update(bar, n)
+            if bar.unit == "B" and time.monotonic() - self._told_s > _TOLD_EVERY_S:
+                self._told_s = time.monotonic()
+                _write(Report(self.before_bytes + int(bar.n)))
+            return result
+
+        tqdm.update = tell  # type: ignore[method-assign]
+
+
+def _write(report: Report) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def main() -> None:
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    from huggingface_hub import HfApi, set_client_factory
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils._http import default_client_factory
+
+    def make_client() -> Any:
+        client = default_client_factory()
+        client.timeout = _SILENCE_S
+        return client
+
+    set_client_factory(make_client)
     try:
-        report = Report(push(HfApi(), msgspec.json.decode(sys.stdin.buffer.read(), type=Order)))
+        report = Report(commit=push(HfApi(), order))
     except HfHubHTTPError as error:  # its text may have a signed address
         status = error.response.status_code
         report = Report(error=f"HTTP {status}", is_final=status in _FINAL)
     except Exception as error:  # noqa: BLE001 - whatever fails in there; the text as above
         report = Report(error=type(error).__name__)
-    sys.stdout.buffer.write(msgspec.json.encode(report))
+    _write(report)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Uploads of the certified weights to the Hub or a Google bucket, to be named on record (S10)."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from psyche.client.runtime.weights.loading import Log
 from psyche.core.committee.elections import compute_uploads, order_uploaders
 from psyche.core.state.limits import MAX_COOLDOWN_SOURCES, STRING_BYTES
 from psyche.core.state.state import Checkpoint, CheckpointKind, ClientState, Coordinator
-from psyche.durable import write_file
 from psyche.errors import ConfigError, NetworkError, StorageError, StorageRefused
 from psyche.modeling.model_card import CARD_NAME
 from psyche.modeling.snapshot import SnapshotInfo, get_tensor_bytes
@@ -25,6 +23,7 @@ from psyche.modeling.weight_files import write_snapshot_folder
 from psyche.storage.bucket_writer import BucketWriter
 from psyche.storage.hub import check_repo_id, push_to_hub
 from psyche.telemetry import types
+from psyche.telemetry.text import format_bytes
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Network, SyncRequest
 
@@ -32,7 +31,6 @@ LOOKED_EVERY_S: Final = 1.0
 LEAST_EXPECTED_S: Final = 30.0
 ASKED_S: Final = 5.0
 FIRST_PACE: Final = 4 << 20  # bytes a second, before the first upload
-LIST_NAME: Final = "manifest.json"
 _SET: Final = re.compile(r"step-\d{10}-[0-9a-f]{8}/")
 PATIENCE: Final = 20  # times what an upload is expected to take: then it has failed
 
@@ -106,6 +104,7 @@ class Uploader:
         self._log = log
         self._root = settings.data_dir / "uploads"
         self._pace = float(FIRST_PACE)
+        self._sent_bytes = 0  # of the upload that is under way
 
     def is_needed(self, digest: bytes, wanted: int) -> bool:
         """Whether these weights are the certified ones, and lack places on record, of which there can be four."""
@@ -172,11 +171,10 @@ class Uploader:
             began = trio.current_time()
             try:
                 with trio.move_on_after(PATIENCE * expected_s):
-                    if self._settings.gcs_bucket:
-                        place = await self._fill(info, loss)
-                    else:
-                        commit = await self._push(info, loss, "float32", branch="main")
-                        place = Checkpoint(CheckpointKind.HUB, self._settings.hub_repo, commit)
+                    async with open_plain_nursery() as nursery:
+                        nursery.start_soon(self._tell_if_late, expected_s, size_bytes)
+                        place = await self._upload_once(info, loss)
+                        nursery.cancel_scope.cancel()
                     self._pace = size_bytes / max(trio.current_time() - began, 1.0)
                     return place
                 self._log(types.Error(message=f"upload: not done within {PATIENCE * expected_s:.0f} s"))
@@ -186,28 +184,38 @@ class Uploader:
                 self._log(types.Error(message=str(error)))
             await trio.sleep(expected_s)
 
+    async def _tell_if_late(self, expected_s: float, size_bytes: int) -> None:
+        self._sent_bytes = 0
+        await trio.sleep(expected_s)
+        sent = f"{format_bytes(self._sent_bytes)} of {format_bytes(size_bytes)} are sent"
+        late = f"upload: is not there after the expected {expected_s:.0f} s, {sent}"
+        self._log(types.Error(message=f"{late}; it goes on, and the next member begins"))
+
+    def _set_sent(self, sent_bytes: int) -> None:
+        self._sent_bytes = sent_bytes
+
+    async def _upload_once(self, info: SnapshotInfo, loss: float | None) -> Checkpoint:
+        if self._settings.gcs_bucket:
+            return await self._fill(info, loss)
+        commit = await self._push(info, loss, "float32", branch="main")
+        return Checkpoint(CheckpointKind.HUB, self._settings.hub_repo, commit)
+
     async def _push(self, info: SnapshotInfo, loss: float | None, dtype: str, *, branch: str) -> str:
         folder = await trio.to_thread.run_sync(self._write, info, loss, dtype)
         message = f"{self._settings.run_id}, step {info.step - 1}"
         return await push_to_hub(
-            folder, self._settings.hub_repo, self._settings.storage, message=message, branch=branch
-        )
+            folder, self._settings.hub_repo, self._settings.storage, message=message, branch=branch,
+            progress=self._set_sent,
+        )  # fmt: skip
 
     async def _fill(self, info: SnapshotInfo, loss: float | None) -> Checkpoint:
         """Put a set of weights into a folder of its own in the bucket; its list comes last, once and for all."""
         folder = await trio.to_thread.run_sync(self._write, info, loss, "float32")
         settings = self._settings
         prefix = get_set_folder(settings, info.step, info.digest)
+        about = {"epoch": info.epoch, "step": info.step, "run_id": settings.run_id, "digest": info.digest.hex()}
         async with aclosing(BucketWriter(settings.gcs_bucket, prefix, settings.storage)) as writer:
-            files = [
-                await writer.put(path.name, path, is_exact=path.name != CARD_NAME)
-                for path in sorted(folder.iterdir()) if path.name != LIST_NAME
-            ]  # fmt: skip
-            listed = [{"filename": f.name, "generation": int(f.version), "size_bytes": f.size_bytes} for f in files]
-            about = {"epoch": info.epoch, "step": info.step, "run_id": settings.run_id, "digest": info.digest.hex()}
-            text = json.dumps({"metadata": about, "files": listed}, indent=1)
-            await trio.to_thread.run_sync(write_file, folder / LIST_NAME, text.encode())
-            await writer.put(LIST_NAME, folder / LIST_NAME, is_exact=False)
+            await writer.put_files(sorted(folder.iterdir()), about, own=[CARD_NAME], progress=self._set_sent)
         return Checkpoint(CheckpointKind.GCS, settings.gcs_bucket, prefix)
 
     async def _delete_old(self) -> None:

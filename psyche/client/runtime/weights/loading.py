@@ -326,9 +326,12 @@ async def fetch_from_place(
         known = decode_manifest(peers.offer.manifest) if peers else None
         collector = Collector(place, known, folder, progress)
         manifest = await collector.collect((lambda blobs: peers.ask(blobs, folder)) if peers else None)
-        chain = peers.offer.chain if peers else place.layout.chain
-    is_exact = state.model.optimizer.quantize_1bit
-    found = compute_state_digest(chain, compute_root(manifest, is_exact=is_exact))
+        # First weights begin a chain of their own, also those that another run has given back (S2, S11).
+        chains = [peers.offer.chain] if peers else [ZERO32] if digest is None else [place.layout.chain, ZERO32]
+    root = compute_root(manifest, is_exact=state.model.optimizer.quantize_1bit)
+    digests = {compute_state_digest(chain, root): chain for chain in chains}
+    found = digest if digest in digests else next(iter(digests))
+    chain = digests[found]
     if digest is not None and digest != found:
         await trio.to_thread.run_sync(remove_folder, folder)
         raise StorageError(f"{place.files.address}: gives {found.hex()[:16]}, the record asks for {digest.hex()[:16]}")

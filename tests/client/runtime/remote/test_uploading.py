@@ -24,7 +24,7 @@ from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.weights import uploading
 from psyche.client.runtime.weights.uploading import Uploader
 from psyche.core.committee.elections import compute_uploads, order_uploaders
-from psyche.core.state.state import Checkpoint, CheckpointKind, Client, ClientState, Mark
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Client, ClientState, Mark
 from psyche.errors import ConfigError, StorageError, StorageRefused
 from psyche.modeling.snapshot import SnapshotInfo, get_tensor_bytes, read_snapshot_info
 from psyche.storage import bucket_writer
@@ -88,6 +88,19 @@ async def test_what_was_uploaded_is_loaded_from_the_record_alone(place: Place, t
     source = await reader.fetch(info.digest)
     read = read_snapshot_info(source.path)
     assert (read.digest, read.chain, read.manifest) == (info.digest, CHAIN, info.manifest)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["on record", "not on record"])
+async def test_another_run_begins_with_what_was_uploaded(place: Place, tmp_path: Path, is_known: bool) -> None:
+    """S11: as first weights they begin a chain of their own, as its owner's side computes their digest."""
+    info = await certify(place)
+    found = await make_uploader(place).upload(info, None)
+    assert found is not None
+    reader = Place(tmp_path / "reader", storage=place.storage)
+    reader.state.model.checkpoint = found
+    first = compute_state_digest(ZERO32, info.weight_root)
+    source = await reader.fetch(first if is_known else None)
+    assert read_snapshot_info(source.path).digest == first
 
 
 async def test_huggingface_hub_and_transformers_read_what_was_uploaded(

@@ -53,11 +53,19 @@ def compute_first_digest(files: ModelFiles, *, is_exact: bool) -> bytes:
 
     `is_exact` is false in full-value mode, in which the digest leaves out the tensors' values (S2).
     """
-    layout = read_layout(files)
-    ids = {name: _compute_blob_id(files, name, tensor) for name, tensor in layout.tensors.items()}
+    return compute_state_digest(ZERO32, compute_weight_root(files, read_layout(files), is_exact=is_exact))
+
+
+def compute_weight_root(files: ModelFiles, layout: ModelLayout, *, is_exact: bool) -> bytes:
+    """The weight root (32 bytes) of a model whose headers have been read; all values are read (S2)."""
+    ids = compute_blob_ids(files, layout.tensors)  # also judges the values
     entries = [TensorEntry(n, tensor.dims, ids[n] if is_exact else ZERO32) for n, tensor in layout.tensors.items()]
-    root = blake3_hash(encode_manifest(entries, get_file_entries(layout.small)))
-    return compute_state_digest(ZERO32, root)
+    return blake3_hash(encode_manifest(entries, get_file_entries(layout.small)))
+
+
+def compute_blob_ids(files: ModelFiles, tensors: Mapping[str, StoredTensor]) -> dict[str, bytes]:
+    """The blob ids (32 bytes) of tensors by name; reads all their values, which must be finite."""
+    return {name: _compute_blob_id(files, name, tensor) for name, tensor in tensors.items()}
 
 
 def read_layout(files: ModelFiles) -> ModelLayout:

@@ -95,6 +95,9 @@ class StorageFiles:
             _log.info("reading the model", address=self.address, read_bytes=self._read_bytes)
         return raw
 
+    def get_version(self, name: str) -> str:
+        return self._list()[name].version
+
     def _list(self) -> dict[str, StoredFile]:
         if self._files is None:
             files = trio.from_thread.run(self._storage.list_files)

@@ -3,12 +3,22 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from psyche.core.state.state import ZERO32
 from psyche.durable import sync_file, write_file
-from psyche.modeling.first_weights import CHAIN_KEY, INDEX_NAME, VALUE_BYTES, WEIGHTS_NAME
+from psyche.modeling.first_weights import (
+    CHAIN_KEY,
+    INDEX_NAME,
+    VALUE_BYTES,
+    WEIGHTS_NAME,
+    read_stored_tensors,
+    read_values,
+)
 from psyche.modeling.model_card import CARD_NAME
+from psyche.modeling.model_files import ModelFiles, read_small_files
 from psyche.modeling.snapshot import SnapshotInfo, read_snapshot_files, write_folder, write_model_files
 from psyche.modeling.user_files import build_user_files
 from psyche.wire.crypto import BLOB_CHUNK_BYTES
@@ -72,21 +82,51 @@ def write_snapshot_folder(
     In float32 it is what the record's digest says: the run's own small files, and the chain digest in the metadata.
     In bfloat16 it is for people: rounded, with completed small files.
     """
-    is_exact = dtype == "float32"
     paths = {blob.name: blob.path for blob in info.blobs[: len(info.entries)]}
 
-    def read_values(name: str) -> Iterable[bytes]:
+    def read_fp32(name: str) -> Iterable[bytes]:
         with paths[name].open("rb") as file:
             while chunk := file.read(BLOB_CHUNK_BYTES):
-                yield chunk if is_exact else _round(chunk)
+                yield chunk
 
-    small = read_snapshot_files(info)
+    dims = {entry.name: entry.dims for entry in info.entries}
+    layout = _Layout(dims, read_snapshot_files(info), info.chain)
+    _write_folder(path, layout, read_fp32, card, dtype=dtype, max_shard_bytes=max_shard_bytes)
+
+
+def write_rounded_folder(path: Path, files: ModelFiles, card: str) -> None:
+    """Write a model, of whatever architecture, once more for people: in bfloat16, with completed small files.
+
+    Raises:
+        TrainerError: it has no weights that can be read.
+    """
+    tensors = read_stored_tensors(files)
+    layout = _Layout({name: tensor.dims for name, tensor in tensors.items()}, read_small_files(files), ZERO32)
+    _write_folder(path, layout, lambda name: read_values(files, name, tensors[name]), card, dtype="bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    dims: Mapping[str, Sequence[int]]
+    small: Mapping[str, bytes]
+    chain: bytes
+
+
+def _write_folder(
+    path: Path, layout: _Layout, read_fp32: Callable[[str], Iterable[bytes]], card: str, *, dtype: str,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:  # fmt: skip
+    is_exact = dtype == "float32"
+
+    def read_wanted(name: str) -> Iterable[bytes]:
+        return read_fp32(name) if is_exact else map(_round, read_fp32(name))
+
     with write_folder(path) as folder:
         write_weights(
-            folder, {entry.name: entry.dims for entry in info.entries}, "F32" if is_exact else "BF16", read_values,
-            metadata={CHAIN_KEY: info.chain.hex()}, max_shard_bytes=max_shard_bytes,
+            folder, layout.dims, "F32" if is_exact else "BF16", read_wanted,
+            metadata={CHAIN_KEY: layout.chain.hex()}, max_shard_bytes=max_shard_bytes,
         )  # fmt: skip
-        write_model_files(folder, small if is_exact else build_user_files(small, dtype))
+        write_model_files(folder, layout.small if is_exact else build_user_files(layout.small, dtype))
         write_file(folder / CARD_NAME, card.encode())
 
 

@@ -1,24 +1,27 @@
-"""`psyche model`: first weights, and text from trained ones."""
+"""`psyche model`: first weights, text from trained ones, and models at other places."""
 
 import dataclasses
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from psyche.cli.helpers.common import format_examples, make_group
-from psyche.cli.helpers.outputs import check_target
+from psyche.cli.helpers.common import format_examples, make_group, say
+from psyche.cli.helpers.outputs import check_target, check_target_folder
+from psyche.cli.helpers.remote import SOURCES, Remote
+from psyche.cli.helpers.target import FINDING, Access, command
 from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
     from psyche.standalone.sample import Sample
 
 group = make_group(
-    "Make a run's first weights; let a trained model write.",
+    "Make, inspect, fetch and upload models; let them write.",
     "psyche model init --config config/demo/model.json --output new-model",
     "psyche model sample my-run/model --prompt 'def main('",
+    "psyche model inspect owner/name",
 )
 
 
@@ -111,3 +114,130 @@ def sample(
 
 def format_sample(found: "Sample") -> str:
     return f"--- prompt\n{found.prompt}\n--- the model goes on\n{found.written}"
+
+
+@command(
+    group,
+    "inspect",
+    "psyche model inspect my-run/model",
+    "psyche model inspect owner/name@main",
+    "psyche model inspect gs://my-weights/my-run/step-0000000040-1a2b3c4d --digest",
+    shared=SOURCES,
+)
+def inspect(
+    *,
+    place: Annotated[
+        str,
+        typer.Argument(metavar="FOLDER|ADDRESS", help="A model's folder here; else owner/name[@revision] or gs://..."),
+    ],
+    digest: Annotated[
+        bool, typer.Option("--digest", help="Read all values too, and show the digest that a run has on record.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All of it as JSON, every tensor by itself.")] = False,
+    remote: Remote,
+) -> None:
+    """Show what a model has, and whether a run takes it.
+
+    That is tensors with shapes and types, parameters, tokenizer and files. Only headers and small files are read, so
+    this is quick for models of any size, also on the Hub and in buckets. With --digest all values are read, a piece at
+    a time, and nothing is kept. """ from psyche.cli.helpers import models from psyche.cli.helpers.progress import
+    ProgressBar
+
+    with ProgressBar("reading the values") as bar:
+        facts = models.inspect(place, remote.get_options(), bar.set if digest else None)
+    typer.echo(json.dumps(models.to_json(facts)) if as_json else models.describe(facts))
+
+
+@command(
+    group,
+    "pull",
+    "psyche model pull owner/name my-model",
+    "psyche model pull owner/name@bfloat16 my-model",
+    "psyche model pull gs://my-weights/my-run/step-0000000040-1a2b3c4d my-model",
+    "psyche model pull my-model --server-addr 127.0.0.1:19400",
+    "psyche model pull my-model --run-id my-run --rpc devnet",
+    shared=FINDING | SOURCES,
+)
+def pull(
+    *,
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[ADDRESS] FOLDER",
+            help="owner/name[@revision] or gs://bucket/folder, and the folder to make. Of a run: the folder alone.",
+        ),
+    ],
+    access: Access,
+    remote: Remote,
+) -> None:
+    """Fetch a model, or the newest weights of a run.
+
+    A model lies on the Hub or in a bucket, and the weights of a run where members have put them there. The folder is
+    new, and whole or not there; its files are those of the place, byte for byte. Stopped and started again, it goes on
+    where it was. Only safetensors, the model's small files and its card are read, never code.
+
+    The weights of a run are compared with the digest on record. Nobody needs a key, a wallet or a place in the run.
+    """
+    from psyche.cli.helpers import models
+    from psyche.cli.helpers.progress import ProgressBar
+
+    is_of_run = len(places) == 1 and (access.options.server_addr or access.options.rpc)
+    if len(places) != 2 and not is_of_run:
+        raise ConfigError("name an address and a folder; or a folder alone, and a run by --server-addr or --rpc")
+    path = Path(places[-1])
+    check_target_folder("FOLDER", path)
+    if path.exists() and any(path.iterdir()):
+        raise ConfigError(f"FOLDER {path}: is not empty; name a new folder")
+    options = remote.get_options()
+    with ProgressBar("fetching the model") as bar, ProgressBar("comparing the digest") as checking:
+        if is_of_run:
+            record = access.run(lambda backend: backend.get_record(), as_anybody=True)
+            found = models.pull_of_run(record, path, options, bar.set, checking.set)
+        else:
+            source = models.parse_address(places[0])
+            models.pull(source, path, options, bar.set)
+            found = models.format_address(source)
+    typer.echo(f"{path}: from {found}")
+
+
+@command(
+    group,
+    "push",
+    "psyche model push ada/models/my-run-step241 ada/my-model",
+    "psyche model push my-model ada/my-model --upload-dtype bfloat16",
+    "psyche model push my-model gs://my-weights/my-model",
+    shared=SOURCES,
+)
+def push(
+    *,
+    folder: Annotated[Path, typer.Argument(help="A model's folder, as clients export it.")],
+    address: Annotated[str, typer.Argument(help="owner/name[@branch] on the Hub, or gs://bucket/folder.")],
+    message: Annotated[str, typer.Option(help="What the commit says. Default: the folder's name.")] = "",
+    upload_dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        typer.Option(help="bfloat16: also upload the weights rounded, for people, as the branch bfloat16."),
+    ] = "float32",
+    remote: Remote,
+) -> None:
+    """Upload a model to the Hub or a bucket.
+
+    Weights, small files and card go there, as clients upload those of a run. To the Hub it is one commit, which is
+    there as a whole or not at all; the repository is made if it is missing. It needs a token that may write (HF_TOKEN,
+    or `hf auth login`). In a bucket nothing is replaced, and manifest.json comes last; GOOGLE_APPLICATION_CREDENTIALS
+    names the key. Started again, it does not send a file twice.
+
+    Read the card, README.md, before: a model without one gets one that names neither licence nor data.
+    """
+    from psyche.cli.helpers import models
+    from psyche.cli.helpers.progress import ProgressBar
+
+    place, options = models.parse_address(address), remote.get_options()
+    models.check_push(folder, place, options, upload_dtype)
+    with ProgressBar("uploading the model") as bar:
+        found = models.push(
+            folder, place, options, message=message or folder.absolute().name, upload_dtype=upload_dtype,
+            progress=bar.set,
+        )  # fmt: skip
+    for one in found:
+        typer.echo(one)
+    say("note: in run.toml this is `[model.LLM.checkpoint.Hub]` or `.Gcs`; see docs/configuration.md")

@@ -140,8 +140,10 @@ def inspect(
 
     That is tensors with shapes and types, parameters, tokenizer and files. Only headers and small files are read, so
     this is quick for models of any size, also on the Hub and in buckets. With --digest all values are read, a piece at
-    a time, and nothing is kept. """ from psyche.cli.helpers import models from psyche.cli.helpers.progress import
-    ProgressBar
+    a time, and nothing is kept.
+    """
+    from psyche.cli.helpers import models
+    from psyche.cli.helpers.progress import ProgressBar
 
     with ProgressBar("reading the values") as bar:
         facts = models.inspect(place, remote.get_options(), bar.set if digest else None)

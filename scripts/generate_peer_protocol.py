@@ -231,6 +231,7 @@ def generate_requests() -> list[str]:
         "MembersRequest": ("`members`", first),
         "RecordRequest": ("`state`", follow),
         "DataManifestRequest": ("`data_manifest`", follow),
+        "HistoryRequest": ("`history`", "anybody"),
     }
     return format_kinds(get_args(backend.RequestBody), more, ("type", "fields, in order", "body of the answer", "who"))
 
@@ -246,6 +247,7 @@ def generate_messages() -> list[str]:
     bodies = {
         "Greeting": ("to `hello`",), "RunStatus": ("to `status`",), "Earnings": ("to `earnings`",),
         "AllowedKeys": ("to `allowed`",), "Members": ("to `members`; each a MemberInfo",),
+        "History": ("to `history`; each a HistoryPoint",),
         "DataManifestPart": ("to `data_manifest`: the size of the whole, and bytes of it; none if it is not there",),
     }  # fmt: skip
     answers = [one for one in get_args(backend.ReplyBody) if one.__name__ in bodies]
@@ -258,7 +260,7 @@ def generate_messages() -> list[str]:
 
 def generate_nested() -> list[str]:
     """Structs without a tag that messages contain."""
-    kinds = (backend.MemberInfo, backend.SelfReport, backend.ChangedBytes)
+    kinds = (backend.MemberInfo, backend.SelfReport, backend.HistoryPoint, backend.ChangedBytes)
     rows = [(f"`{kind.__name__}`", "; ".join(f"{n}: {text}" for n, text in get_fields(kind))) for kind in kinds]
     return format_table(("array", "fields, in order"), rows)
 

@@ -16,6 +16,7 @@ from psyche.telemetry.sink import EventSink
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.backend import AllowedKeys, Claim, Members, RunStatus
 from psyche.wire.crypto import Identity
+from psyche.wire.history import HistoryPoint
 from psyche.wire.messages import AnyMessage
 from psyche.wire.ports import Proof
 from psyche.wire.report import SelfReport
@@ -99,6 +100,10 @@ class Administration(Protocol):
         Raises:
             NotOwner: this key does not command the run, has no place in it and may not join it.
         """
+        ...
+
+    async def get_history(self, after_step: int = 0) -> tuple[HistoryPoint, ...]:
+        """Return a point for each round with data after a step, at most 2,000; on a chain as witnesses claim it."""
         ...
 
     async def command(self, message: AnyMessage | Build) -> RunStatus:

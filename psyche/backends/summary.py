@@ -1,8 +1,9 @@
 """The status of a run, computed from its record."""
 
+from psyche.core.committee.schedule import compute_learning_rate, get_cold_start
 from psyche.core.state.limits import NO_UPLOADER
 from psyche.core.state.roster import is_in_epoch
-from psyche.core.state.state import CheckpointKind, ClientState, Coordinator, Slot, SlotState
+from psyche.core.state.state import CheckpointKind, Client, ClientState, Coordinator, RunState, Slot, SlotState
 from psyche.wire.backend import RunStatus
 
 
@@ -32,7 +33,41 @@ def summarize_run(state: Coordinator, now: int, program: str) -> RunStatus:
         slashing_rate=state.registry.future_slashing_rate,
         checkpoint_step=state.checkpoint.step,
         checkpoint_sources=_get_named_sources(state),
+        tokens=count_samples(state) * state.model.max_seq_len,
+        learning_rate=_get_learning_rate(state),
+        epoch_rounds=state.config.rounds_per_epoch,
+        limit_unix=_find_limit(state),
     )
+
+
+def count_samples(state: Coordinator) -> int:
+    """The samples that the run has trained, in rounds that are over."""
+    has_rounds = is_in_epoch(state) and state.run_state is not RunState.WARMUP
+    return state.current.data_index if has_rounds else state.progress.epoch_start_data_index
+
+
+def count_due(state: Coordinator, client: Client) -> int:
+    """How many results of a member's the running epoch has asked for, and judged."""
+    if not is_in_epoch(state) or state.run_state is RunState.WARMUP:
+        return 0
+    height, drain_from = state.current.height, state.epoch.drain_from_height
+    end = min(height - int(state.config.overlap), drain_from or height, client.exited_height or height)
+    return max(0, end - client.joined_height)
+
+
+def _get_learning_rate(state: Coordinator) -> float:
+    cold_start = get_cold_start(state.epoch, state.model)
+    return compute_learning_rate(state.model.lr_schedule, state.progress.step, cold_start)
+
+
+def _find_limit(state: Coordinator) -> int:
+    config = state.config
+    limits = {
+        RunState.WARMUP: config.warmup_time, RunState.COOLDOWN: config.cooldown_time,
+        RunState.ROUND_TRAIN: config.max_round_train_time, RunState.ROUND_WITNESS: config.round_witness_time,
+    }  # fmt: skip
+    limit_s = limits.get(state.run_state, 0)
+    return state.state_start_unix + limit_s if limit_s else 0
 
 
 def get_joined_slots(state: Coordinator) -> list[Slot]:

@@ -21,7 +21,7 @@ from psyche.core.rules.apply import Sender, is_repeat
 from psyche.core.state import messages as msg
 from psyche.core.state.errors import ClientsFull, CoordinatorError, Halted
 from psyche.core.state.roster import find_slot, get_healthy
-from psyche.core.state.state import ZERO32, Coordinator, RunState, SlotState
+from psyche.core.state.state import ZERO32, Coordinator, Round, RunState, SlotState
 from psyche.errors import BackendError, PsycheError, WireError
 from psyche.server.access import AllowList, FirstKeys
 from psyche.server.book import AddressBook
@@ -31,6 +31,7 @@ from psyche.server.evidence import check_report
 from psyche.server.journal.changes import Change
 from psyche.server.journal.journal import KEPT_OP_IDS, Journal
 from psyche.server.reports import ReportBoard, ReportSummary
+from psyche.server.rounds import RoundHistory
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
@@ -91,6 +92,14 @@ class RequestKind(NamedTuple):
     is_kept: bool = False  # a resend gets the same answer (K4); the state settles after it
 
 
+class Before(NamedTuple):
+    """What a change is compared with."""
+
+    run_state: RunState
+    step: int
+    round: Round
+
+
 class CoordinatorHandler:
     """The server's side of the protocol over one run, whose state it owns from now on; see `ServerSettings`."""
 
@@ -123,6 +132,7 @@ class CoordinatorHandler:
         self._replies = ReplyCache()
         self._presence = Presence()
         self.reports = ReportBoard(self._sink)
+        self.history = RoundHistory()
         self.data_manifest: tuple[bytes, bytes] = (ZERO32, b"")  # its id, and it (D1)
 
     def handle(self, now: int, sender: bytes, request: wire.Request) -> Answer:
@@ -201,7 +211,7 @@ class CoordinatorHandler:
 
         After an error nothing has: a refusal leaves every byte, a defect sets the state back to the last record.
         """
-        nonce, was = self.state.nonce, (self.state.run_state, self.state.progress.step)
+        nonce, was = self.state.nonce, Before(self.state.run_state, self.state.progress.step, self.state.current)
         try:
             change.process(self.state, self.now)
             if self.state.nonce == nonce:
@@ -219,14 +229,19 @@ class CoordinatorHandler:
         self._after(change, was)
         return True
 
-    def _after(self, change: Change, was: tuple[RunState, int]) -> None:
+    def _after(self, change: Change, was: Before) -> None:
         if change.op_id:
             self._op_ids.append(change.op_id)
         state, progress = self.state, self.state.progress
-        run_state, step = was
+        run_state, step, round_ = was
+        if isinstance(change.message, msg.WitnessMessage):
+            self.history.take_witness(change.message)
         if progress.step < step:  # P3, P5: the only cases in which progress goes back
             back = progress.epoch_start_data_index
             self._sink.emit(types.Rollback(step=progress.step, was=step, epoch=progress.epoch, data_index=back))
+        is_closed = run_state is RunState.ROUND_WITNESS and state.run_state is not run_state
+        if is_closed and (event := self.history.close(round_, state, self.now)) is not None:
+            self._sink.emit(event)
         if state.run_state is not run_state:
             self._sink.emit(
                 types.StateChanged(
@@ -383,7 +398,8 @@ class CoordinatorHandler:
         """Only preferred keys read or write the table of members (K8): others could crowd them out."""
         shows_errors = self._is(sender, Asker.AUTHORITY)
         rows = self.reports.list_clients(self.state, self.now, self._presence.keys, with_errors=shows_errors)
-        return wire.Members(self.now, rows)
+        waited = self.history.count_waits()
+        return wire.Members(self.now, tuple(replace(one, waited=waited[one.key]) for one in rows))
 
     def _change_access(self, sender: bytes, message: AccessMessage, op_id: bytes) -> None:
         """Carry out a command on the allow list; it is journaled although the state's bytes do not change (M12)."""
@@ -422,6 +438,9 @@ class CoordinatorHandler:
         wire.HelloRequest: RequestKind(lambda self, _, body: self._greet(body)),
         wire.PingRequest: RequestKind(lambda *_: None),
         wire.StatusRequest: RequestKind(lambda self, *_: self.get_status()),
+        wire.HistoryRequest: RequestKind(
+            lambda self, _, body: wire.History(tuple(self.history.points.after(body.after_step)))
+        ),
         wire.SubscribeRequest: RequestKind(lambda *_: None, Asker.FOLLOWER),  # the hub subscribes
         wire.RecordRequest: RequestKind(lambda self, *_: make_full(self.version, self.now), Asker.FOLLOWER),
         wire.DataManifestRequest: RequestKind(lambda self, _, body: self._show_data_manifest(body), Asker.FOLLOWER),

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from psyche.backends.summary import count_due
 from psyche.core.state.roster import is_in_epoch
 from psyche.core.state.state import Client, ClientState, Coordinator, SlotState
 from psyche.telemetry import types
@@ -94,12 +95,12 @@ class ReportBoard:
         """List the members of the running epoch by index, then the others that are here or were a while ago."""
         shown = dict(self._iter_shown(now, connected))
         members = state.clients if is_in_epoch(state) else []
-        rows = [_make_row(c.p2p, index, c, shown, now, connected) for index, c in enumerate(members)]
+        rows = [_make_row(state, c.p2p, index, c, shown, now, connected) for index, c in enumerate(members)]
         listed = {c.p2p for c in members}
         holders = {slot.p2p for slot in state.registry.slots if slot.state is SlotState.JOINED} & connected
         others = (holders | shown.keys()) - listed
         rows += [
-            _make_row(key, None, None, shown, now, connected)
+            _make_row(state, key, None, None, shown, now, connected)
             for key in sorted(others, key=lambda k: (k not in connected, k))
         ]
         kept = rows[:MAX_SHOWN]
@@ -112,18 +113,19 @@ class ReportBoard:
 
 
 def _make_row(
-    key: bytes, index: int | None, client: Client | None, shown: dict[bytes, _Kept], now: int,
+    run: Coordinator, key: bytes, index: int | None, client: Client | None, shown: dict[bytes, _Kept], now: int,
     connected: frozenset[bytes],
 ) -> MemberInfo:  # fmt: skip
     kept = shown.get(key)
     state, is_connected = None if client is None else client.state, key in connected
+    due, credits_ = (0, 0) if client is None else (count_due(run, client), client.credits)
     if kept is None:
-        return MemberInfo(key, index, state, is_connected)
+        return MemberInfo(key, index, state, is_connected, due=due, credits=credits_)
     has_error = bool(kept.report.error)
     report = kept.report if is_connected else replace(kept.report, tokens_per_s=0.0)  # who is away trains nothing
     return MemberInfo(
         key, index, state, is_connected, report, max(0, now - kept.at), has_error,
-        max(0, now - kept.error_at) if has_error else 0,
+        max(0, now - kept.error_at) if has_error else 0, due, credits_,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ state machine ends the server with a clear message.
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -141,6 +141,7 @@ class ServerSettings:
     data_manifest: Path | None = None  # where the run's would be, for clients (D1)
     data_files: LocalFiles | None = None  # of the data server, if `data_location` is Server
     sink: EventSink | None = None
+    read_history: Callable[[], Iterable[types.RoundOver]] = tuple  # what the log has of rounds before; blocks
     on_state: Callable[[Coordinator], None] | None = None
     on_reports: Callable[[ReportSummary, Sequence[SelfReport]], None] | None = None
     unix_time: Callable[[], float] = time.time  # read once, at the start
@@ -226,6 +227,8 @@ class _Server:
     async def run(self, task_status: Started) -> None:
         listener, port = await self._listen()
         self._report_recovery()
+        if not self._opened.is_new:
+            await trio.to_thread.run_sync(lambda: self._handler.history.restore(self._settings.read_history()))
         try:
             async with open_plain_nursery() as nursery:
                 nursery.start_soon(self._serve, nursery, listener, port, task_status)

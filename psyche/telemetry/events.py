@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from psyche.telemetry import types
 
@@ -22,6 +22,7 @@ DEFAULT_KEEP: Final = 5  # rotated files kept beside the current one
 MAX_READ_BYTES: Final = 1 << 20  # of a growing log in one call, so that a live view stays responsive
 MAX_PENDING: Final = 4_096  # events a subscriber may lag behind before the oldest are dropped
 
+_Kind = TypeVar("_Kind", bound=types.Event)
 Line = dict[str, Any]  # an event as plain data, with its time and node
 _encode: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
@@ -88,6 +89,14 @@ class EventLog:
         with self._lock:
             self._subscriptions.append(subscription)
         return subscription
+
+    def read_kind(self, kind: type[_Kind]) -> Iterator[_Kind]:
+        """The events of one type in the log's files, the oldest first; other lines are not decoded."""
+        mark = f'"kind":"{types.get_type_name(kind)}"'.encode()
+        raws = () if self.path is None else (raw for raw in _read_raw(self.path) if mark in raw)
+        for line in filter(None, map(decode_line, raws)):
+            if isinstance(event := read_event(line), kind):
+                yield event
 
     def close(self) -> None:
         """Close the file; later events go to subscribers only."""
@@ -200,6 +209,10 @@ def read_entries(path: Path) -> Iterator[Entry]:
 
 
 def _read_file(path: Path) -> Iterator[Line]:
+    return filter(None, map(decode_line, _read_raw(path)))
+
+
+def _read_raw(path: Path) -> Iterator[bytes]:
     numbers = [int(p.suffix[1:]) for p in path.parent.glob(f"{path.name}.*") if p.suffix[1:].isdigit()]
     for number in [*sorted(numbers, reverse=True), 0]:
         try:
@@ -207,7 +220,7 @@ def _read_file(path: Path) -> Iterator[Line]:
         except FileNotFoundError:
             continue
         with file:
-            yield from filter(None, map(decode_line, file))
+            yield from file
 
 
 class EventTail:

@@ -23,6 +23,7 @@ from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, STATE_BYTES
 from psyche.errors import BackendError, PsycheError
 from psyche.wire.access import KEY_BYTES, MAX_KEYS, MAX_WAITING
 from psyche.wire.address_record import AddressRecord
+from psyche.wire.history import MAX_POINTS, HistoryPoint
 from psyche.wire.messages import BY_NUMBER, MAX_BODY_BYTES, AnyMessage, get_kind
 from psyche.wire.msgpack import decode_msgpack
 from psyche.wire.ports import Proof
@@ -92,6 +93,12 @@ class AllowedRequest(msgspec.Struct, frozen=True, array_like=True, tag="allowed"
     """Asks who may join. For the owner and the join authority only."""
 
 
+class HistoryRequest(msgspec.Struct, frozen=True, array_like=True, tag="history"):
+    """Asks for the run's course after a step. Anyone may send it."""
+
+    after_step: Unsigned63 = 0
+
+
 class EarningsRequest(msgspec.Struct, frozen=True, array_like=True, tag="earnings"):
     """Asks for the earnings that nobody has collected yet. For the owner only."""
 
@@ -122,7 +129,7 @@ class DataManifestRequest(msgspec.Struct, frozen=True, array_like=True, tag="dat
 
 RequestBody: TypeAlias = (
     HelloRequest | SubscribeRequest | PingRequest | SubmitRequest | AnnounceRequest | EarningsRequest | AllowedRequest
-    | StatusRequest | ReportRequest | MembersRequest | RecordRequest | DataManifestRequest
+    | StatusRequest | ReportRequest | MembersRequest | RecordRequest | DataManifestRequest | HistoryRequest
 )  # fmt: skip
 
 
@@ -177,6 +184,10 @@ class RunStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     reporting: int = 0  # connected clients that say what they do
     failing: int = 0  # clients that report an error
     decimals: int = 0  # digits that the rates have behind the point when people read them
+    tokens: int = 0  # trained in the run so far
+    learning_rate: float = 0.0  # of the running step
+    epoch_rounds: int = 0  # rounds with data of each epoch; 0: its time decides
+    limit_unix: int = 0  # when the phase ends at the latest; 0: it has no limit
 
 
 class Earnings(msgspec.Struct, frozen=True, array_like=True, tag="earnings"):
@@ -210,6 +221,9 @@ class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
         report_age_s: seconds since then.
         has_error: whether it reports an error.
         error_age_s: seconds since the server first heard of this error.
+        due: rounds of the running epoch whose results were asked for so far.
+        credits: of those, how many of this member's counted.
+        waited: in how many of the last 50 rounds it was waited for last.
     """
 
     key: Key
@@ -220,6 +234,9 @@ class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
     report_age_s: Unsigned63 = 0
     has_error: bool = False
     error_age_s: Unsigned63 = 0
+    due: Unsigned63 = 0
+    credits: Unsigned63 = 0
+    waited: Unsigned63 = 0
 
 
 class Members(msgspec.Struct, frozen=True, array_like=True, tag="members"):
@@ -227,6 +244,12 @@ class Members(msgspec.Struct, frozen=True, array_like=True, tag="members"):
 
     now_unix: Unsigned63
     members: tuple[MemberInfo, ...]
+
+
+class History(msgspec.Struct, frozen=True, array_like=True, tag="history"):
+    """The answer to history: a point for each round with data; of long runs every second, fourth, eighth ... step."""
+
+    points: Annotated[tuple[HistoryPoint, ...], Meta(max_length=MAX_POINTS)]
 
 
 class FullState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
@@ -245,7 +268,9 @@ class DataManifestPart(msgspec.Struct, frozen=True, array_like=True, tag="data_m
     data: Annotated[bytes, Meta(max_length=MAX_MANIFEST_PART_BYTES)]
 
 
-ReplyBody: TypeAlias = Greeting | RunStatus | Earnings | AllowedKeys | Members | FullState | DataManifestPart | None
+ReplyBody: TypeAlias = (
+    Greeting | RunStatus | Earnings | AllowedKeys | Members | FullState | DataManifestPart | History | None
+)  # fmt: skip
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):

@@ -10,6 +10,7 @@ MAX_PHASE_BYTES: Final = 32
 MAX_WAIT_BYTES: Final = 240
 MAX_ERROR_BYTES: Final = 480
 MAX_TOKENS_PER_S: Final = 1e15
+MAX_COUNT_BYTES: Final = (1 << 63) - 1
 
 Unsigned32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 
@@ -26,6 +27,7 @@ class SelfReport(msgspec.Struct, frozen=True, array_like=True):
         loss: of its last batch, in nats per token; None before the first.
         tokens_per_s: trained per second over the last 30 s.
         error: the last error that it has not overcome; empty if there is none.
+        bytes_sent, bytes_received: over its lines to other members, since it started.
     """
 
     name: Annotated[str, Meta(max_length=MAX_NAME_BYTES)] = ""
@@ -37,6 +39,8 @@ class SelfReport(msgspec.Struct, frozen=True, array_like=True):
     loss: float | None = None
     tokens_per_s: Annotated[float, Meta(ge=0, le=MAX_TOKENS_PER_S)] = 0.0
     error: Annotated[str, Meta(max_length=MAX_ERROR_BYTES)] = ""
+    bytes_sent: Annotated[int, Meta(ge=0, le=MAX_COUNT_BYTES)] = 0
+    bytes_received: Annotated[int, Meta(ge=0, le=MAX_COUNT_BYTES)] = 0
 
 
 def clean_report(report: SelfReport) -> SelfReport:

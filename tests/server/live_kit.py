@@ -30,8 +30,10 @@ RATE = 16  # seconds of the run per second of the test
 class Server:
     """A server that a test can stop, kill and start again on the same port."""
 
-    def __init__(self, nursery: trio.Nursery, folder: Path, file: RunFile, **options: Any) -> None:
-        self.sink = Log()
+    def __init__(
+        self, nursery: trio.Nursery, folder: Path, file: RunFile, *, sink: Log | None = None, **options: Any
+    ) -> None:
+        self.sink = sink or Log()
         self.folder = folder
         self._nursery, self._file = nursery, file
         wall = {"unix_time": lambda: START_UNIX + trio.current_time()}

@@ -36,6 +36,7 @@ bodies = st.one_of(
     st.just(wire.AllowedRequest()),
     st.just(wire.EarningsRequest()),
     st.just(wire.StatusRequest()),
+    st.builds(wire.HistoryRequest, st.integers(0, 2**63 - 1)),
     st.just(wire.MembersRequest()),
     st.just(wire.RecordRequest()),
     st.builds(wire.DataManifestRequest, st.integers(0, 2**63 - 1)),

@@ -17,6 +17,7 @@ from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, WireError
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
+from psyche.wire.history import HistoryPoint
 from psyche.wire.line.handshake import HandshakeError
 from psyche.wire.messages import AnyMessage
 from psyche.wire.nursery import open_plain_nursery
@@ -25,7 +26,7 @@ TIMEOUT_S: Final = 10.0
 RETRY_S: Final = 1.0
 SILENT_S: Final = 1.0  # after this a waiting person is told the reason
 Say = Callable[[str], None]
-_Found = TypeVar("_Found", wire.RunStatus, wire.AllowedKeys, wire.Earnings, wire.Members, wire.FullState)
+_Found = TypeVar("_Found", wire.RunStatus, wire.AllowedKeys, wire.Earnings, wire.Members, wire.FullState, wire.History)
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class TcpAdministration:
 
     async def get_members(self) -> wire.Members:
         return await self._ask(None, wire.MembersRequest(), wire.Members)
+
+    async def get_history(self, after_step: int = 0) -> tuple[HistoryPoint, ...]:
+        return (await self._ask(None, wire.HistoryRequest(after_step), wire.History)).points
 
     async def command(self, message: AnyMessage | Build) -> wire.RunStatus:
         if callable(message):

@@ -93,6 +93,7 @@ def run(
     from psyche.cli.helpers.serving import leaving_nothing_unless_started
     from psyche.config.load import DATA_MANIFEST_NAME
     from psyche.server.server import ServerSettings
+    from psyche.telemetry import types
     from psyche.telemetry.console import Console
     from psyche.telemetry.logging import configure_logging
 
@@ -109,6 +110,7 @@ def run(
             accept_loss=accept_loss, model_folder=loaded.model_folder, storage=remote.get_options(),
             data_files=data, sink=events,
             data_manifest=loaded.folder / DATA_MANIFEST_NAME,
+            read_history=lambda: events.read_kind(types.RoundOver),
         )  # fmt: skip
         serve(settings, events, console, logging.logs, on_start)
 

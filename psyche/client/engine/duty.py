@@ -1,6 +1,5 @@
 """The messages of a member in a round: Ready, Finished and the witness report (sections 6 to 8)."""
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +28,7 @@ from psyche.core.state.timeline import get_round
 from psyche.telemetry import types
 from psyche.telemetry.types import Wait, WaitOutcome, describe_finish
 from psyche.wire.gossip import encode_gossip, sign_gossip
+from psyche.wire.history import Claim, encode_claim
 
 PRESENCE_S = 1.0  # less than the slack that every member is granted (A3)
 
@@ -299,8 +299,8 @@ class Duty:
         self.context.wait(key, wait, what, until=until, then=then, height=record.height, members=members)
 
     def _make_metadata(self, record: RoundRecord) -> bytes:
-        """step u32, loss f32, tokens per second f32: for people, never stored on record."""
-        return struct.pack("<Iff", record.step, self.training.work.loss, self.training.work.tokens_per_s)
+        """For people; never stored on record."""
+        return encode_claim(Claim(record.step, self.training.work.loss, self.training.work.tokens_per_s))
 
     def _accuse(self, state: Coordinator) -> None:
         """H4: report witnesses that others heard but that sent no report in a round closed by time-out."""

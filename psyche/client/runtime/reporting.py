@@ -50,7 +50,7 @@ class Reporter:
             SelfReport(
                 name=view.node, phase=view.phase, wait="" if first is None else types.describe_wait(first),
                 epoch=view.epoch, height=view.height, step=view.step, loss=view.loss, tokens_per_s=view.tokens_per_s,
-                error=self._error,
+                error=self._error, bytes_sent=view.bytes_sent, bytes_received=view.bytes_received,
             )
         )  # fmt: skip
 

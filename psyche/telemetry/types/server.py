@@ -83,6 +83,30 @@ class SlotGivenUp(Event, level=WARNING):
     after_s: int
 
 
+class RoundOver(Event):
+    """A round with data is over, after which `step` steps are on record: what it came to, as its members say.
+
+    `results` were counted by its witnesses; `loss`, `least` and `greatest` are the median and the extremes of what they
+    say, in nats per token, `tokens_per_s` is of all members together; `tokens` are trained in the run so far, and
+    `waited_for` are the keys of at most three members that the round waited for last.
+    """
+
+    epoch: int
+    height: int
+    step: int
+    total_steps: int
+    seconds: float
+    members: int
+    results: int
+    loss: float | None
+    least: float | None
+    greatest: float | None
+    tokens_per_s: float
+    unix: int
+    tokens: int
+    waited_for: tuple[Hex, ...] = ()
+
+
 class ErrorReported(Event, level=WARNING):
     """A client says that something keeps it from doing its part; at most one event of a client in 30 s."""
 

@@ -1,6 +1,6 @@
 """A run on Solana, as its owner reaches it: status, record, members, and commands."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
@@ -9,6 +9,7 @@ from solders.pubkey import Pubkey
 
 from psyche import __version__
 from psyche.backends.port import Build, build_in_thread
+from psyche.backends.solana.history import ChainHistory
 from psyche.backends.solana.interface.addresses import EVERYBODY, parse_key
 from psyche.backends.solana.interface.coordinator import OwnerMessage, build_owner_message
 from psyche.backends.solana.interface.treasurer import RunChange, build_run_update
@@ -16,7 +17,7 @@ from psyche.backends.solana.joining import find_authorization
 from psyche.backends.solana.lookup import FoundRun, RunTarget, find_decimals, find_run
 from psyche.backends.solana.owner.rewards import find_earner
 from psyche.backends.solana.session import ChainPlan, ChainSession, Step
-from psyche.backends.summary import get_joined_slots, summarize_run
+from psyche.backends.summary import count_due, get_joined_slots, summarize_run
 from psyche.core.rules.apply import apply
 from psyche.core.state import messages as msg
 from psyche.core.state.errors import CoordinatorError
@@ -24,6 +25,7 @@ from psyche.core.state.roster import is_in_epoch
 from psyche.core.state.state import ClientState, Coordinator, RunState, SlotState
 from psyche.errors import ConfigError
 from psyche.wire.backend import MemberInfo, Members, RunStatus
+from psyche.wire.history import HistoryPoint
 from psyche.wire.messages import AnyMessage
 
 PROGRAM: Final = f"psyche {__version__} on Solana"
@@ -42,6 +44,7 @@ class SolanaAdministration:
 
     session: ChainSession
     run_id: str
+    _history: list[ChainHistory] = field(default_factory=list[ChainHistory])  # one, once the run is found
 
     async def find(self, min_slot: int | None = None) -> FoundRun:
         return await find_run(self.session, self.run_id, min_slot)
@@ -67,10 +70,18 @@ class SolanaAdministration:
         state = await self.get_record()
         _, unix = await self.session.rpc.get_clock()
         here = enumerate(state.clients) if is_in_epoch(state) else ()
-        members = [MemberInfo(one.signer, index, one.state, None) for index, one in here]
+        members = [
+            MemberInfo(one.signer, index, one.state, None, due=count_due(state, one), credits=one.credits)
+            for index, one in here
+        ]
         known = {member.key for member in members}
         waiting = [MemberInfo(s.signer, None, None, None) for s in get_joined_slots(state) if s.signer not in known]
         return Members(unix, (*members, *waiting))
+
+    async def get_history(self, after_step: int = 0) -> tuple[HistoryPoint, ...]:
+        if not self._history:
+            self._history.append(ChainHistory(self.session.rpc, (await self.find()).accounts.account))
+        return tuple((await self._history[0].read()).after(after_step))
 
     def name_key(self, key: bytes) -> str:
         return str(Pubkey(key))

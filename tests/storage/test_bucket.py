@@ -1,31 +1,24 @@
 """Google's buckets, on fake-gcs-server, and the sign-in of a service account."""
 
-import json
 import re
-import socket
-from base64 import urlsafe_b64decode
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.asymmetric import ec
 from kits.clocks import SteadyClock
 from kits.storage.faults import FAULTS, STALLING, FaultyWay, open_way
 from kits.storage.servers import CONTENT, OPTIONS, put_objects, serve_buckets
+from kits.storage.sign_in import open_sign_in, write_key
 
 from psyche.errors import StorageError, StorageRefused
-from psyche.localchain.rpc.web import serve_app
 from psyche.storage import bucket
 from psyche.storage.bucket import BucketStorage, open_bucket
 
 OBJECTS = {f"data/{name}": raw for name, raw in CONTENT.items()} | {"database": b"x", "data/folder/": b""}
 ODD = {"odd/ü b%20#?&.txt": b"odd"}
-KEY = rsa.generate_private_key(65_537, 2_048)
 
 
 @pytest.fixture(scope="module")
@@ -121,48 +114,6 @@ async def test_after_a_fault_the_right_bytes_are_read(way: FaultyWay, quick_cloc
 def test_what_is_no_bucket_or_folder_is_refused(name: str, prefix: str, reason: str) -> None:
     with pytest.raises(StorageRefused, match=reason):
         open_bucket(name, prefix, OPTIONS)
-
-
-class SignIn:
-    """Google's sign-in: checks the statement of an account and gives a token."""
-
-    def __init__(self) -> None:
-        self.address = ""
-        self.claims: list[dict[str, Any]] = []
-
-    async def app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return
-        form = parse_qs((await receive())["body"].decode())
-        head, claims, signature = form["assertion"][0].split(".")
-        raw = urlsafe_b64decode(signature + "==")
-        KEY.public_key().verify(raw, f"{head}.{claims}".encode(), padding.PKCS1v15(), hashes.SHA256())
-        assert json.loads(urlsafe_b64decode(head + "==")) == {"alg": "RS256", "typ": "JWT", "kid": "7"}
-        assert form["grant_type"] == ["urn:ietf:params:oauth:grant-type:jwt-bearer"]
-        self.claims.append(json.loads(urlsafe_b64decode(claims + "==")))
-        body = json.dumps({"access_token": f"token-{len(self.claims)}", "expires_in": 3_599}).encode()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": body})
-
-
-@asynccontextmanager
-async def open_sign_in() -> AsyncGenerator[SignIn]:
-    sign_in, listening = SignIn(), socket.create_server(("127.0.0.1", 0))
-    listening.setblocking(False)
-    sign_in.address = f"http://127.0.0.1:{listening.getsockname()[1]}/token"
-    async with serve_app(sign_in.app, listening):
-        yield sign_in
-
-
-def write_key(path: Path, **changes: Any) -> Path:
-    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    private = changes.pop("key", KEY).private_bytes(pem, form, serialization.NoEncryption()).decode()
-    key = {
-        "type": "service_account", "client_email": "me@project.example", "private_key": private, "private_key_id": "7",
-        "token_uri": "https://sign-in.example/token", "project_id": "project",
-    }  # fmt: skip
-    path.write_text(json.dumps(key | changes))
-    return path
 
 
 async def test_a_service_account_signs_in_once_an_hour(

@@ -35,7 +35,7 @@ class FaultyWay:
     """The way to a server.
 
     `fault` spoils the next `count` requests whose target has `only` in it: those without an end with None. "redirect"
-    leads to `location`, in which {} is the target.
+    leads to `location`, in which {} is the target. With `token`, requests that do not bear it are refused.
     """
 
     server_port: int
@@ -44,6 +44,7 @@ class FaultyWay:
     count: int | None = None
     only: str = ""
     location: str = ""
+    token: str = ""
     asked: list[Asked] = field(default_factory=list)
     most_at_once: int = 0
     connections: int = 0
@@ -73,6 +74,8 @@ class FaultyWay:
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
         self.asked.append(Asked(method, target, headers))
         fault = self._take_fault(target)
+        if self.token and headers.get("authorization") != f"Bearer {self.token}":
+            fault = "refused"
         if fault == "dead":
             return
         if fault == "stalled":
@@ -82,6 +85,7 @@ class FaultyWay:
         canned = {
             "busy": "429 Too Many Requests\r\nretry-after: 2",
             "unavailable": "503 Service Unavailable",
+            "refused": "401 Unauthorized",
             "redirect": f"302 Found\r\nlocation: {self.location.replace('{}', target)}",
         }
         if fault in canned:

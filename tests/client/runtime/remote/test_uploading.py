@@ -13,10 +13,14 @@ from urllib.parse import quote
 import httpx2
 import pytest
 import trio
+from kits.clocks import SteadyClock
 from kits.models import write_model_folder
+from kits.storage.faults import FAULTS, open_way
 from kits.storage.hub import TOKEN, HubDouble, open_hub_double
 from kits.storage.servers import OPTIONS, put_objects, serve_buckets
-from runtime_kit import CHAIN, KEYS, FakeNetwork, Place
+from kits.storage.sign_in import open_sign_in, write_key
+from kits.tier import few
+from runtime_kit import CHAIN, KEYS, FakeNetwork, Log, Place
 from trio.testing import MockClock
 
 from psyche.client.runtime.app import check_client_settings
@@ -25,12 +29,17 @@ from psyche.client.runtime.weights import uploading
 from psyche.client.runtime.weights.uploading import Uploader
 from psyche.core.committee.elections import compute_uploads, order_uploaders
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Client, ClientState, Mark
-from psyche.errors import ConfigError, StorageError, StorageRefused
+from psyche.errors import ConfigError, NetworkError, StorageError, StorageRefused
 from psyche.modeling.snapshot import SnapshotInfo, get_tensor_bytes, read_snapshot_info
 from psyche.storage import bucket_writer
+from psyche.telemetry import types
 from psyche.wire.crypto import compute_state_digest
 from psyche.wire.ports import SyncReply
 
+# Those that an answer to an upload can have: it has no range and no version.
+UPLOAD_FAULTS = [one for one in (*FAULTS, "other_bytes") if one not in (
+    "whole", "other_version", "other_range", "other_size", "no_range"
+)]  # fmt: skip
 READ = """
 import sys, json
 from huggingface_hub import snapshot_download
@@ -333,3 +342,71 @@ def test_an_upload_that_cannot_be_is_refused_at_the_start(tmp_path: Path, change
     check_client_settings(ClientSettings(run_id="run", data_dir=tmp_path, **values))
     with pytest.raises(ConfigError, match=reason):
         check_client_settings(ClientSettings(run_id="run", data_dir=tmp_path, **(values | changes)))
+
+
+@pytest.fixture
+def quick_clock() -> SteadyClock:
+    """Sockets and processes are real, so the clock does not jump; waits are short all the same."""
+    return SteadyClock(rate=20.0)
+
+
+@pytest.mark.parametrize("kind", ["hub", "bucket"])
+@pytest.mark.parametrize("fault", few(UPLOAD_FAULTS, 2))
+async def test_where_the_way_fails_the_reason_is_told_and_the_next_member_takes_over(
+    place: Place, hub: HubDouble, buckets: str, fault: str, kind: str, tmp_path: Path, quick_clock: SteadyClock
+) -> None:
+    """S10: one place on record ends it for both."""
+    info = await certify(place)
+    members = KEYS[:2]
+    place.state.clients = [Client(state=ClientState.HEALTHY, p2p=key) for key in members]
+    first, second = order_uploaders(members, info.digest)
+    named: list[bytes] = []
+    told = {key: Log() for key in members}
+    async with open_way(hub.address if kind == "hub" else buckets) as way:
+        way.spoil(fault)
+
+        async def share(key: bytes) -> None:
+            address = way.address if key == first else (hub.address if kind == "hub" else buckets)
+            endpoint: dict[str, Any] = {f"{'hub' if kind == 'hub' else 'google'}_endpoint": address}
+            where = {"hub_repo": f"owner/{key.hex()[:8]}"} if kind == "hub" else {"gcs_bucket": "weights"}
+            settings = ClientSettings(
+                run_id=f"of-{fault}-{key.hex()[:8]}", data_dir=tmp_path / key.hex(),
+                storage=replace(place.storage, **endpoint), **where,
+            )  # fmt: skip
+            network = FakeNetwork(key=key, answers={k: lambda _: SyncReply(found=True) for k in members if k != key})
+            uploader = Uploader(settings, network, lambda: place.state, told[key].emit)  # type: ignore[arg-type]
+            if await uploader.upload(info, None) is not None:
+                named.append(key)
+                place.state.checkpoint = replace(place.state.certified, uploader=0)
+
+        async with trio.open_nursery() as nursery:
+            for key in members:
+                nursery.start_soon(share, key)
+        assert way.asked
+    assert named == [second]
+    reasons = [event.message for event in told[first].told if isinstance(event, types.Error)]
+    assert reasons
+    assert all(reason.startswith(("hf://owner/", "gs://weights/", "upload: ")) for reason in reasons)
+
+
+async def test_a_service_account_uploads_to_a_private_bucket_of_which_others_read_nothing(
+    in_bucket: Place, buckets: str, tmp_path: Path
+) -> None:
+    info = await certify(in_bucket)
+    async with open_sign_in() as sign_in, open_way(buckets) as way:
+        way.token = "token-1"
+        private = replace(in_bucket.storage, google_endpoint=way.address)
+        key = write_key(tmp_path / "key.json", token_uri=sign_in.address)
+        in_bucket.storage = replace(private, google_credentials=key)
+        options = {"hub_repo": "", "gcs_bucket": "weights", "gcs_prefix": "private"}
+        found = await make_uploader(in_bucket, **options).upload(info, None)
+        assert found is not None
+        assert sign_in.claims[0]["scope"] == "https://www.googleapis.com/auth/devstorage.read_write"
+        stranger = Place(tmp_path / "stranger", storage=private)
+        stranger.state.model.checkpoint, stranger.state.checkpoint = found, Mark(digest=info.digest)
+        with pytest.raises(NetworkError, match="not allowed"):
+            await stranger.fetch(info.digest)
+        way.token = "token-2"  # of the next sign-in
+        reader = Place(tmp_path / "reader", storage=in_bucket.storage)
+        reader.state = stranger.state
+        assert read_snapshot_info((await reader.fetch(info.digest)).path).manifest == info.manifest

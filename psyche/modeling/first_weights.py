@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -34,6 +34,10 @@ class StoredTensor:
     dtype: str
     dims: tuple[int, ...]
     offset: int
+
+    @property
+    def stored_bytes(self) -> int:
+        return VALUE_BYTES[self.dtype] * math.prod(self.dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,24 +153,27 @@ def _read_place(file: str, about: Mapping[str, Any], start: int, values_bytes: i
 
 
 def read_values(
-    files: ModelFiles, name: str, tensor: StoredTensor, start: int = 0, *, piece_bytes: int | None = None
+    files: ModelFiles, name: str, tensor: StoredTensor, stored: Iterable[bytes] | None = None
 ) -> Iterator[bytes]:
-    """Read a tensor's values from number `start` on, as fp32 little-endian bytes of one MiB; all must be finite.
+    """Read a tensor's values as fp32 little-endian bytes of one MiB; all must be finite.
 
-    `piece_bytes` of fp32 are read at once; None: what suits the files.
+    `stored` are its bytes in the file, in parts of whole MiB; None: they are read from there.
     """
     import numpy as np
 
-    width, total = VALUE_BYTES[tensor.dtype], math.prod(tensor.dims)
-    piece = (piece_bytes or files.piece_bytes) // 4
-    for first in range(start, total, piece):
-        end = min(total, first + piece)
-        raw = files.read(tensor.file, tensor.offset + first * width, tensor.offset + end * width)
-        for place in range(0, len(raw), _CHUNK_VALUES * width):
-            values = _widen(raw[place : place + _CHUNK_VALUES * width], tensor.dtype)
+    chunk_bytes = _CHUNK_VALUES * VALUE_BYTES[tensor.dtype]
+    for part in _read_stored(files, tensor) if stored is None else stored:
+        for place in range(0, len(part), chunk_bytes):
+            values = _widen(part[place : place + chunk_bytes], tensor.dtype)
             if not np.isfinite(np.frombuffer(values, "<f4")).all():
                 raise UnusableModelError(f"{files.address}/{tensor.file}: {name} {NOT_FINITE}")
             yield values
+
+
+def _read_stored(files: ModelFiles, tensor: StoredTensor) -> Iterator[bytes]:
+    end = tensor.offset + tensor.stored_bytes
+    for first in range(tensor.offset, end, files.piece_bytes):
+        yield from files.read_parts(tensor.file, first, min(end, first + files.piece_bytes))
 
 
 def _compute_blob_id(files: ModelFiles, name: str, tensor: StoredTensor) -> bytes:

@@ -1,10 +1,10 @@
 """A model's files, wherever they are: in a folder, or in a storage from which each part is read as it is needed."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TypeVar
 
 import structlog
 import trio
@@ -13,7 +13,10 @@ from psyche.core.encoding.manifest import FILE_NAMES, MAX_MODEL_FILES_BYTES
 from psyche.core.state.state import Checkpoint, CheckpointKind
 from psyche.durable import open_file
 from psyche.errors import TrainerError
-from psyche.storage.port import Storage, StorageOptions, StoredFile, read_environment
+from psyche.storage.port import StorageOptions, StoredFile, read_environment
+
+if TYPE_CHECKING:
+    from psyche.storage.http import HttpStorage
 
 REMOTE: Final = frozenset({CheckpointKind.HUB, CheckpointKind.GCS})  # sources that `open_storage` opens
 SHOWN_EVERY_S: Final = 10.0
@@ -31,7 +34,7 @@ class ModelFiles(Protocol):
 
     address: str
     revision: str | None  # the commit of a repository, once it has been listed
-    piece_bytes: int  # how much to read at once of what is long: whole MiB
+    piece_bytes: int  # how much to read at once of what is long: whole MiB, as each of its parts is
 
     def get_sizes(self) -> Mapping[str, int]:
         """The sizes in bytes of the files of the top folder, by name."""
@@ -39,6 +42,10 @@ class ModelFiles(Protocol):
 
     def read(self, name: str, start: int, end: int) -> bytes:
         """Read the bytes `start` to `end` (excluded), exactly."""
+        ...
+
+    def read_parts(self, name: str, start: int, end: int) -> Sequence[bytes]:
+        """Read like `read`, in parts."""
         ...
 
 
@@ -67,13 +74,16 @@ class FolderFiles:
             raise TrainerError(f"{self.address}/{name}: is cut off")
         return raw
 
+    def read_parts(self, name: str, start: int, end: int) -> Sequence[bytes]:
+        return [self.read(name, start, end)]
+
 
 class StorageFiles:
     """The files of a storage, for a thread of trio; says from time to time how much it has read."""
 
     piece_bytes = 64 << 20  # a storage asks for its ranges side by side
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: "HttpStorage") -> None:
         self.address = storage.address
         self.revision: str | None = None
         self._storage = storage
@@ -85,15 +95,37 @@ class StorageFiles:
         return {name: file.size_bytes for name, file in self._list().items()}
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        files = self._list()
-        if name not in files:
-            raise TrainerError(f"{self.address}/{name}: there is no such file")
-        raw = trio.from_thread.run(self._storage.read, files[name], start, end)
-        self._read_bytes += len(raw)
+        return b"".join(self.read_parts(name, start, end))
+
+    def read_parts(self, name: str, start: int, end: int) -> Sequence[bytes]:
+        parts = trio.from_thread.run(self._storage.read_parts, self._get(name), start, end)
+        self._show(end - start)
+        return parts
+
+    def copy(self, name: str, start: int, end: int, target: BinaryIO) -> None:
+        """Write these bytes to a file as they arrive: a killed process leaves what has come."""
+
+        def keep(part: bytes) -> None:
+            target.write(part)
+            target.flush()
+            self._show(len(part))
+
+        async def write(part: bytes) -> None:
+            await trio.to_thread.run_sync(keep, part)
+
+        trio.from_thread.run(self._storage.copy, self._get(name), start, end, write)
+
+    def _show(self, more_bytes: int) -> None:
+        self._read_bytes += more_bytes
         if time.monotonic() - self._shown_at > SHOWN_EVERY_S:
             self._shown_at = time.monotonic()
             _log.info("reading the model", address=self.address, read_bytes=self._read_bytes)
-        return raw
+
+    def _get(self, name: str) -> StoredFile:
+        files = self._list()
+        if name not in files:
+            raise TrainerError(f"{self.address}/{name}: there is no such file")
+        return files[name]
 
     def get_version(self, name: str) -> str:
         return self._list()[name].version
@@ -107,7 +139,7 @@ class StorageFiles:
         return self._files
 
 
-def open_storage(source: Checkpoint, options: StorageOptions) -> Storage | None:
+def open_storage(source: Checkpoint, options: StorageOptions) -> "HttpStorage | None":
     """Open the storage of a source of weights; None: it is none.
 
     Raises:
@@ -150,7 +182,7 @@ async def read_in_thread(function: Callable[..., T], *args: object) -> T:
     return await trio.to_thread.run_sync(function, *args, limiter=trio.CapacityLimiter(1))
 
 
-async def _use_storage(storage: Storage, use: Callable[[ModelFiles], T]) -> T:
+async def _use_storage(storage: "HttpStorage", use: Callable[[ModelFiles], T]) -> T:
     async with aclosing(storage):
         return await read_in_thread(use, StorageFiles(storage))
 

@@ -2,7 +2,7 @@
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -41,6 +41,7 @@ _STATUS: Final = {
 }  # fmt: skip
 
 Headers = Mapping[str, str]
+Take = Callable[[bytes], Awaitable[object]]
 T = TypeVar("T")
 _log: Final = structlog.get_logger("psyche.storage")
 
@@ -79,6 +80,10 @@ class Request:
     min_bytes: int = 0  # of the answer
     max_bytes: int = MAX_JSON_BYTES
     judge: Callable[[Answer], None] = lambda _: None  # raises TryFailed for a head that does not fit
+    take: Take | None = None  # gets the body as it arrives, all but its last part
+
+
+_REDIRECTING: Final = Request(what="", url="", max_bytes=_MEASURED_BYTES)
 
 
 class HttpSource:
@@ -99,8 +104,8 @@ class HttpSource:
         if self._pool is not None:
             await self._pool.aclose()
 
-    async def ask(self, request: Request) -> Answer:
-        """Ask until there is an answer that fits.
+    async def ask(self, request: Request, renew: Callable[[], Request] | None = None) -> Answer:
+        """Ask until there is an answer that fits; `renew` makes the request for what is still missing after a try.
 
         Raises:
             StorageError: no try gave one.
@@ -121,6 +126,7 @@ class HttpSource:
                 wait_s = max(wait_s, min(failure.wait_s, _LONGEST_ASKED_WAIT_S))
                 _log.info("storage_retry", place=request.what, reason=str(failure), wait_s=round(wait_s, 2))
             await trio.sleep(wait_s)
+            request = renew() if renew else request
         raise AssertionError
 
     def _allow_more(self) -> None:
@@ -155,9 +161,9 @@ class HttpSource:
         if scope.cancelled_caught:
             self._pace = max(self._pace / 2, _LOWEST_PACE)
             raise TryFailed(f"no whole answer within {allowed_s:.0f} s")
-        took_s = trio.current_time() - began
-        if len(answer.body) >= _MEASURED_BYTES:
-            self._pace = max(0.8 * self._pace + 0.2 * len(answer.body) / max(took_s, 0.001), _LOWEST_PACE)
+        took_s, size_bytes = trio.current_time() - began, request.min_bytes or len(answer.body)
+        if size_bytes >= _MEASURED_BYTES:
+            self._pace = max(0.8 * self._pace + 0.2 * size_bytes / max(took_s, 0.001), _LOWEST_PACE)
         return answer
 
     async def _open_pool(self) -> "httpcore2.AsyncConnectionPool":
@@ -193,12 +199,14 @@ class HttpSource:
                     request.judge(answer)
                     if request.method == "HEAD":
                         return answer
-                    return replace(answer, body=await _read_body(response, request.min_bytes, request.max_bytes))
+                    return replace(answer, body=await _read_body(response, request))
                 try:
                     url = urljoin(url, answer.head.get("location", ""))
                 except ValueError:
                     raise HostRefused("a redirect to no address") from None
-                await _read_body(response, 0, _MEASURED_BYTES)  # so that the connection serves again
+                await _read_body(
+                    response, Request(what="", url="", max_bytes=_MEASURED_BYTES)
+                )  # so that the connection serves again
         raise TryFailed(f"more than {MAX_REDIRECTS} redirects", is_final=True)
 
 
@@ -223,17 +231,24 @@ def _read_head(response: "httpcore2.Response") -> Headers:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
 
 
-async def _read_body(response: "httpcore2.Response", min_bytes: int, max_bytes: int) -> bytes:
-    if _read_head(response).get("content-encoding", "identity") != "identity":
+async def _read_body(response: "httpcore2.Response", request: Request) -> bytes:
+    head = _read_head(response)
+    if head.get("content-encoding", "identity") != "identity":
         raise TryFailed("a compressed answer")  # a few bytes could become many
-    body = bytearray()
+    # Of a body that does not say its length the first parts may be those of a longer one.
+    take = request.take if "content-length" in head else None
+    body, size_bytes = bytearray(), 0
     async with aclosing(response.aiter_stream()) as parts:
         async for part in parts:
-            if len(body) + len(part) > max_bytes:
-                raise TryFailed(f"an answer of more than {max_bytes:,} bytes")
-            body += part
-    if len(body) < min_bytes:
-        raise TryFailed(f"an answer of {len(body):,} bytes instead of {min_bytes:,}")
+            size_bytes += len(part)
+            if size_bytes > request.max_bytes:
+                raise TryFailed(f"an answer of more than {request.max_bytes:,} bytes")
+            if take is not None and size_bytes < request.max_bytes:
+                await take(part)
+            else:
+                body += part
+    if size_bytes < request.min_bytes:
+        raise TryFailed(f"an answer of {size_bytes:,} bytes instead of {request.min_bytes:,}")
     return bytes(body)
 
 
@@ -272,30 +287,49 @@ class HttpStorage(ABC):
             return self._files
 
     async def read(self, file: StoredFile, start: int, end: int) -> bytes:
+        return b"".join(await self.read_parts(file, start, end))
+
+    async def read_parts(self, file: StoredFile, start: int, end: int) -> list[bytes]:
+        """Read like `read`; what is long comes in parts of `MAX_RANGE_BYTES`, for to join them takes long."""
         check_range(self.address, file, start, end)
         starts = range(start, end, MAX_RANGE_BYTES)
-        reads = [partial(self._read, file, first, min(first + MAX_RANGE_BYTES, end)) for first in starts]
-        return b"".join(await gather(reads))
+        return await gather([partial(self._read, file, one, min(one + MAX_RANGE_BYTES, end)) for one in starts])
+
+    async def copy(self, file: StoredFile, start: int, end: int, take: Take) -> None:
+        """Read like `read`, part by part as they arrive; after a cut, only what is missing is asked for again."""
+        check_range(self.address, file, start, end)
+        for one in range(start, end, MAX_RANGE_BYTES):
+            await take(await self._read(file, one, min(one + MAX_RANGE_BYTES, end), take))
 
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def _read(self, file: StoredFile, start: int, end: int) -> bytes:
-        def judge(answer: Answer) -> None:
-            if not self._is_version(file, answer):
-                raise TryFailed("another version", is_refusal=True)
-            if answer.status != 206:
-                raise TryFailed(f"HTTP {answer.status} for a range of it")
-            wanted = f"bytes {start}-{end - 1}/{file.size_bytes}"
-            if answer.head.get("content-range") != wanted:
-                raise TryFailed(f"Content-Range {answer.head.get('content-range', 'is missing')}, not {wanted}")
-            length = answer.head.get("content-length")
-            if length is not None and length != str(end - start):
-                raise TryFailed(f"Content-Length {length} for {end - start:,} bytes")
-
+    async def _read(self, file: StoredFile, start: int, end: int, take: Take | None = None) -> bytes:
         url, headers = await self._locate(file)
-        request = Request(
-            what=f"{self.address}/{file.name}", url=url, headers={**headers, "range": f"bytes={start}-{end - 1}"},
-            min_bytes=end - start, max_bytes=end - start, judge=judge,
-        )  # fmt: skip
-        return (await self._http.ask(request)).body
+
+        async def pass_on(part: bytes) -> None:
+            nonlocal start
+            assert take is not None
+            await take(part)
+            start += len(part)
+
+        def make() -> Request:
+            return Request(
+                what=f"{self.address}/{file.name}", url=url, headers={**headers, "range": f"bytes={start}-{end - 1}"},
+                min_bytes=end - start, max_bytes=end - start, judge=partial(self._judge, file, start, end),
+                take=pass_on if take else None,
+            )  # fmt: skip
+
+        return (await self._http.ask(make(), make)).body
+
+    def _judge(self, file: StoredFile, start: int, end: int, answer: Answer) -> None:
+        if not self._is_version(file, answer):
+            raise TryFailed("another version", is_refusal=True)
+        if answer.status != 206:
+            raise TryFailed(f"HTTP {answer.status} for a range of it")
+        wanted = f"bytes {start}-{end - 1}/{file.size_bytes}"
+        if answer.head.get("content-range") != wanted:
+            raise TryFailed(f"Content-Range {answer.head.get('content-range', 'is missing')}, not {wanted}")
+        length = answer.head.get("content-length")
+        if length is not None and length != str(end - start):
+            raise TryFailed(f"Content-Length {length} for {end - start:,} bytes")

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
+import trio
 from kits.clocks import SteadyClock
 from kits.storage.faults import FAULTS, STALLING, FaultyWay
 from kits.storage.servers import CONTENT, OPTIONS
@@ -92,6 +93,24 @@ async def test_after_a_fault_the_right_bytes_are_read(
     way.spoil(fault, 2)
     assert await storage.read(file, 100, 90_000) == A[100:90_000]
     assert way.count == 0
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in STALLING] + ["stalled_body"])
+async def test_parts_are_handed_over_once_and_what_came_before_a_fault_is_not_asked_for_again(
+    storage: UrlStorage, way: FaultyWay, quick_clock: SteadyClock, fault: str
+) -> None:
+    file, found = await find(storage), bytearray()
+
+    async def take(part: bytes) -> None:
+        found.extend(part)
+        await trio.lowlevel.checkpoint()
+
+    way.asked.clear()
+    way.spoil(fault, 1)
+    await storage.copy(file, 100, 290_000, take)
+    assert found == A[100:290_000]
+    first, second = (one.headers["range"] for one in way.asked)
+    assert (second != first) == (fault in ("cut", "stalled_body"))
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in STALLING] + ["stalled_body"])

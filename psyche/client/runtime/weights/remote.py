@@ -2,9 +2,10 @@
 
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ from psyche.modeling.snapshot import compute_file_blob_id, get_file_entries
 from psyche.storage.port import StorageOptions
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id
 
-WORKERS: Final = 8  # tensors read at once; each loses at most the MiB that it was reading when the client is killed
+WORKERS: Final = 8  # tensors read at once; a killed client loses what was on its way to the disk
 PEERS_BATCH: Final = 16  # parts that are taken from peers at a time, while a place is read from the other end
 
 PeerParts = Callable[[Sequence[tuple[bytes, int]]], Awaitable[Mapping[bytes, Path]]]
@@ -52,23 +53,24 @@ class Place:
             found_bytes, blob_id = compute_file_blob_id(path)
             if found_bytes == size_bytes:
                 return blob_id, path
-        part = path.with_suffix(".part")
-        with part.open("a+b") as file:
-            hashes = list(_hash_whole_chunks(part, min(file.tell(), size_bytes) // BLOB_CHUNK_BYTES))
-            file.truncate(len(hashes) * BLOB_CHUNK_BYTES)
-            start = len(hashes) * BLOB_CHUNK_BYTES // 4
-            for values in read_values(self.files, name, tensor, start, piece_bytes=BLOB_CHUNK_BYTES):
-                file.write(values)
-                file.flush()
-                hashes.append(blake3_hash(values))
+        stored = path.with_suffix(".stored")
+        with stored.open("ab") as file:
+            here_bytes = file.truncate(min(file.tell(), tensor.stored_bytes))
+            start, end = tensor.offset + here_bytes, tensor.offset + tensor.stored_bytes
+            self.files.copy(tensor.file, start, end, file)
+        part, hashes = path.with_suffix(".part"), list[bytes]()
+        try:
+            with stored.open("rb") as source, part.open("wb") as target:
+                parts = iter(partial(source.read, BLOB_CHUNK_BYTES), b"")
+                for values in read_values(self.files, name, tensor, parts):
+                    target.write(values)
+                    hashes.append(blake3_hash(values))
+        except TrainerError:
+            stored.unlink()
+            raise
         part.replace(path)
+        stored.unlink()
         return compute_blob_id(size_bytes, b"".join(hashes)), path
-
-
-def _hash_whole_chunks(path: Path, count: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        for _ in range(count):
-            yield blake3_hash(file.read(BLOB_CHUNK_BYTES))
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ from psyche.cli.commands.run import changes, access, chain  # noqa: F401  # isor
 from psyche.cli.commands.run import group as run
 from psyche.cli.helpers.common import format_examples, make_group
 from psyche.cli.helpers.errors import Debug
-from psyche.cli.helpers.remote import SOURCES
+from psyche.cli.helpers.remote import MANIFEST, SOURCES
 from psyche.cli.helpers.target import command
 
 app = make_group(
@@ -70,7 +70,7 @@ command(
     "psyche doctor --server              # without torch and libp2p",
     "psyche doctor --state my-run        # whether its model and data can be read",
     "psyche doctor --json                # for programs",
-    shared=SOURCES,
+    shared=SOURCES | MANIFEST,
 )(doctor.doctor)
 app.command("init", epilog=format_examples(*init.EXAMPLES))(init.init)
 command(app, "train", *train.EXAMPLES, shared=train.SETTINGS | train.RATES)(train.train)

@@ -37,7 +37,7 @@ from psyche.core.state.state import (
     Model,
     Progress,
 )
-from psyche.durable import read_file, resolve_path
+from psyche.durable import expand_user, read_file, resolve_path
 from psyche.errors import WireError
 from psyche.telemetry.text import describe_parse_failure
 from psyche.wire.access import MAX_KEYS, Access
@@ -45,6 +45,7 @@ from psyche.wire.crypto import blob_id_of
 from psyche.wire.peer_address import EXAMPLE, parse_peer_address
 
 DATA_MANIFEST_NAME: Final = "data.manifest"  # beside a run's file, and below a client's --local-root
+NO_MANIFEST: Final = "none"
 RUN_FILE_NAMES: Final = ("state.toml", "run.toml", "config.toml")
 MAX_FILE_BYTES: Final = 1 << 20
 # Replacements for keys of [config] that cannot be read, so that the other keys can be checked; they break no rule.
@@ -69,6 +70,7 @@ class LoadedRun:
     pending_pause: bool = False
     bootstrap: tuple[str, ...] = ()
     access: Access = field(default_factory=Access)
+    data_manifest: Path | None = None  # where the manifest of its data would be
     lines: Mapping[KeyPath, int] = field(default_factory=dict[KeyPath, int], repr=False, compare=False)
 
     @property
@@ -119,8 +121,18 @@ def find_run_file(path: Path) -> Path:
     raise ConfigProblems([Problem(path, None, "", "the folder has no run configuration", f"one of {names}")])
 
 
-def load_run(path: Path, *, reads_manifest: bool = True) -> LoadedRun:
-    """Load a run.toml or state.toml, or the one in a folder; a data.manifest beside it sets `data_root` (D1)."""
+def find_data_manifest(named: str | None, folder: Path) -> Path | None:
+    """Where the manifest of a run's data would be: at `named`, "none" being nowhere, or else in `folder`."""
+    if named is None:
+        return folder / DATA_MANIFEST_NAME
+    return None if named == NO_MANIFEST else expand_user(named).absolute()
+
+
+def load_run(path: Path, data_manifest: str | None = None) -> LoadedRun:
+    """Load a run.toml or state.toml, or the one in a folder; the manifest of its data sets `data_root` (D1).
+
+    `data_manifest` is the manifest's file, or "none"; None: data.manifest beside the run's file, if it is there.
+    """
     document = _read(find_run_file(path).absolute())
     table, problems = _parse(document, RunFile)
     problems += _find_broken_rules(document, table)
@@ -139,13 +151,14 @@ def load_run(path: Path, *, reads_manifest: bool = True) -> LoadedRun:
     if problems or table is None:
         raise ConfigProblems(problems)
     config, model, access = Config(**dict(table.config)), Model(**dict(table.model.llm)), get_access(table.access)
-    beside = document.file.parent / DATA_MANIFEST_NAME
-    if reads_manifest and beside.is_file():
-        config = replace(config, data_root=_read_data_root(beside, config.data_root, document))
-    warnings = (*find_warnings(config, model), *find_access_warnings(access))
+    manifest = find_data_manifest(data_manifest, document.file.parent)
+    is_read = manifest is not None and (data_manifest is not None or manifest.is_file())
+    if manifest is not None and is_read:
+        config = replace(config, data_root=_read_data_root(manifest, config.data_root, document))
+    warnings = (*find_warnings(config, model, has_manifest=is_read), *find_access_warnings(access))
     return LoadedRun(
         run_id, config, model, Metadata(**dict(table.metadata)), document.file, warnings,
-        Progress(**dict(table.progress)), table.pending_pause, tuple(table.bootstrap), access, document.lines,
+        Progress(**dict(table.progress)), table.pending_pause, tuple(table.bootstrap), access, manifest, document.lines,
     )  # fmt: skip
 
 
@@ -159,8 +172,8 @@ def _read_data_root(path: Path, stated: bytes, document: _Document) -> bytes:
     root = blob_id_of(raw)
     if stated not in (ZERO32, root):
         key: KeyPath = ("config", "data_root")
-        what = f"is {stated.hex()[:16]}…, but {path.name} beside this file has the id {root.hex()}"
-        right = "no value: the manifest sets it"
+        what = f"is {stated.hex()[:16]}…, but {path} has the id {root.hex()}"
+        right = "no value, since the manifest sets it, or --data-manifest with the file that has this id"
         raise ConfigProblems([Problem(document.file, get_line(key, document.lines), format_key(key), what, right)])
     return root
 

@@ -53,7 +53,7 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
     return found + [f"config.{text}" for is_set, text in unbuilt if is_set]
 
 
-def find_warnings(config: Config, model: Model) -> list[str]:
+def find_warnings(config: Config, model: Model, *, has_manifest: bool = False) -> list[str]:
     found = [*_find_witness_warnings(config), *_find_time_warnings(config)]
     if model.checkpoint.kind == CheckpointKind.DUMMY:
         found.append("model.LLM.checkpoint 'Dummy' names no weights: a server can run, but no client can train")
@@ -67,6 +67,11 @@ def find_warnings(config: Config, model: Model) -> list[str]:
         found.append(
             "config.data_root is not set: who finds other files at data_location trains on other tokens; "
             "`psyche data manifest` with this file makes data.manifest beside it, which sets the key"
+        )
+    if location.kind is DataLocationKind.HTTP and config.data_root != ZERO32 and not has_manifest:
+        found.append(
+            "config.data_root is set, but the manifest that it stands for is not here: if that has hashes, no client "
+            "can read the data without it; put it beside this file as data.manifest, or name it with --data-manifest"
         )
     if location.kind in (DataLocationKind.WEIGHTED_HTTP, DataLocationKind.PREPROCESSED) and config.data_root != ZERO32:
         kind = get_variant_name(location.kind)

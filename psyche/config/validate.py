@@ -33,7 +33,9 @@ class ConfigReport:
         return 1 if self.problems else 0
 
 
-def validate_config(state: Path, data_config: Path | None = None) -> ConfigReport:
+def validate_config(
+    state: Path, data_config: Path | None = None, data_manifest: str | None = None
+) -> ConfigReport:  # fmt: skip
     """Check a run configuration, or its folder's, and the data server's; problems are reported, not raised.
 
     Without `data_config` the data.toml beside the run's file is checked, if the run gets its data from a data server.
@@ -42,7 +44,7 @@ def validate_config(state: Path, data_config: Path | None = None) -> ConfigRepor
     run: LoadedRun | None = None
     data: LoadedData | None = None
     try:
-        run = load_run(state)
+        run = load_run(state, data_manifest)
     except ConfigProblems as error:
         problems += error.problems
     try:

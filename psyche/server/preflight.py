@@ -31,6 +31,7 @@ _VOCABULARY: Final = ("metadata", "vocab_size")
 def validate_run(
     state: Path,
     data_config: Path | None = None,
+    data_manifest: str | None = None,
     *,
     reads_weights: bool = False,
     storage: StorageOptions | None = None,
@@ -40,7 +41,7 @@ def validate_run(
     Blocks on the disk: of tokens at most 256 MiB are read, of weights only headers, unless `reads_weights`. Then the
     headers of a repository or bucket are read too.
     """
-    report = validate_config(state, data_config)
+    report = validate_config(state, data_config, data_manifest)
     if report.run is None:
         return report
     found = find_file_problems(report.run, report.data)

@@ -186,7 +186,8 @@ def test_remote_data_that_no_manifest_pins_is_warned_about() -> None:
     run = load_run(CONFIG / "sample")
     assert any("config.data_root is not set" in warning for warning in run.warnings)
     run.config.data_root = b"r" * 32
-    assert not any("data_root" in warning for warning in find_warnings(run.config, run.model))
+    assert any("the manifest that it stands for is not here" in text for text in find_warnings(run.config, run.model))
+    assert not any("data_root" in text for text in find_warnings(run.config, run.model, has_manifest=True))
     run.model.data_location = DataLocation(DataLocationKind.WEIGHTED_HTTP, "https://example.org/mix.json#sha256=0")
     assert any("data_root has no effect" in warning for warning in find_warnings(run.config, run.model))
 

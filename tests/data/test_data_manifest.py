@@ -205,5 +205,24 @@ def test_the_command_writes_the_manifest_beside_the_run_which_gets_its_id(folder
         load_run(run)
     (folder / "data.manifest").write_bytes(raw)
     run.write_text(text.replace("[config]", f'[config]\ndata_root = "{"ab" * 32}"'))
-    with pytest.raises(ConfigProblems, match="beside this file has the id"):
+    with pytest.raises(ConfigProblems, match=r"data_root.*is abab.*, but .*data.manifest has the id"):
         load_run(run)
+
+
+def test_a_manifest_elsewhere_is_named_and_none_leaves_out_that_beside_the_file(folder: Path, tmp_path: Path) -> None:
+    plain, hashed = (
+        make_folder_manifest([open_token_file(folder / "t-9.bin", 2)], is_hashed=is_hashed)
+        for is_hashed in (False, True)
+    )
+    (folder / "run.toml").write_text((CONFIG / "demo" / "run.toml").read_text())
+    (folder / "data.manifest").write_bytes(plain)
+    other = tmp_path / "other"
+    other.write_bytes(hashed)
+    found = load_run(folder, str(other))
+    assert (found.config.data_root, found.data_manifest) == (blob_id_of(hashed), other)
+    found = load_run(folder, "none")
+    assert (found.config.data_root, found.data_manifest) == (ZERO32, None)
+    assert load_run(folder).config.data_root == blob_id_of(plain)
+    told = CliRunner().invoke(app, ["server", "validate-config", "--state", str(folder), "--data-manifest", "absent"])
+    assert told.exit_code == 1
+    assert "absent: cannot be read: No such file" in told.output

@@ -43,7 +43,7 @@ def address(folder: Path) -> Generator[str]:
 
 
 def test_the_commands_of_the_page_run_as_they_stand(folder: Path, address: str) -> None:
-    making, validating, asking, fetching = COMMANDS
+    making, validating, asking, listing, fetching = COMMANDS
     (folder / "my-run" / "data").rmdir()
     (folder / "my-run").rmdir()
     call(making)
@@ -53,6 +53,7 @@ def test_the_commands_of_the_page_run_as_they_stand(folder: Path, address: str) 
     run.write_text(before + "\n" + EDIT.replace("https://example.org/tokens/train.bin", f"{address}/train.bin"))
     call(validating)
     assert re.search(r"^ok    data .*/train\.bin: [\d,]+ samples", call(asking), re.MULTILINE)
+    assert "1 file, " in call(listing)
     assert "data: all" in call(fetching)
     assert list((folder / "cache" / "chunks").glob("??/*"))
     run.write_text(run.read_text().replace("train.bin", "none.bin"))

@@ -14,7 +14,7 @@ import typer
 from psyche.cli.helpers.common import format_examples, make_group, run_async, say
 from psyche.cli.helpers.options import CHECKPOINTING_HELP, LOGGING, Logging, LogMode, option, share_fields
 from psyche.cli.helpers.outputs import check_source_folder, check_target_folder
-from psyche.cli.helpers.remote import CACHED_SOURCES, Remote
+from psyche.cli.helpers.remote import CACHED_SOURCES, MANIFEST, Remote
 from psyche.cli.helpers.target import FINDING, JOINING, WALLET_PATH, Access, command
 from psyche.client.runtime.settings import ClientSettings
 from psyche.durable import expand_user
@@ -161,7 +161,7 @@ TRAINING: Final = share_fields(
     "    --local-root my-run --data-dir ada --checkpoint-dir ada/models",
     "psyche client train --run-id my-run --rpc devnet -w ada.json",
     "RUN_ID=my-run SERVER_ADDR=127.0.0.1:19400 psyche client train --logs json",
-    shared=JOINING | TRAINING | CACHED_SOURCES | LOGGING,
+    shared=JOINING | TRAINING | CACHED_SOURCES | MANIFEST | LOGGING,
 )
 def train(
     *, access: Access, data_dir: DataDir = None, settings: ClientSettings, remote: Remote, logging: Logging
@@ -201,7 +201,7 @@ def train(
     "psyche client predownload --run-id my-run --server-addr 127.0.0.1:19400",
     "psyche client predownload --run-id my-run --rpc devnet --no-data",
     "psyche client predownload --state my-run --no-model --cache-gb 50",
-    shared=FINDING | CACHED_SOURCES,
+    shared=FINDING | CACHED_SOURCES | MANIFEST,
 )
 def predownload(
     *,
@@ -225,10 +225,14 @@ def predownload(
     from psyche.cli.helpers.progress import ProgressBar
     from psyche.client.runtime import predownload
 
-    record = load_record(state) if state else access.run(lambda backend: backend.get_record(), as_anybody=True)
+    if state:
+        record, manifest = load_record(state, remote.data_manifest)
+    else:
+        record, manifest = access.run(lambda backend: backend.get_record(), as_anybody=True), remote.data_manifest
     folder = get_data_dir(data_dir, record.run_id)
     check_target_folder("--data-dir", folder)
-    settings = ClientSettings(run_id=record.run_id, data_dir=folder, storage=remote.get_options())
+    options = remote.get_options()
+    settings = ClientSettings(run_id=record.run_id, data_dir=folder, storage=options, data_manifest=manifest)
     fetches = {"model": predownload.fetch_model if model else None, "data": predownload.fetch_data if data else None}
     for title, fetch in fetches.items():
         if fetch is not None:
@@ -236,15 +240,19 @@ def predownload(
                 run_async(fetch, record, settings, say, bar.set)
 
 
-def load_record(path: Path) -> "Coordinator":
-    """The record that a run of this file begins with, but for what only a server or a chain knows."""
-    from psyche.config.load import load_run
+def load_record(path: Path, data_manifest: str | None) -> "tuple[Coordinator, str]":
+    """The record that a run of this file begins with, but for what only a server or a chain knows; and the file of
+    the manifest of its data.
+    """
+    from psyche.config.load import NO_MANIFEST, load_run
     from psyche.core.state.genesis import create_run
 
-    file = load_run(path)
-    return create_run(
+    file = load_run(path, data_manifest)
+    record = create_run(
         file.config, file.model, file.run_id, b"\1" * 32, file.metadata, "latest", 0, progress=file.progress
     )
+    manifest = file.data_manifest
+    return record, str(manifest) if manifest and manifest.is_file() else NO_MANIFEST
 
 
 def check_target(target: "Target") -> None:
@@ -256,10 +264,14 @@ def check_target(target: "Target") -> None:
 
 def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
     """Check device and folders, before anything is made and anybody is asked."""
+    from psyche.config.load import NO_MANIFEST, find_data_manifest
     from psyche.modeling.device_name import check_device_name
 
     check_device_name(settings.device)
     check_source_folder("--local-root", settings.local_root)
+    manifest = find_data_manifest(settings.data_manifest, settings.local_root)
+    if settings.data_manifest and manifest and not manifest.is_file():
+        raise ConfigError(f"--data-manifest {manifest}: there is no such file; {NO_MANIFEST}: do without")
     check_target_folder("--data-dir", settings.data_dir)
     check_target_folder("--checkpoint-dir", settings.checkpoint_dir)
     check_target_folder("--write-gradients-dir", settings.distro_dir)

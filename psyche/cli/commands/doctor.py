@@ -41,7 +41,7 @@ def doctor(
     if state is not None:
         from psyche.config.load import load_run
 
-        makes += checks.get_run_checks(load_run(state), remote.get_options())
+        makes += checks.get_run_checks(load_run(state, remote.data_manifest), remote.get_options())
     for make in makes:
         check = make()
         found.append(check)

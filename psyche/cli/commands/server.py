@@ -8,7 +8,7 @@ import typer
 
 from psyche.cli.helpers.common import make_group, run_async, say
 from psyche.cli.helpers.options import LOGGING, Logging, LogMode
-from psyche.cli.helpers.remote import SOURCES, Remote
+from psyche.cli.helpers.remote import MANIFEST, SOURCES, Remote
 from psyche.cli.helpers.target import command
 from psyche.errors import ConfigError
 
@@ -49,7 +49,7 @@ StateDir = Annotated[
     "psyche server run --state my-run --server-port 19400 --state-dir server",
     "psyche server run --state my-run/run.toml --data-config my-run/data.toml \\",
     "    --state-dir other-server --logs json",
-    shared=SOURCES | LOGGING,
+    shared=SOURCES | MANIFEST | LOGGING,
 )
 def run(
     *,
@@ -91,7 +91,6 @@ def run(
     Exits with 0 after Ctrl-C.
     """
     from psyche.cli.helpers.serving import leaving_nothing_unless_started
-    from psyche.config.load import DATA_MANIFEST_NAME
     from psyche.server.server import ServerSettings
     from psyche.telemetry import types
     from psyche.telemetry.console import Console
@@ -99,7 +98,7 @@ def run(
 
     console = Console()
     configure_logging(logging.logs, logging.log, console=console, write_log=logging.write_log)
-    loaded, data = load_runnable(state, data_config)
+    loaded, data = load_runnable(state, data_config, remote.data_manifest)
     folder = state_dir or Path("psyche-data") / f"server-{loaded.run_id}"
     with leaving_nothing_unless_started(folder, logging.find_folder(folder, "server")) as on_start:
         events = logging.open_events(folder, "server")
@@ -108,8 +107,7 @@ def run(
             run=loaded, identity=identity, state_dir=folder, host=bind_ip, port=server_port, owners=owners,
             access=add_allowed(loaded.access, allow or []), withdraw_on_disconnect=withdraw_on_disconnect,
             accept_loss=accept_loss, model_folder=loaded.model_folder, storage=remote.get_options(),
-            data_files=data, sink=events,
-            data_manifest=loaded.folder / DATA_MANIFEST_NAME,
+            data_files=data, sink=events, data_manifest=loaded.data_manifest,
             read_history=lambda: events.read_kind(types.RoundOver),
         )  # fmt: skip
         serve(settings, events, console, logging.logs, on_start)
@@ -142,7 +140,7 @@ def serve(
     "psyche server validate-config --state my-run",
     "psyche server validate-config --state my-run/run.toml \\",
     "    --data-config my-run/data.toml",
-    shared=SOURCES,
+    shared=SOURCES | MANIFEST,
 )
 def validate_config(*, state: State, data_config: DataConfig = None, remote: Remote) -> None:
     """Check a run's configuration, model and data.
@@ -153,17 +151,18 @@ def validate_config(*, state: State, data_config: DataConfig = None, remote: Rem
     from psyche.config.validate import print_report
     from psyche.server.preflight import validate_run
 
-    raise typer.Exit(
-        print_report(validate_run(state, data_config, reads_weights=True, storage=remote.get_options()), typer.echo)
-    )
+    report = validate_run(state, data_config, remote.data_manifest, reads_weights=True, storage=remote.get_options())
+    raise typer.Exit(print_report(report, typer.echo))
 
 
-def load_runnable(state: Path, data_config: Path | None) -> "tuple[LoadedRun, LoadedData | None]":
+def load_runnable(
+    state: Path, data_config: Path | None, data_manifest: str | None
+) -> "tuple[LoadedRun, LoadedData | None]":  # fmt: skip
     """Load a run that can start, and its data.toml; print warnings about unusual settings."""
     from psyche.config.problems import ConfigProblems
     from psyche.server.preflight import validate_run
 
-    report = validate_run(state, data_config)
+    report = validate_run(state, data_config, data_manifest)
     if report.problems or report.run is None:
         raise ConfigProblems(report.problems)
     if found := (*report.unsupported, *report.missing):

@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from psyche.config.load import RUN_FILE_NAMES, LoadedRun, find_local_data, load_run
+from psyche.config.load import NO_MANIFEST, RUN_FILE_NAMES, LoadedRun, find_local_data, load_run
 from psyche.core.state.state import DataLocationKind
 from psyche.data.files import find_files, find_token_size, open_token_file
 from psyche.data.local import make_folder_manifest
@@ -27,7 +27,7 @@ def find_run(addresses: Sequence[str]) -> LoadedRun | None:
     """Load the run whose file, or folder, is the only address."""
     path = Path(addresses[0])
     is_run = path.name in RUN_FILE_NAMES or any((path / name).is_file() for name in RUN_FILE_NAMES)
-    return load_run(path, reads_manifest=False) if is_run and len(addresses) == 1 else None
+    return load_run(path, NO_MANIFEST) if is_run and len(addresses) == 1 else None
 
 
 def make(

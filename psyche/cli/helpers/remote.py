@@ -21,6 +21,7 @@ class Remote:
     allow_private_hosts: bool = False
     cache_dir: Path | None = None
     cache_gb: float = CACHE_GB
+    data_manifest: str | None = None
 
     def get_options(self) -> StorageOptions:
         found = read_environment()
@@ -65,3 +66,12 @@ CACHE_GB_OPTION: Final = share_fields(
                     envvar="PSYCHE_CACHE_GB", min=0),
 )  # fmt: skip
 CACHED_SOURCES: Final = SOURCES | _CACHE_DIR | CACHE_GB_OPTION
+MANIFEST: Final = share_fields(
+    Remote,
+    has_variables=True,
+    data_manifest=option(
+        "The manifest of the run's data, as `psyche data manifest` writes it; none: do without. Default: data.manifest "
+        "beside the run's file or, on clients, in --local-root.",
+        metavar="FILE|none",
+    ),
+)

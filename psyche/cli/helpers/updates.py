@@ -41,9 +41,9 @@ def load_changes(
     return build
 
 
-def load_settings(path: Path, target: "Target") -> "Fitted":
+def load_settings(path: Path, target: "Target", data_manifest: str | None) -> "Fitted":
     """Load a file of settings for a target, and print warnings."""
-    fitted = target.fit(load_run(path))
+    fitted = target.fit(load_run(path, data_manifest))
     for warning in fitted.file.warnings:
         say(f"warning: {warning}")
     return fitted

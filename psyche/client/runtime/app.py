@@ -23,7 +23,7 @@ from psyche.client.runtime.trainer_tasks import RestartableTrainer
 from psyche.client.runtime.weights.exporting import get_export_time
 from psyche.client.runtime.weights.sharing import check_shared_folder
 from psyche.client.runtime.weights.uploading import check_upload, is_uploading
-from psyche.config.load import find_local_data
+from psyche.config.load import find_data_manifest, find_local_data
 from psyche.core.encoding.data_manifest import FindManifest
 from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind, DataType
 from psyche.data.provider import DataProvider, open_provider
@@ -266,7 +266,8 @@ async def _participate(
 ) -> None:  # fmt: skip
     share = settings.share_checkpoints or is_uploading(settings)
     engine = RoundEngine(identity, export=get_export_time(settings), share=share)
-    manifests = DataManifests(network, backend, settings.data_dir / "data-manifests", settings.local_root)
+    own = find_data_manifest(settings.data_manifest, settings.local_root)
+    manifests = DataManifests(network, backend, settings.data_dir / "data-manifests", own)
     data = LazyData(lambda: engine.state, identity, settings, manifests.find)
     check = PayloadCheck()
 

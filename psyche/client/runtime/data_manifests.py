@@ -1,6 +1,7 @@
 """The manifest of a run's data: found on this machine, at peers or at the server, and offered to others (D1)."""
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -8,7 +9,6 @@ import structlog
 import trio
 
 from psyche.backends.port import Backend
-from psyche.config.load import DATA_MANIFEST_NAME
 from psyche.core.encoding.data_manifest import MAX_DATA_MANIFEST_BYTES, DataManifest, decode_data_manifest
 from psyche.durable import make_folder, read_file, replace_file
 from psyche.errors import BackendError, DataError, NetworkError, WireError
@@ -21,13 +21,16 @@ _log: Final = structlog.get_logger("psyche.data")
 
 
 class DataManifests:
-    """Finds manifests by their ids; each that was found is kept in `folder` and served to peers."""
+    """Finds manifests by their ids; each that was found is kept in `folder` and served to peers.
 
-    def __init__(self, network: Network, backend: Backend, folder: Path, local_root: Path) -> None:
+    `own` is where this machine would have it.
+    """
+
+    def __init__(self, network: Network, backend: Backend, folder: Path, own: Path | None) -> None:
         self._network = network
         self._backend = backend
         self._folder = folder
-        self._local_root = local_root
+        self._own = own
         self._sizes: dict[bytes, int] = {}
 
     def measure(self, root: bytes) -> int | None:
@@ -41,7 +44,9 @@ class DataManifests:
             DataError: what has this id is no manifest.
         """
         path = self._folder / root.hex()
-        own = await trio.to_thread.run_sync(_read, (path, self._local_root / DATA_MANIFEST_NAME), root)
+        own = await trio.to_thread.run_sync(read_data_manifest, (path, self._own), root)
+        if own is None and self._own is not None and self._own.is_file():
+            _log.warning("data_manifest_is_of_other_data", file=str(self._own), data_root=root.hex())
         raw = own or await self._ask_peers(root, path) or await self._ask_server(root)
         if raw is None:
             return None
@@ -79,7 +84,7 @@ class DataManifests:
             except NetworkError as error:
                 _log.info("data_manifest_not_fetched", reason=str(error))
             else:
-                return await trio.to_thread.run_sync(_read, (path,), root)
+                return await trio.to_thread.run_sync(read_data_manifest, (path,), root)
         return None
 
     async def _ask_server(self, root: bytes) -> bytes | None:
@@ -99,8 +104,9 @@ class DataManifests:
         return bytes(raw) if is_right else None
 
 
-def _read(paths: tuple[Path, ...], root: bytes) -> bytes | None:
-    for path in paths:
+def read_data_manifest(paths: Sequence[Path | None], root: bytes) -> bytes | None:
+    """Read the first of these files that has this id; None: none has."""
+    for path in filter(None, paths):
         try:
             raw = read_file(path, MAX_DATA_MANIFEST_BYTES)
         except OSError:

@@ -7,12 +7,15 @@ from contextlib import aclosing
 import trio
 
 from psyche.client.runtime.app import lock_data_dir
+from psyche.client.runtime.data_manifests import read_data_manifest
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.weights.loading import Progress, fetch_from_place
 from psyche.client.runtime.weights.remote import list_places
+from psyche.config.load import NO_MANIFEST, find_data_manifest
+from psyche.core.encoding.data_manifest import DataManifest, decode_data_manifest
 from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator, DataLocationKind
 from psyche.data.stored import open_http_rows
-from psyche.errors import PsycheError, StorageError, TrainerError
+from psyche.errors import DataError, PsycheError, StorageError, TrainerError
 from psyche.modeling.snapshot import list_snapshots
 from psyche.telemetry.text import format_bytes
 
@@ -55,17 +58,27 @@ async def fetch_model(state: Coordinator, settings: ClientSettings, say: Say, pr
 
 
 async def fetch_data(state: Coordinator, settings: ClientSettings, say: Say, progress: Progress) -> None:
-    """Fetch a run's training data over HTTP into the cache.
+    """Fetch a run's training data over HTTP into the cache; judged, where the manifest on record is here.
 
     Raises:
-        DataError: they cannot be read, or the cache has no room for them.
+        DataError: they cannot be read, or the cache has no room for them; another manifest is named.
     """
     location = state.model.data_location
     if location.kind is not DataLocationKind.HTTP:
         say(f"data: are {location.kind.name.title()}, which are not read over HTTP: nothing to fetch")
         return
-    sequence_length = state.model.max_seq_len
-    rows = open_http_rows(location, settings.storage, sequence_length=sequence_length, vocab_size=None)
+    root, own = state.config.data_root, find_data_manifest(settings.data_manifest, settings.local_root)
+    raw = await trio.to_thread.run_sync(read_data_manifest, (own,), root)
+    if raw is None and settings.data_manifest not in (None, NO_MANIFEST) and root != ZERO32:
+        raise DataError(f"{own}: is no manifest of the data on record (data_root {root.hex()})")
+
+    async def find_manifest(_root: bytes) -> DataManifest | None:
+        return await trio.to_thread.run_sync(decode_data_manifest, raw or b"")
+
+    rows = open_http_rows(
+        location, settings.storage, sequence_length=state.model.max_seq_len, vocab_size=None,
+        root=root if raw else ZERO32, find_manifest=find_manifest,
+    )  # fmt: skip
     async with aclosing(rows):
         size_bytes = await rows.download(progress)
     say(f"data: all {format_bytes(size_bytes)} are in {settings.storage.cache_dir}")

@@ -27,6 +27,7 @@ class ClientSettings:
     bind_port: int = 0
     bootstrap: tuple[PeerAddress, ...] = ()  # take precedence over record and address book for these keys
     local_root: Path = field(default_factory=Path.cwd)
+    data_manifest: str | None = None  # file with the manifest of the data, or "none"; None: below `local_root` (D1)
     device: str = "auto"
     threads: int = 0  # of torch; 0: all cores
     micro_batch_size: int = 1

@@ -11,7 +11,7 @@ import typer
 
 from psyche import __version__
 from psyche.cli.commands.run.group import group
-from psyche.cli.helpers.remote import SOURCES, Remote
+from psyche.cli.helpers.remote import MANIFEST, SOURCES, Remote
 from psyche.cli.helpers.target import (
     CHAIN,
     CHAIN_AND_WALLET,
@@ -43,7 +43,7 @@ NewId = Annotated[
     f"psyche run create --state my-run {LOCAL}",
     f"psyche run create --state my-run --run-id another-run {LOCAL} --yes",
     aliases=((group, "create-run"),),
-    shared=CHAIN_AND_WALLET | SOURCES,
+    shared=CHAIN_AND_WALLET | SOURCES | MANIFEST,
 )
 def create(
     *,
@@ -115,7 +115,7 @@ def load_new(state: Path, access: Access, remote: Remote) -> "tuple[LoadedRun, b
     """Load a file of settings, and the digest of the model that it names, zero if that is not here (S11)."""
     from psyche.cli.helpers.updates import load_settings, read_first_weights
 
-    file = load_settings(state, access.chain).file
+    file = load_settings(state, access.chain, remote.data_manifest).file
     first = read_first_weights(file, remote.get_options())
     return replace(file, model=replace(file.model, checkpoint=first.source)), first.digest
 

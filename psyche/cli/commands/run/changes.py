@@ -10,7 +10,7 @@ import typer
 
 from psyche.cli.commands.run.group import group, show_status
 from psyche.cli.helpers.common import confirm, say
-from psyche.cli.helpers.remote import SOURCES, Remote
+from psyche.cli.helpers.remote import MANIFEST, SOURCES, Remote
 from psyche.cli.helpers.target import ON_CHAIN, OWNED, OWNING, Access, command
 from psyche.errors import ConfigError
 
@@ -36,7 +36,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show and check the chan
     f"    {OWNED}",
     "psyche run update-config --state my-run --rpc localhost --yes",
     f"psyche run update-config --name Speech {ON_CHAIN} --yes",
-    shared=OWNING | SOURCES,
+    shared=OWNING | SOURCES | MANIFEST,
 )
 def update_config(
     *,
@@ -85,7 +85,7 @@ def update_config(
     if state is not None or texts or restart_from_step is not None:
         file = None
         if state is not None:
-            fitted = load_settings(state, access.target)
+            fitted = load_settings(state, access.target, remote.data_manifest)
             access, file = replace(access, options=fitted.target.options), fitted.file
         changes = load_changes(file, texts, restart_from_step, remote.get_options())
         is_agreed = change_run(access, changes, dry_run=dry_run)

@@ -39,7 +39,7 @@ class Chain:
 
 def build(tmp_path: Path, backend: Any, network: FakeNetwork | None = None) -> tuple[DataManifests, FakeNetwork]:
     network = network or FakeNetwork()
-    return DataManifests(network, backend, tmp_path / "kept", tmp_path), network  # type: ignore[arg-type]
+    return DataManifests(network, backend, tmp_path / "kept", tmp_path / "data.manifest"), network  # type: ignore[arg-type]
 
 
 def build_peers(*answers: bytes) -> FakeNetwork:

@@ -10,6 +10,7 @@ from kits.storage.hub import HubDouble, open_hub_double
 from kits.storage.servers import OPTIONS, serve_folder, write_files
 from runtime_kit import Place
 
+from psyche.cli.helpers.manifests import make_manifest
 from psyche.client.runtime.predownload import fetch_data, fetch_model
 from psyche.client.runtime.settings import ClientSettings
 from psyche.core.state.state import (
@@ -23,10 +24,11 @@ from psyche.core.state.state import (
     Mark,
     TokenSize,
 )  # fmt: skip
-from psyche.data.stored import open_http_rows
+from psyche.data.stored import open_http_rows, open_location
 from psyche.errors import ConfigError, DataError, PsycheError
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.modeling.model_files import FolderFiles
+from psyche.wire.crypto import blob_id_of
 
 SIZE = 3_000_000
 
@@ -83,6 +85,20 @@ async def test_a_model_is_fetched_once_and_then_is_the_client_s_own(
         await fetch_model(place.state, settings, said.append, lambda *_: None)
         assert said[1] == "model: its weights are here already"
     assert not hub.asked
+
+
+async def test_data_are_judged_by_the_manifest_that_is_named(place: Place, tmp_path: Path) -> None:
+    storage, names = open_location(place.state.model.data_location.http, place.storage)
+    raw = await make_manifest(storage, names, 2, is_hashed=True, progress=lambda *_: None)
+    manifest = tmp_path / "named"
+    manifest.write_bytes(raw)
+    settings = build_settings(place)
+    settings.data_manifest = str(manifest)
+    place.state.config.data_root = blob_id_of(raw)
+    await fetch_data(place.state, settings, lambda _: None, lambda *_: None)
+    place.state.config.data_root = bytes(31) + b"x"
+    with pytest.raises(DataError, match="named: is no manifest of the data on record"):
+        await fetch_data(place.state, settings, lambda _: None, lambda *_: None)
 
 
 async def test_data_are_fetched_once_and_then_no_byte_of_them(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

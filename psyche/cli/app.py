@@ -23,9 +23,9 @@ from psyche.cli.commands import (
 
 from psyche.cli.commands.run import changes, access, chain  # noqa: F401  # isort: skip  # in the order of the help
 from psyche.cli.commands.run import group as run
-from psyche.cli.helpers.common import format_examples, make_group
+from psyche.cli.helpers.common import make_group
 from psyche.cli.helpers.errors import Debug
-from psyche.cli.helpers.remote import MANIFEST, SOURCES
+from psyche.cli.helpers.remote import CACHED_SOURCES, MANIFEST, SOURCES
 from psyche.cli.helpers.target import command
 
 app = make_group(
@@ -72,8 +72,8 @@ command(
     "psyche doctor --json                # for programs",
     shared=SOURCES | MANIFEST,
 )(doctor.doctor)
-app.command("init", epilog=format_examples(*init.EXAMPLES))(init.init)
-command(app, "train", *train.EXAMPLES, shared=train.SETTINGS | train.RATES)(train.train)
+command(app, "init", *init.EXAMPLES, shared=SOURCES)(init.init)
+command(app, "train", *train.EXAMPLES, shared=train.SETTINGS | train.RATES | CACHED_SOURCES)(train.train)
 command(app, "simulate", *simulate.EXAMPLES, shared=trace.FIGURES)(simulate.simulate)
 command(app, "trace", *trace.TRACE_EXAMPLES, shared=trace.SHOWN | trace.FIGURES)(trace.trace)
 command(app, "replay", *trace.REPLAY_EXAMPLES, shared=trace.SHOWN)(trace.replay)

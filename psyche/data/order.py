@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -11,11 +12,25 @@ from numpy.typing import NDArray
 
 from psyche.data.permutation import Permutation
 from psyche.errors import DataError
+from psyche.telemetry.text import format_bytes
 
 MAX_ROWS: Final = 65_535  # a round's batch is a u16
 MAX_REQUEST_BYTES: Final = 1 << 30
 MAX_INDEX: Final = 1 << 62
 _log = structlog.get_logger("psyche.data")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSize:
+    """How much data there is at a place."""
+
+    address: str
+    samples: int
+    size_bytes: int
+    pinned: str = ""  # the data location's address, so that it means what is there now
+
+    def describe(self) -> str:
+        return f"{self.address}: {self.samples:,} samples, {format_bytes(self.size_bytes)}"
 
 
 class RowOrder:

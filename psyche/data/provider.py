@@ -1,7 +1,7 @@
 """The interfaces of sources and providers of samples, and the functions that open them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from psyche.data.local import TokenRows
+    from psyche.data.order import RemoteSize
     from psyche.data.prepared.rows import PreparedRows
+
+REMOTE_KINDS: Final = (DataLocationKind.HTTP, DataLocationKind.WEIGHTED_HTTP, DataLocationKind.PREPROCESSED)
 
 
 class SampleSource(Protocol):
@@ -46,6 +49,18 @@ class DataProvider(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+class RemoteRows(DataProvider, Protocol):
+    """Rows of files elsewhere, which say how many there are."""
+
+    async def measure(self) -> "RemoteSize":
+        """List the files, once.
+
+        Raises:
+            DataError: they cannot be listed, or hold no row.
+        """
+        ...
 
 
 class LocalProvider:
@@ -148,28 +163,43 @@ def open_provider(
                 expected_server=expected_server,
                 has_labels=has_labels,
             )
-        case DataLocationKind.HTTP:
-            from psyche.data.stored import open_http_rows
-
-            return open_http_rows(
-                location, storage or read_environment(), sequence_length=sequence_length, vocab_size=vocab_size,
-                root=root, find_manifest=find_manifest,
-            )  # fmt: skip
-        case DataLocationKind.WEIGHTED_HTTP:
-            from psyche.data.weighted import WeightedRows
-
-            options = storage or read_environment()
-            return WeightedRows(location.address, options, sequence_length=sequence_length, vocab_size=vocab_size)
-        case DataLocationKind.PREPROCESSED:
-            from psyche.data.prepared.remote import HubRows
+        case DataLocationKind.PREPROCESSED if (path := folder / expand_user(location.address)).exists():
             from psyche.data.prepared.rows import open_rows
 
-            path, labels = folder / expand_user(location.address), has_labels
-            return (
-                LocalProvider(open_rows(path, sequence_length, has_labels=labels, vocab_size=vocab_size))
-                if path.exists()
-                else HubRows(
-                    location.address, storage or read_environment(), sequence_length, has_labels=labels,
-                    vocab_size=vocab_size,
-                )
+            return LocalProvider(open_rows(path, sequence_length, has_labels=has_labels, vocab_size=vocab_size))
+        case _:
+            return open_remote_rows(
+                location, storage or read_environment(), sequence_length=sequence_length, vocab_size=vocab_size,
+                has_labels=has_labels, root=root, find_manifest=find_manifest,
             )  # fmt: skip
+
+
+def open_remote_rows(
+    location: DataLocation,
+    options: StorageOptions,
+    *,
+    sequence_length: int,
+    vocab_size: int | None,
+    has_labels: bool = False,
+    root: bytes = ZERO32,
+    find_manifest: FindManifest | None = None,
+) -> RemoteRows:
+    """Open data over HTTP, a mix, or prepared rows of the Hub, as `open_provider` does.
+
+    Raises:
+        DataError: the location can be none of these.
+    """
+    if location.kind is DataLocationKind.HTTP:
+        from psyche.data.stored import open_http_rows
+
+        return open_http_rows(
+            location, options, sequence_length=sequence_length, vocab_size=vocab_size, root=root,
+            find_manifest=find_manifest,
+        )  # fmt: skip
+    if location.kind is DataLocationKind.WEIGHTED_HTTP:
+        from psyche.data.weighted import WeightedRows
+
+        return WeightedRows(location.address, options, sequence_length=sequence_length, vocab_size=vocab_size)
+    from psyche.data.prepared.remote import HubRows
+
+    return HubRows(location.address, options, sequence_length, has_labels=has_labels, vocab_size=vocab_size)

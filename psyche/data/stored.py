@@ -16,10 +16,10 @@ from psyche.core.state.enums import HttpLocationKind, TokenSize
 from psyche.core.state.settings import DataLocation, HttpLocation
 from psyche.core.state.state import ZERO32
 from psyche.data.files import DTYPES, SUFFIXES, encode_files, measure_tokens
-from psyche.data.order import RowOrder, count_rows
+from psyche.data.order import RemoteSize, RowOrder, count_rows
 from psyche.data.scan import ForeignToken
 from psyche.errors import DataError, StorageError, UnusableDataError
-from psyche.storage.cache import CachedStorage, DiskCache
+from psyche.storage.cache import CachedStorage, DiskCache, open_cache
 from psyche.storage.judged import JudgedStorage
 from psyche.storage.port import (
     MAX_FILES,
@@ -37,7 +37,6 @@ from psyche.wire.crypto import blob_id_of
 
 MAX_NPY_HEADER_BYTES: Final = 1 << 10  # of one dimension it has 128
 DOWNLOADS: Final = 4  # pieces in memory at once, while all files are read
-CHUNKS_FOLDER: Final = "chunks"  # in the cache's folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def open_http_rows(
         sequence_length=sequence_length,
         shuffle_seed=location.shuffle_seed,
         vocab_size=vocab_size,
-        cache=options.cache_dir and DiskCache(options.cache_dir / CHUNKS_FOLDER, int(options.cache_gb * 1e9)),
+        cache=open_cache(options),
         root=root,
         find_manifest=find_manifest,
     )
@@ -161,6 +160,11 @@ class StoredRows:
                 self._files, self._order = files, order
             return self._order
 
+    async def measure(self) -> RemoteSize:
+        samples = (await self.open()).num_sequences
+        name = f"/{self._files[0].file.name}" if len(self._files) == 1 else ""
+        return RemoteSize(f"{self._storage.address}{name}", samples, self.size_bytes)
+
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:  # noqa: ARG002 (port)
         count_rows(start, end, self.sequence_length)
         return await self.read(np.arange(start, end + 1, dtype=np.int64))
@@ -229,7 +233,8 @@ class StoredRows:
             if self._root != ZERO32 and blob_id_of(encode_tokens(files, self._token_size_bytes)) != self._root:
                 raise DataError(
                     f"{self._storage.address}: its files are not those that the record's data_root stands for, or "
-                    "their hashes are part of it; nobody has given this client the manifest that says which"
+                    "their hashes are part of it, and nobody here has its manifest: ask the owner for it, and name it "
+                    "with --data-manifest"
                 )
         self.size_bytes = sum(one.file.size_bytes for one in files)
         source = self._storage

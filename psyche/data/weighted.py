@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from psyche.core.state.enums import HttpLocationKind, TokenSize
 from psyche.core.state.settings import DataLocation, DataLocationKind, HttpLocation
-from psyche.data.order import RowOrder, count_rows
+from psyche.data.order import RemoteSize, RowOrder, count_rows
 from psyche.data.stored import StoredRows, open_http_rows
 from psyche.errors import DataError, StorageError
 from psyche.storage.port import StorageOptions, gather
@@ -138,7 +138,7 @@ class WeightedRows:
             self._storage = open_urls([url], options)
         except StorageError as error:
             raise DataError(f"data location: {error}") from error
-        self._pin = pin.removeprefix("sha256=")
+        self._url, self._pin = url, pin.removeprefix("sha256=")  # that of the mix, once it has been read
         self._options = options
         self.sequence_length = sequence_length
         self._vocab_size = vocab_size
@@ -146,6 +146,12 @@ class WeightedRows:
         self._sources: list[StoredRows] = []
         self._order: tuple[MixOrder, RowOrder | None] | None = None
         self._lock = trio.Lock()
+
+    async def measure(self) -> RemoteSize:
+        await self._open()
+        sizes = [await source.measure() for source in self._sources]
+        samples, size_bytes = sum(one.samples for one in sizes), sum(one.size_bytes for one in sizes)
+        return RemoteSize(self._name, samples, size_bytes, f"{self._url}#sha256={self._pin}")
 
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:  # noqa: ARG002 (port)
         rows = count_rows(start, end, self.sequence_length)
@@ -185,8 +191,10 @@ class WeightedRows:
             raw = await self._storage.read(file, 0, file.size_bytes)
         except StorageError as error:
             raise DataError(str(error)) from error
-        if self._pin and (actual := hashlib.sha256(raw).hexdigest()) != self._pin:
+        actual = hashlib.sha256(raw).hexdigest()
+        if self._pin not in ("", actual):
             raise DataError(f"{self._name}: is another mix than that on record: its SHA-256 is {actual}")
+        self._pin = actual
         return raw
 
     @property

@@ -105,10 +105,10 @@ def _check_data_folder(folder: Path) -> None:
 
 def _find_targets(draft: Draft) -> list[Path]:
     folder = draft.folder
-    targets = [folder / RUN_FILE, folder / DATA_FILE]
+    targets = [folder / RUN_FILE, *([folder / DATA_FILE] if draft.data.location is None else [])]
     if draft.model.size is not None:
         targets.append(folder / MODEL_FILE)
-    if not _is_in_place(draft):
+    if not _is_in_place(draft) and draft.model.source is None:
         targets.append(folder / MODEL_FOLDER)
     elif draft.brings_tokenizer:
         targets += [folder / MODEL_FOLDER / name for name in sorted(TOKENIZER_FILES)]
@@ -145,7 +145,7 @@ def build(draft: Draft, make_weights: MakeWeights, progress: Progress) -> Built:
 def _write_all(draft: Draft, scratch: Path, make_weights: MakeWeights, progress: Progress) -> int:
     model, data = draft.model, draft.data
     plan = compute_run_plan(draft.answers, model)
-    (scratch / RUN_FILE).write_text(write_run_file(draft.answers, model, plan), encoding="utf-8")
+    (scratch / RUN_FILE).write_text(write_run_file(draft.answers, model, data, plan), encoding="utf-8")
     tokens, size_bytes = data.tokens, data.token_size_bytes
     if data.texts:
         (scratch / DATA_FOLDER).mkdir()
@@ -155,11 +155,12 @@ def _write_all(draft: Draft, scratch: Path, make_weights: MakeWeights, progress:
         tokens = tokenize(
             data.texts, output, tokenizer=draft.tokenizer, field=data.field, progress=progress
         ).train.tokens
-    text = write_data_file(
-        _get_data_folder(draft), size_bytes, model.sequence_tokens, secrets.token_hex(32),
-        for_members=draft.answers.backend.data_server is None,
-    )  # fmt: skip
-    (scratch / DATA_FILE).write_text(text, encoding="utf-8")
+    if data.location is None:
+        text = write_data_file(
+            _get_data_folder(draft), size_bytes, model.sequence_tokens, secrets.token_hex(32),
+            for_members=draft.answers.backend.data_server is None,
+        )  # fmt: skip
+        (scratch / DATA_FILE).write_text(text, encoding="utf-8")
     if model.size is not None:
         (scratch / MODEL_FILE).write_text(write_model_file(model, draft.tokenizer_path), encoding="utf-8")
     if model.folder is not None and not _is_in_place(draft):

@@ -7,11 +7,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from psyche.config.model_schema import DecayContent, DistroContent, LlmTable, LocalData, LocalFolder, ServerData
+from psyche.config.model_schema import (
+    Bucket,
+    DecayContent,
+    DistroContent,
+    Gcp,
+    HttpContent,
+    HubRepo,
+    LlmTable,
+    LocalData,
+    LocalFolder,
+    NumberedFiles,
+    PreprocessedData,
+    SeededShuffle,
+    ServerData,
+    SingleUrl,
+    WeightedHttpData,
+)
 from psyche.config.rewrite import Value, format_value
 from psyche.config.schema import AccessTable, ConfigTable, DataFile, MetadataTable, RunFile
 from psyche.config.table import Table, describe_key
-from psyche.config.values import TOKEN_SIZE_BYTES
+from psyche.config.values import TOKEN_SIZE_BYTES, get_variant_name
+from psyche.core.state.enums import CheckpointKind, DataLocationKind, HttpLocationKind
+from psyche.core.state.settings import Checkpoint, DataLocation
+from psyche.drafting.data_choice import DataChoice
 from psyche.drafting.model_choice import ModelChoice
 from psyche.drafting.plan import Answers, Plan
 from psyche.telemetry.text import format_count, format_number
@@ -66,7 +85,7 @@ class _Text:
         return "\n".join(self.lines) + "\n"
 
 
-def write_run_file(answers: Answers, model: ModelChoice, plan: Plan) -> str:
+def write_run_file(answers: Answers, model: ModelChoice, data: DataChoice, plan: Plan) -> str:
     text = _Text()
     who = f"{format_number(answers.members, 'member')} that {'trains' if answers.members == 1 else 'train'}"
     text.say(
@@ -84,17 +103,57 @@ def write_run_file(answers: Answers, model: ModelChoice, plan: Plan) -> str:
     size = {"num_parameters": model.parameters, "vocab_size": model.vocab_size}
     text.set(MetadataTable, {"name": answers.run_id, **size})
     text.open("model.LLM")
-    settings: dict[str, Value] = {"architecture": "HfLlama", "data_type": "Pretraining"}
+    data_type = "Finetuning" if data.has_labels else "Pretraining"
+    settings: dict[str, Value] = {"architecture": "HfLlama", "data_type": data_type}
     text.set(LlmTable, {**settings, "max_seq_len": model.sequence_tokens,
                         "cold_start_warmup_steps": plan.cold_start_steps})  # fmt: skip
-    text.open("model.LLM.checkpoint.Local", "The first weights. Members that lack the folder fetch it from others.")
-    text.set(LocalFolder, {"path": MODEL_FOLDER})
-    _write_location(text, answers)
+    _write_checkpoint(text, model.source)
+    if data.location is None:
+        _write_own_data(text, answers)
+    else:
+        _write_remote_data(text, data.location)
     _write_training(text, answers, model, plan)
     return str(text)
 
 
-def _write_location(text: _Text, answers: Answers) -> None:
+def _write_checkpoint(text: _Text, source: Checkpoint | None) -> None:
+    key = "model.LLM.checkpoint"
+    if source is None:
+        text.open(f"{key}.Local", "The first weights. Members that lack the folder fetch it from others.")
+        text.set(LocalFolder, {"path": MODEL_FOLDER})
+        return
+    is_hub = source.kind is CheckpointKind.HUB
+    text.open(f"{key}.{get_variant_name(source.kind)}", "The first weights. Members read them there, and from others.")
+    name, place = ("repo_id", "revision") if is_hub else ("bucket", "prefix")
+    values: dict[str, Value] = {name: source.name}
+    if source.revision:
+        values[place] = source.revision
+    text.set(HubRepo if is_hub else Bucket, values)
+
+
+def _write_remote_data(text: _Text, location: DataLocation) -> None:
+    key, about = "model.LLM.data_location", "Each member reads the data there by itself."
+    if location.kind is not DataLocationKind.HTTP:
+        text.open(key, about)
+        table = PreprocessedData if location.kind is DataLocationKind.PREPROCESSED else WeightedHttpData
+        text.set(table, {get_variant_name(location.kind): location.address})
+        return
+    http, size, seed = location.http, get_variant_name(location.token_size), location.shuffle_seed
+    text.open(f"{key}.Http", about)
+    text.set(HttpContent, {"token_size_in_bytes": size, **({} if seed else {"shuffle": "DontShuffle"})})
+    if seed:
+        text.open(f"{key}.Http.shuffle", "Each pass over the data has an order of its own.")
+        text.set(SeededShuffle, {"Seeded": seed.hex()})
+    if http.kind is HttpLocationKind.SINGLE_URL:
+        text.open(f"{key}.Http.location")
+        text.set(SingleUrl, {"SingleUrl": http.url})
+        return
+    text.open(f"{key}.Http.location.{get_variant_name(http.kind)}")
+    table = Gcp if http.kind is HttpLocationKind.GCP else NumberedFiles
+    text.set(table, {one.alias or name: getattr(http, name) for name, one in table.model_fields.items()})
+
+
+def _write_own_data(text: _Text, answers: Answers) -> None:
     key = "model.LLM.data_location"
     if answers.backend.data_server is None:
         text.open(key, "A chain serves no data: each member reads it itself, and needs data.toml and the token files.")

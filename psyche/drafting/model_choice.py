@@ -1,11 +1,18 @@
 """The model of a new run: a named size, whose weights are still to be made, or a folder that has them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from psyche.errors import ConfigError
+from psyche.config.places import MODELS
+from psyche.core.state.settings import Checkpoint
+from psyche.errors import ConfigError, StorageError, TrainerError
 from psyche.forecast.workload import compute_llama_shapes, count_elements, read_model_settings
+from psyche.modeling.model_check import ModelCheck, check_model_files
+from psyche.modeling.model_files import ModelFiles, read_small_files, use_model_files
+from psyche.storage.port import StorageOptions
+from psyche.telemetry.text import format_bytes, format_number
 
 CONFIG_NAME: Final = "config.json"
 WEIGHTS_SUFFIX: Final = ".safetensors"
@@ -95,7 +102,7 @@ def find_recipe(parameters: int) -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """A model. `folder` has its weights; None: they are made from `settings`, and `size` is set."""
+    """A model. `folder` or `source` has its weights; None: they are made from `settings`, and `size` is set."""
 
     size: ModelSize | None
     folder: Path | None
@@ -104,6 +111,9 @@ class ModelChoice:
     vocab_size: int
     sequence_tokens: int
     recipe: Recipe
+    positions: int  # longest sequence that it takes
+    source: Checkpoint | None = None
+    about: str = ""  # of the source
 
     @property
     def weights_bytes(self) -> int:
@@ -116,7 +126,8 @@ def choose_size(name: str, vocab_size: int, end_id: int) -> ModelChoice:
     rounded = -(-vocab_size // VOCAB_STEP) * VOCAB_STEP
     settings = make_settings(size, rounded, end_id)
     parameters = count_elements(compute_llama_shapes(settings, name))
-    return ModelChoice(size, None, settings, parameters, rounded, size.recipe.sequence_tokens, size.recipe)
+    length = size.recipe.sequence_tokens
+    return ModelChoice(size, None, settings, parameters, rounded, length, size.recipe, length)
 
 
 def choose_folder(folder: Path) -> ModelChoice:
@@ -127,15 +138,40 @@ def choose_folder(folder: Path) -> ModelChoice:
     positions = _get_number(settings, "max_position_embeddings", recipe.sequence_tokens, folder)
     vocab_size = _get_number(settings, "vocab_size", 0, folder)
     return ModelChoice(
-        None, folder, {}, parameters, vocab_size, min(positions, recipe.sequence_tokens), recipe
+        None, folder, {}, parameters, vocab_size, min(positions, recipe.sequence_tokens), recipe, positions
     )  # fmt: skip
+
+
+def choose_remote(named: str, source: Checkpoint, options: StorageOptions) -> tuple[ModelChoice, Mapping[str, bytes]]:
+    """A model of the Hub or a bucket, and its small files; its config and the headers of its weights are read."""
+
+    def look(files: ModelFiles) -> tuple[ModelCheck, Mapping[str, bytes], Checkpoint, str]:
+        check = check_model_files(files, 1)
+        sizes = files.get_sizes()
+        about = f"{files.address}: {format_bytes(sum(sizes.values()))} in {format_number(len(sizes), 'file')}"
+        return check, read_small_files(files), replace(source, revision=files.revision or source.revision), about
+
+    try:
+        found = use_model_files(source, None, look, options)
+    except (StorageError, TrainerError) as error:
+        raise ConfigError(f"--model {named}: is no folder here, and {error}") from error
+    assert found is not None, "repositories and buckets are storages"
+    check, small, pinned, about = found
+    if check.problems or check.sizes is None:
+        raise ConfigError(f"--model {named}: {'; '.join(check.problems)}")
+    parameters, sizes = check.parameters or 0, check.sizes
+    recipe = find_recipe(parameters)
+    length = min(sizes.max_positions, recipe.sequence_tokens)
+    return ModelChoice(
+        None, None, {}, parameters, sizes.vocab_size, length, recipe, sizes.max_positions, pinned, about
+    ), small  # fmt: skip
 
 
 def check_model_folder(folder: Path) -> None:
     """Refuse a folder that clients could not load, before anything is made of it."""
     if not folder.is_dir():
         sizes = ", ".join(SIZES)
-        raise ConfigError(f"--model {folder}: neither a size ({sizes}) nor a model's folder")
+        raise ConfigError(f"--model {folder}: neither a size ({sizes}) nor a model's folder, nor {MODELS}")
     if not (folder / CONFIG_NAME).is_file():
         raise ConfigError(f"--model {folder}: no {CONFIG_NAME} there; name the folder of a Hugging Face model")
     if not any(folder.glob(f"*{WEIGHTS_SUFFIX}")):

@@ -7,6 +7,7 @@ from pathlib import Path
 from psyche.core.state.state import LrSchedule, ScheduleKind
 from psyche.errors import ConfigError
 from psyche.modeling.device_name import check_device_name
+from psyche.storage.port import StorageOptions
 
 
 class OptimizerName(StrEnum):
@@ -50,8 +51,9 @@ class ScheduleSettings:
 class TrainSettings:
     """All settings of a stand-alone training.
 
-    `model` is a Hugging Face folder or a config file. `micro_batch` None is a peer's whole share; `clip` 0: gradients
-    are not clipped; `threads` 0: all cores.
+    `model` is a Hugging Face folder, a config file, or a place of `psyche.config.places`, where one of `data` and of
+    `eval_data` may be too; `storage` says how these are read. `micro_batch` None is a peer's whole share; `clip` 0:
+    gradients are not clipped; `threads` 0: all cores.
     Held-out rows come from `eval_data`, or else from the last `eval_tokens` of `data` (0: nothing is evaluated; None: a
     tenth, at most 200,000);
     `eval_sequences` of them are used every `eval_every` steps (0: at the end only). DisTrO's settings
@@ -59,9 +61,10 @@ class TrainSettings:
     AdamW's `betas` with DisTrO.
     """
 
-    model: Path
-    data: tuple[Path, ...]
-    eval_data: tuple[Path, ...] = ()
+    model: str | Path
+    data: tuple[str | Path, ...]
+    eval_data: tuple[str | Path, ...] = ()
+    storage: StorageOptions = field(default_factory=StorageOptions)
     out: Path | None = None
     token_size_bytes: int = 2
     sequence_length: int = 128

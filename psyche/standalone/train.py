@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 from transformers.models.llama import LlamaForCausalLM
 
+from psyche.config.places import parse_model
 from psyche.core.committee.schedule import compute_learning_rate
 from psyche.data.bytes_tokenizer import VOCAB_SIZE, write_tokenizer
+from psyche.errors import ConfigError, StorageError
 from psyche.modeling.device import select_device
 from psyche.modeling.export import export_model
 from psyche.modeling.model import (
@@ -26,10 +27,12 @@ from psyche.modeling.model import (
     read_model_config,
 )
 from psyche.modeling.model_card import format_card
+from psyche.modeling.model_copy import Progress
 from psyche.modeling.snapshot import read_model_files
 from psyche.modeling.trainer.batch import evaluate
 from psyche.standalone.corpus import Corpus
 from psyche.standalone.settings import OptimizerName, TrainSettings
+from psyche.standalone.sources import ReadingLoop, fetch_model
 from psyche.standalone.steppers import AdamWStepper, DistroStepper, StepReport
 
 EVAL_MICRO_BATCH = 32
@@ -67,22 +70,26 @@ class TrainResult:
 OnProgress = Callable[[StepProgress], None]
 
 
-def train_model(settings: TrainSettings, on_progress: OnProgress = lambda _: None) -> TrainResult:
+def train_model(
+    settings: TrainSettings, on_progress: OnProgress = lambda _: None, on_read: Progress = lambda _done, _total: None
+) -> TrainResult:
     """Train from beginning to end, and export the model if `settings.out` is set.
 
     `on_progress` is called after every step; an exception from it ends the training, nothing is exported.
+    `on_read` is called while a model elsewhere is read.
     """
     settings.check()
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = select_device(settings.device)
-    model, files = _get_model(settings)
-    nn.Module.to(model, device)
-    model.train()
-    if settings.activation_checkpointing:
-        enable_checkpointing(model)
-    parameters = get_parameters(model)
-    result = _Training(settings, model, parameters, device).execute(on_progress)
+    with ReadingLoop() as loop:
+        model, files = _get_model(settings, loop, on_read)
+        nn.Module.to(model, device)
+        model.train()
+        if settings.activation_checkpointing:
+            enable_checkpointing(model)
+        parameters = get_parameters(model)
+        result = _Training(settings, model, parameters, device, loop).execute(on_progress)
     if settings.out is not None:
         export_model(settings.out, parameters, files, "float32", build_training_card(settings, result))
     return result
@@ -98,19 +105,28 @@ def build_training_card(settings: TrainSettings, result: TrainResult) -> str:
         ("held-out loss", loss),
         ("numbers", "float32"),
     )
-    return format_card(settings.model.name, "A Llama that was trained with `psyche train` on one machine.", rows)
+    return format_card(Path(settings.model).name, "A Llama that was trained with `psyche train` on one machine.", rows)
 
 
-def _get_model(settings: TrainSettings) -> tuple[LlamaForCausalLM, dict[str, bytes]]:
+def _get_model(
+    settings: TrainSettings, loop: ReadingLoop, on_read: Progress
+) -> tuple[LlamaForCausalLM, dict[str, bytes]]:  # fmt: skip
     """The model and the files that an export needs; the weights are random from the seed if there are none yet."""
-    if settings.model.is_dir() and any(settings.model.glob(WEIGHTS_PATTERN)):
-        return load_model(settings.model), read_model_files(settings.model)
+    named = Path(settings.model)
+    if named.is_dir() and any(named.glob(WEIGHTS_PATTERN)):
+        return load_model(named), read_model_files(named)
     with tempfile.TemporaryDirectory() as temporary:
-        tokenizer = Path(temporary) / "tokenizer"
-        if read_model_config(settings.model).vocab_size == VOCAB_SIZE:
-            write_tokenizer(tokenizer)
         folder = Path(temporary) / "model"
-        init_model(settings.model, folder, settings.seed, extra_files=sorted(tokenizer.glob("*")))
+        if (source := parse_model(str(settings.model))) is not None:
+            try:
+                loop.call(fetch_model, source, folder, settings.storage, on_read)
+            except StorageError as error:
+                raise ConfigError(f"--model {settings.model}: is no folder here, and {error}") from error
+            return load_model(folder), read_model_files(folder)
+        tokenizer = Path(temporary) / "tokenizer"
+        if read_model_config(named).vocab_size == VOCAB_SIZE:
+            write_tokenizer(tokenizer)
+        init_model(named, folder, settings.seed, extra_files=sorted(tokenizer.glob("*")))
         return load_model(folder), read_model_files(folder)
 
 
@@ -121,9 +137,10 @@ class _Training:
         model: LlamaForCausalLM,
         parameters: Mapping[str, nn.Parameter],
         device: torch.device,
+        loop: ReadingLoop,
     ) -> None:
         self._settings, self._model, self._device = settings, model, device
-        self._corpus = Corpus(settings, model.config.vocab_size)
+        self._corpus = Corpus(settings, model.config.vocab_size, loop)
         self._parameters = count_parameters(parameters)
         self._schedule = settings.schedule.make(settings.steps)
         stepper = AdamWStepper if settings.optimizer is OptimizerName.ADAMW else DistroStepper
@@ -135,7 +152,7 @@ class _Training:
     def _read_held_out(self) -> torch.Tensor | None:
         if not self._corpus.held_out_rows:
             return None
-        return torch.from_numpy(self._corpus.held_out(self._settings.eval_sequences).astype(np.int64))
+        return self._corpus.held_out(self._settings.eval_sequences)
 
     def execute(self, on_progress: OnProgress) -> TrainResult:
         steps = self._settings.steps
@@ -163,8 +180,8 @@ class _Training:
     def _step(self, step: int, lr: float) -> StepReport:
         batch = self._settings.total_batch
         rows = self._corpus.take((step - 1) * batch, batch)
-        self._tokens += rows.size
-        return self._stepper.step(torch.from_numpy(rows.astype(np.int64)), step, lr, self._get_lr(step - 1))
+        self._tokens += batch * self._settings.sequence_length
+        return self._stepper.step(rows, step, lr, self._get_lr(step - 1))
 
     def _measure(self, step: int, held_out: dict[int, float]) -> None:
         """Measure the held-out loss when it is due: at the first and last step, and every `eval_every` steps."""

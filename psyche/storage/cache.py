@@ -11,9 +11,10 @@ import trio
 from blake3 import blake3
 
 from psyche.durable import make_folder, read_file, replace_file
-from psyche.storage.port import Storage, StorageWrapper, StoredFile, check_range, read_ranges
+from psyche.storage.port import Storage, StorageOptions, StorageWrapper, StoredFile, check_range, read_ranges
 
 CHUNK_BYTES: Final = 1 << 20
+CHUNKS_FOLDER: Final = "chunks"  # in the cache's folder
 _SCANS: Final = 16  # the folder is looked through after each such part of the limit that this process has written
 _KEPT: Final = 0.9  # of the limit, after chunks were removed
 _log: Final = structlog.get_logger("psyche.storage")
@@ -98,6 +99,11 @@ class DiskCache:
                 break
             path.unlink(missing_ok=True)
             used_bytes -= size_bytes
+
+
+def open_cache(options: StorageOptions) -> DiskCache | None:
+    """The cache of these settings; None: nothing is to be kept."""
+    return options.cache_dir and DiskCache(options.cache_dir / CHUNKS_FOLDER, int(options.cache_gb * 1e9))
 
 
 class CachedStorage(StorageWrapper):

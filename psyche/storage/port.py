@@ -18,6 +18,7 @@ MAX_NAME_BYTES: Final = 1_024  # of an object in a bucket
 MAX_RANGE_BYTES: Final = 8 << 20  # of one request
 MAX_CONCURRENT_DOWNLOADS: Final = 8
 SMALL_PER_DOWNLOAD: Final = 8  # small ranges at once, where the source bears it, for each download that is allowed
+CACHE_GB: Final = 10.0  # unless a user says otherwise
 _MAX_TOKEN_BYTES: Final = 4_096
 T = TypeVar("T")
 

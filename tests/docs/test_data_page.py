@@ -6,10 +6,13 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+import trio
+from kits.storage.places import open_places
 from kits.storage.servers import serve_folder
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
+from psyche.config.load import load_run
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -43,7 +46,7 @@ def address(folder: Path) -> Generator[str]:
 
 
 def test_the_commands_of_the_page_run_as_they_stand(folder: Path, address: str) -> None:
-    making, validating, asking, listing, fetching = COMMANDS
+    making, validating, asking, _, _, listing, fetching = COMMANDS
     (folder / "my-run" / "data").rmdir()
     (folder / "my-run").rmdir()
     call(making)
@@ -71,3 +74,14 @@ def test_every_variable_of_the_page_is_one_that_is_read(monkeypatch: pytest.Monk
     monkeypatch.setenv("HF_TOKEN", "from-the-environment")
     assert Remote().get_options().hub_token == "from-the-environment"
     assert "hf_secret" not in repr(Remote(hf_token="hf_secret").get_options())
+
+
+async def test_a_run_and_a_training_of_addresses_alone_are_made_as_the_page_says(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_places(folder, monkeypatch) as places:
+        for line in COMMANDS[3:5]:
+            named = line.replace("https://example.org/{000..127}.bin", places.names["numbered files"])
+            named = named.replace("https://example.org/tokens.bin", places.names["one file"])
+            await trio.to_thread.run_sync(call, named)
+    assert load_run(Path("far-run")).model.checkpoint.name == "owner/name"

@@ -17,6 +17,7 @@ from psyche.modeling.model import get_parameters, load_model
 from psyche.standalone.corpus import Corpus
 from psyche.standalone.report import Curve, compute_average, describe_step, write_loss_plot
 from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
+from psyche.standalone.sources import ReadingLoop
 from psyche.standalone.steppers import StepReport
 from psyche.standalone.train import StepProgress, train_model
 
@@ -152,7 +153,8 @@ def test_gradients_that_are_not_finite_end_the_training(model: Path, data: Path)
 
 
 def make_corpus(data: Path, **changes: Any) -> Corpus:
-    return Corpus(make_settings(Path(), data, seed=3, **changes), 64)
+    with ReadingLoop() as loop:
+        return Corpus(make_settings(Path(), data, seed=3, **changes), 64, loop)
 
 
 def test_held_out_rows_are_never_trained_on(data: Path) -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psyche.cli.helpers.common import format_examples, make_group
+from psyche.cli.helpers.remote import SOURCES, Remote
+from psyche.cli.helpers.target import command
 from psyche.errors import DataError
 from psyche.telemetry.text import format_number
 
@@ -80,14 +82,14 @@ def tokenize(
         _print(report.held_out)
 
 
-@group.command(
+@command(
+    group,
     "manifest",
-    epilog=format_examples(
-        "psyche data manifest my-run          # of the data that run.toml names",
-        "psyche data manifest my-run --hash   # reads all of it",
-        "psyche data manifest gs://bucket/tokens --token-size 4",
-        "psyche data manifest https://example.org/{a,b}.bin --hash",
-    ),
+    "psyche data manifest my-run          # of the data that run.toml names",
+    "psyche data manifest my-run --hash   # reads all of it",
+    "psyche data manifest gs://bucket/tokens --token-size 4",
+    "psyche data manifest https://example.org/{a,b}.bin --hash",
+    shared=SOURCES,
 )
 def manifest(
     addresses: Annotated[
@@ -108,6 +110,7 @@ def manifest(
     token_size: Annotated[
         int | None, typer.Option(help="Bytes of an id, 2 or 4. Default: as the run says; else 2.")
     ] = None,
+    remote: Remote,
 ) -> None:
     """Write which token files are a run's data.
 
@@ -127,7 +130,7 @@ def manifest(
     path = output or (run.folder if run else Path()) / DATA_MANIFEST_NAME
     check_target("--output", path)
     with ProgressBar("reading the data") as bar:
-        raw = make(run, addresses, token_size, is_hashed=with_hashes, progress=bar.set)
+        raw = make(run, addresses, token_size, remote.get_options(), is_hashed=with_hashes, progress=bar.set)
     replace_file(path, raw, path.with_suffix(".part"))
     files = decode_data_manifest(raw).files
     total = format_number(sum(file.tokens for file in files), "token")

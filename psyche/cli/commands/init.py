@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from psyche.cli.commands.model import make_first_weights
+from psyche.cli.helpers.remote import Remote
 from psyche.telemetry.text import format_count, format_number
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ EXAMPLES: Final = (
     "psyche init on-chain --rpc localhost --yes",
     "psyche init large --model 20m --no-prepare --yes",
     "psyche init again --model my-run/model --data my-run/data --yes",
+    "psyche init far --model owner/name --data 'https://example.org/{000..127}.bin'",
 )
 SEED: Final = 0  # of the first weights
 
@@ -27,7 +29,11 @@ def init(
     folder: Annotated[Path | None, typer.Argument(help="The folder to make.", show_default=False)] = None,
     *,
     model: Annotated[
-        str | None, typer.Option(help="1m, 20m, 124m or 1b (about so many parameters), or a Hugging Face folder.")
+        str | None,
+        typer.Option(
+            help="1m, 20m, 124m or 1b (about so many parameters), a Hugging Face folder, owner/name of the Hub (with @ "
+            "and a revision if need be), or gs://bucket/folder."
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="bytes (every byte is a token), or a tokenizer.json or its folder.")
@@ -35,7 +41,9 @@ def init(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Text, .jsonl, .parquet or token ids, a folder of them, or stdlib (the source code of Python)."
+            help="Text, .jsonl, .parquet or token ids, a folder of them, or stdlib (the source code of Python). Token "
+            "ids elsewhere: https://HOST/tokens.bin, https://HOST/{000..127}.bin, gs://bucket/folder, a mix at "
+            "https://HOST/mix.json; prepared rows: hf://datasets/owner/name."
         ),
     ] = None,
     field: Annotated[str, typer.Option(help="The text's field in .jsonl and .parquet files.")] = "text",
@@ -55,6 +63,7 @@ def init(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: defaults for what no flag says.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the files of a run that is there.")] = False,
+    remote: Remote,
 ) -> None:
     """Make the files of a new run.
 
@@ -62,14 +71,15 @@ def init(
     model.toml with comments, the data's tokens and the first weights, checks them, and says what to do next.
 
     The run is on a server, or on Solana if you name --rpc. There each member reads the data itself, so it needs the
-    folder.
+    folder, unless the data are at an address. Model and data elsewhere are asked how large they are.
     """
     from psyche.cli.helpers.interview import Flags, Interviewer, ask_draft
     from psyche.cli.helpers.progress import ProgressBar
     from psyche.drafting.build import build, check_folder
 
     questions = Interviewer(takes_defaults=yes)
-    flags = Flags(folder, model, tokenizer, data, field, members, min_members, steps, server_addr, rpc, prepare, force)
+    flags = Flags(folder, model, tokenizer, data, field, members, min_members, steps, server_addr, rpc, prepare, force,
+                  remote.get_options())  # fmt: skip
     draft = ask_draft(questions, flags)
     questions.check()
     check_folder(draft, force=force)
@@ -88,6 +98,8 @@ def show_draft(draft: "Draft", built: "Built") -> None:
         typer.echo(f"warning: {warning}", err=True)
     batch = model.recipe.member_samples * answers.members
     trained = answers.steps * batch * model.sequence_tokens
+    for about in filter(None, (model.about, draft.data.about)):
+        typer.echo(about)
     typer.echo(
         f"{draft.folder}: run {answers.run_id!r}, {format_count(model.parameters)} parameters, "
         f"{format_number(answers.members, 'member')}\n"

@@ -182,6 +182,7 @@ def pull(
     """
     from psyche.cli.helpers import models
     from psyche.cli.helpers.progress import ProgressBar
+    from psyche.config.places import parse_model_address
 
     is_of_run = len(places) == 1 and (access.options.server_addr or access.options.rpc)
     if len(places) != 2 and not is_of_run:
@@ -196,7 +197,7 @@ def pull(
             record = access.run(lambda backend: backend.get_record(), as_anybody=True)
             found = models.pull_of_run(record, path, options, bar.set, checking.set)
         else:
-            source = models.parse_address(places[0])
+            source = parse_model_address(places[0])
             models.pull(source, path, options, bar.set)
             found = models.format_address(source)
     typer.echo(f"{path}: from {found}")
@@ -232,8 +233,9 @@ def push(
     """
     from psyche.cli.helpers import models
     from psyche.cli.helpers.progress import ProgressBar
+    from psyche.config.places import parse_model_address
 
-    place, options = models.parse_address(address), remote.get_options()
+    place, options = parse_model_address(address), remote.get_options()
     models.check_push(folder, place, options, upload_dtype)
     with ProgressBar("uploading the model") as bar:
         found = models.push(

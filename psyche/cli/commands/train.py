@@ -8,6 +8,8 @@ import typer
 
 from psyche.cli.helpers.options import CHECKPOINTING_HELP, option, share_fields
 from psyche.cli.helpers.outputs import check_target_folder
+from psyche.cli.helpers.remote import Remote
+from psyche.config.places import parse_data, parse_model
 from psyche.errors import ConfigError
 from psyche.standalone.settings import ScheduleSettings, TrainSettings
 
@@ -17,12 +19,22 @@ EXAMPLES: Final = (
     "    --lr 3e-3 --steps 100 --out trained",
     "psyche train --model my-run/model --data my-run/data --peers 3 --overlap \\",
     "    --steps 30 --plot loss.png                   # as a run does it",
+    "psyche train --model owner/name --data 'https://example.org/{000..127}.bin'",
 )
 SETTINGS: Final = share_fields(
     TrainSettings,
-    model="Model folder, or a config file (TOML or JSON) to make one from.",
-    data="Token file (.bin, .npy) or folder; may be repeated.",
-    eval_data="Held-out tokens; default: the end of --data.",
+    model=option(
+        "Model folder, a config file (TOML or JSON) to make one from, owner/name of the Hub (with @ and a revision if "
+        "need be), or gs://bucket/folder.",
+        kind=str,
+    ),
+    data=option(
+        "Token file (.bin, .npy) or folder; may be repeated. Or prepared rows (.parquet). Or an address: "
+        "https://HOST/tokens.bin, https://HOST/{000..127}.bin, https://HOST/mix.json, gs://bucket/folder, "
+        "hf://datasets/owner/name.",
+        kind=list[str],
+    ),
+    eval_data=option("Held-out tokens, likewise; default: the end of --data.", kind=list[str] | None),
     eval_tokens="Tokens held out at the end of --data; default: a tenth, at most 200,000.",
     eval_every="Steps between evaluations; 0: only at the end.",
     token_size_bytes=option("Bytes of one token in the files: 2 or 4.", "--token-size"),
@@ -61,22 +73,28 @@ def train(
     rates: ScheduleSettings,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is already in --out.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the losses to this file.")] = None,
+    remote: Remote,
 ) -> None:
     """Train a model in one process, without a network.
 
     With AdamW, or with DisTrO and one or several simulated peers: for a quick try, and to compare optimizers. Prints
-    losses in nats per token. Ctrl-C ends it, and nothing is written.
+    losses in nats per token. Ctrl-C ends it, and nothing is written. What is read elsewhere is kept in --cache-dir.
     """
-    settings = replace(settings, schedule=rates)
+    settings = replace(settings, schedule=rates, storage=remote.get_options())
     settings.check()  # before the seconds that torch takes to load, and the hours of the training
     check_out(settings.out, force=force)
     check_target_folder("--plot", plot and plot.parent)
-    places = {"--model": (settings.model,), "--data": settings.data, "--eval-data": settings.eval_data}
-    for option_, paths in places.items():
-        for path in paths:
-            if not path.exists():
-                raise ConfigError(f"{option_} {path}: there is no such file or folder")
+    for path in (*settings.data, *settings.eval_data):
+        if parse_data(str(path), settings.token_size_bytes) is None:
+            check_source("--data" if path in settings.data else "--eval-data", path)
+    if parse_model(str(settings.model)) is None:
+        check_source("--model", settings.model)
     _run(settings, plot)
+
+
+def check_source(option_: str, path: str | Path) -> None:
+    if not Path(path).exists():
+        raise ConfigError(f"{option_} {path}: there is no such file or folder")
 
 
 def _run(settings: TrainSettings, plot: Path | None) -> None:
@@ -87,8 +105,8 @@ def _run(settings: TrainSettings, plot: Path | None) -> None:
     with loading("torch and the model"):
         from psyche.standalone.train import train_model
 
-    with ProgressBar("training, step", show=str) as bar:
-        result = train_model(settings, lambda at: bar.set(at.step, at.steps, describe_step(at)))
+    with ProgressBar("model") as reading, ProgressBar("training, step", show=str) as bar:
+        result = train_model(settings, lambda at: bar.set(at.step, at.steps, describe_step(at)), reading.set)
     typer.echo(format_result(settings, result))
     if plot is not None:
         write_loss_plot(plot, [Curve(settings.optimizer.value, result.losses, result.held_out)])

@@ -219,8 +219,11 @@ def get_outward_addresses() -> list[str]:
 
 def get_run_checks(run: "LoadedRun", storage: "StorageOptions") -> list[Callable[[], Check]]:
     """Whether the places answer that a run's file names for its model and data; folders and servers are no places."""
-    from psyche.core.state.state import DataLocationKind
+    from psyche.core.state.state import DataLocationKind, DataType
+    from psyche.data.provider import REMOTE_KINDS
     from psyche.modeling.model_files import REMOTE, open_storage
+
+    location = run.model.data_location
 
     async def look_at_model() -> str:
         place = open_storage(run.model.checkpoint, storage)
@@ -230,19 +233,19 @@ def get_run_checks(run: "LoadedRun", storage: "StorageOptions") -> list[Callable
             return f"{place.address}: {format_number(len(sizes), 'file')}, {format_bytes(sum(sizes))}"
 
     async def look_at_data() -> str:
-        from psyche.data.stored import open_http_rows
+        from psyche.data.provider import open_remote_rows
 
-        location, sequence_length = run.model.data_location, run.model.max_seq_len
+        length, has_labels = run.model.max_seq_len, run.model.data_type is DataType.FINETUNING
         async with aclosing(
-            open_http_rows(location, storage, sequence_length=sequence_length, vocab_size=None)
+            open_remote_rows(location, storage, sequence_length=length, vocab_size=None, has_labels=has_labels)
         ) as rows:
-            samples = (await rows.open()).num_sequences
-            return f"{location.http.url}: {samples:,} samples, {format_bytes(rows.size_bytes)}"
+            return (await rows.measure()).describe()
 
     checks: list[Callable[[], Check]] = []
     if run.model.checkpoint.kind in REMOTE:
         checks.append(functools.partial(_check_place, "model", look_at_model))
-    if run.model.data_location.kind is DataLocationKind.HTTP:
+    is_rows_here = location.kind is DataLocationKind.PREPROCESSED and run.resolve(location.address).exists()
+    if location.kind in REMOTE_KINDS and not is_rows_here:
         checks.append(functools.partial(_check_place, "data", look_at_data))
     return checks
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -12,16 +12,25 @@ import typer
 from psyche.backends.solana.cluster import parse_endpoint
 from psyche.cli.helpers.common import is_terminal
 from psyche.config.load import RUN_NAME
+from psyche.config.places import parse_model
 from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, U32_MAX
 from psyche.data.tokenize import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from psyche.drafting.backends import DraftedBackend, draft_chain, draft_server
 from psyche.drafting.build import Draft
 from psyche.drafting.data_choice import LIBRARY, DataChoice, choose_data
 from psyche.drafting.files import RUN_FILE
-from psyche.drafting.model_choice import SIZES, ModelChoice, check_model_folder, choose_folder, choose_size
+from psyche.drafting.model_choice import (
+    SIZES,
+    ModelChoice,
+    check_model_folder,
+    choose_folder,
+    choose_remote,
+    choose_size,
+)
 from psyche.drafting.plan import Answers
-from psyche.durable import expand_user, resolve_path
+from psyche.durable import expand_user, make_folder, replace_file, resolve_path
 from psyche.errors import ConfigError, PsycheError
+from psyche.storage.port import StorageOptions, find_cache_folder
 from psyche.telemetry.text import format_count
 
 _Answer = TypeVar("_Answer")
@@ -35,6 +44,9 @@ MAX_PORT: Final = 65_534  # the data server listens one above
 LARGE_PARAMETERS: Final = 200_000_000  # weights of more are made only if somebody asks for them
 LARGE_TEXT_BYTES: Final = 1 << 30
 YES: Final = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}
+
+
+RemoteModel = tuple[ModelChoice, Path]  # and the folder of its small files
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,7 @@ class Flags:
     rpc: str | None
     prepare: bool | None
     force: bool
+    storage: StorageOptions
 
 
 class Interviewer:
@@ -86,12 +99,14 @@ def ask_draft(questions: Interviewer, flags: Flags) -> Draft:
     ask = questions.ask
     folder = ask("FOLDER", flags.folder, "Folder of the run", FOLDER, partial(read_folder, flags.force))
     sizes = ", ".join(SIZES)
-    named = ask("--model", flags.model, f"Model: {sizes}, or a Hugging Face folder", SIZE, read_model)
+    question = f"Model: {sizes}, a Hugging Face folder, or owner/name of the Hub"
+    named = ask("--model", flags.model, question, SIZE, partial(read_model, flags.storage))
     model, tokenizer, tokenizer_path = _ask_tokenizer(questions, flags, named)
     data = ask(
-        "--data", flags.data, f"Data: a text file or folder, token files, or {LIBRARY} (Python's source code)", LIBRARY,
-        lambda text: choose_data(text, tokenizer.vocab_size, flags.field),
+        "--data", flags.data, f"Data: text or token files, an address, or {LIBRARY} (Python's source code)", LIBRARY,
+        lambda text: choose_data(text, model, tokenizer.vocab_size, flags.field, flags.storage),
     )  # fmt: skip
+    model = replace(model, sequence_tokens=data.sequence_tokens or model.sequence_tokens)
     members = ask("--members", flags.members, "Members with which training starts", MEMBERS,
                   partial(read_number, "--members", MAX_CLIENTS))  # fmt: skip
     least = ask("--min-members", flags.min_members, "Members with which it goes on when others leave",
@@ -102,8 +117,11 @@ def ask_draft(questions: Interviewer, flags: Flags) -> Draft:
         model.recipe.steps, partial(read_number, "--steps", MAX_STEPS),
     )  # fmt: skip
     answers = Answers(make_run_id(folder), members, least, steps, _ask_backend(questions, flags))
-    is_prepared = ask("--prepare or --no-prepare", flags.prepare, "Write tokens and first weights now?",
-                      "yes" if is_small(model, data) else "no", read_yes)  # fmt: skip
+    is_elsewhere = data.location is not None and model.size is None  # then nothing is to be written
+    is_prepared = is_elsewhere or ask(
+        "--prepare or --no-prepare", flags.prepare, "Write tokens and first weights now?",
+        "yes" if is_small(model, data) else "no", read_yes,
+    )  # fmt: skip
     return Draft(folder, answers, model, data, tokenizer, tokenizer_path, is_prepared, flags.tokenizer is not None)
 
 
@@ -118,14 +136,13 @@ def _ask_backend(questions: Interviewer, flags: Flags) -> DraftedBackend:
 
 
 def _ask_tokenizer(
-    questions: Interviewer, flags: Flags, named: str
+    questions: Interviewer, flags: Flags, named: str | RemoteModel
 ) -> tuple[ModelChoice, TextTokenizer, Path | None]:  # fmt: skip
-    if named in SIZES:
+    if isinstance(named, str) and named in SIZES:
         question = "Tokenizer: bytes, or a tokenizer.json or its folder"
         tokenizer, path = questions.ask("--tokenizer", flags.tokenizer, question, BYTES, read_tokenizer)
         return choose_size(named, tokenizer.vocab_size, tokenizer.separator_id), tokenizer, path
-    folder = Path(named)
-    model = choose_folder(folder)
+    model, folder = (choose_folder(Path(named)), Path(named)) if isinstance(named, str) else named
     tokenizer, path = read_tokenizer(flags.tokenizer or _get_own_tokenizer(folder))
     if tokenizer.vocab_size > model.vocab_size:
         raise ConfigError(
@@ -161,10 +178,20 @@ def read_folder(may_replace: bool, text: str) -> Path:
     return folder
 
 
-def read_model(text: str) -> str:
-    if text not in SIZES:
+def read_model(storage: StorageOptions, text: str) -> str | RemoteModel:
+    if text in SIZES:
+        return text
+    source = parse_model(text)
+    if source is None:
         check_model_folder(expand_user(text))
-    return text if text in SIZES else str(expand_user(text))
+        return str(expand_user(text))
+    model, small = choose_remote(text, source, storage)
+    place = re.sub(r"[^A-Za-z0-9.@-]+", "-", f"{source.name}@{(model.source or source).revision}")
+    folder = find_cache_folder() / "models" / place
+    make_folder(folder)
+    for name, raw in small.items():
+        replace_file(folder / name, raw, folder / f"{name}.part")
+    return model, folder
 
 
 def read_tokenizer(text: str) -> tuple[TextTokenizer, Path | None]:

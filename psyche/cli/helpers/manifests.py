@@ -9,12 +9,13 @@ from typing import Final
 import trio
 
 from psyche.config.load import NO_MANIFEST, RUN_FILE_NAMES, LoadedRun, find_local_data, load_run
+from psyche.config.places import parse_data
 from psyche.core.state.state import DataLocationKind
 from psyche.data.files import find_files, find_token_size, open_token_file
 from psyche.data.local import make_folder_manifest
 from psyche.data.stored import encode_tokens, get_token_size, list_tokens, open_location
 from psyche.errors import DataError
-from psyche.storage.port import MAX_RANGE_BYTES, Storage, StorageOptions, read_environment
+from psyche.storage.port import MAX_RANGE_BYTES, Storage, StorageOptions
 from psyche.storage.urls import open_urls
 from psyche.wire.crypto import compute_chunk_hashes
 
@@ -31,20 +32,23 @@ def find_run(addresses: Sequence[str]) -> LoadedRun | None:
 
 
 def make(
-    run: LoadedRun | None, addresses: Sequence[str], token_size: int | None, *, is_hashed: bool, progress: Progress
-) -> bytes:
+    run: LoadedRun | None, addresses: Sequence[str], token_size: int | None, options: StorageOptions,
+    *, is_hashed: bool, progress: Progress,
+) -> bytes:  # fmt: skip
     """Make the manifest of a run's data, or of the files at these addresses.
 
     Raises:
         ConfigError, DataError, StorageError: the files cannot be read, or are no token files.
     """
     location = run.model.data_location if run else None
+    if location is None and len(addresses) == 1 and not addresses[0].startswith("hf://"):
+        location = parse_data(addresses[0], token_size or USUAL_TOKEN_SIZE)
     if location is not None and location.kind in (DataLocationKind.WEIGHTED_HTTP, DataLocationKind.PREPROCESSED):
         raise DataError(f"model.LLM.data_location {location.kind.name}: there is no manifest of such data yet")
     if location is not None and location.kind is DataLocationKind.HTTP:
-        opened, size = open_location(location.http, read_environment()), get_token_size(location)
+        opened, size = open_location(location.http, options), get_token_size(location)
     elif any("://" in address for address in addresses):
-        opened, size = open_address(addresses, read_environment()), USUAL_TOKEN_SIZE
+        opened, size = open_addresses(addresses, options), USUAL_TOKEN_SIZE
     else:
         paths = [Path(address) for address in addresses]
         if run is not None and location is not None:
@@ -57,25 +61,20 @@ def make(
     return trio.run(partial(make_manifest, *opened, token_size or size, is_hashed=is_hashed, progress=progress))
 
 
-def open_address(addresses: Sequence[str], options: StorageOptions) -> tuple[Storage, Sequence[str] | None]:
-    """Open gs://bucket/prefix, hf://datasets/owner/name, or https addresses, and say which files are meant (None: all).
+def open_addresses(addresses: Sequence[str], options: StorageOptions) -> tuple[Storage, Sequence[str] | None]:
+    """Open hf://datasets/owner/name, or https addresses, and say which files are meant (None: all).
 
     Raises:
         StorageError: an address cannot be one of these.
     """
-    scheme, _, path = addresses[0].partition("://")
-    if len(addresses) == 1 and scheme == "gs":
-        from psyche.storage.bucket import open_bucket
+    path = addresses[0].removeprefix("hf://")
+    if len(addresses) > 1 or path == addresses[0]:
+        urls = open_urls(addresses, options)
+        return urls, urls.names
+    from psyche.storage.hub import open_hub
 
-        bucket, _, prefix = path.partition("/")
-        return open_bucket(bucket, prefix, options), None
-    if len(addresses) == 1 and scheme == "hf":
-        from psyche.storage.hub import open_hub
-
-        name, _, revision = path.removeprefix("datasets/").partition("@")
-        return open_hub(name, revision, options, kind="dataset" if path.startswith("datasets/") else "model"), None
-    urls = open_urls(addresses, options)
-    return urls, urls.names
+    name, _, revision = path.removeprefix("datasets/").partition("@")
+    return open_hub(name, revision, options, kind="dataset" if path.startswith("datasets/") else "model"), None
 
 
 async def make_manifest(

@@ -12,9 +12,10 @@ import trio
 
 from psyche.cli.helpers.common import say
 from psyche.client.runtime.weights.remote import list_places
+from psyche.config.places import MODELS, parse_model_address
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator
 from psyche.durable import read_file
-from psyche.errors import ConfigError, StorageError, StorageRefused, TrainerError
+from psyche.errors import ConfigError, StorageError, TrainerError
 from psyche.modeling.first_weights import StoredTensor
 from psyche.modeling.model_card import CARD_NAME, format_card
 from psyche.modeling.model_config import MAX_CONFIG_BYTES
@@ -23,43 +24,22 @@ from psyche.modeling.model_facts import ModelFacts, read_facts
 from psyche.modeling.model_files import FolderFiles, use_model_files
 from psyche.modeling.weight_files import write_rounded_folder
 from psyche.storage.bucket_writer import BucketWriter
-from psyche.storage.hub import check_repo_id, push_to_hub
+from psyche.storage.hub import push_to_hub
 from psyche.storage.port import StorageOptions
 from psyche.telemetry.text import format_bytes, format_table
 
-FORMS: Final = "owner/name or owner/name@revision on the Hugging Face Hub, or gs://bucket/folder"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _NUMBER: Final = re.compile(r"\.\d+(?=\.|$)")
 _UPLOAD: Final = "psyche model push"
 
 
-def parse_address(text: str) -> Checkpoint:
-    """Read the address of a repository or a folder of a bucket.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    scheme, found, path = text.rpartition("://")
-    if scheme == "gs":
-        bucket, _, prefix = path.partition("/")
-        return Checkpoint(CheckpointKind.GCS, bucket, prefix or None)
-    name, _, revision = path.partition("@")
-    try:
-        check_repo_id(name)
-    except StorageRefused:
-        name = ""
-    if (found and scheme != "hf") or "/" not in name:
-        raise ConfigError(f"{text}: is no address of a model; name {FORMS}")
-    return Checkpoint(CheckpointKind.HUB, name, revision or None)
-
-
 def inspect(text: str, options: StorageOptions, read_values: Progress | None) -> ModelFacts:
     """Read what a model's headers say, in a folder of this machine if there is one of this name."""
     folder = Path(text)
-    source = Checkpoint(CheckpointKind.LOCAL, text) if folder.exists() else parse_address(text)
+    source = Checkpoint(CheckpointKind.LOCAL, text) if folder.exists() else parse_model_address(text)
     found = use_model_files(source, folder, partial(read_facts, read_values=read_values), options)
     if found is None:
-        raise ConfigError(f"{text}: is a file; name a model's folder, or {FORMS}")
+        raise ConfigError(f"{text}: is a file; name a model's folder, or {MODELS}")
     return found
 
 

@@ -7,9 +7,7 @@ from typing import Final
 from psyche.cli.helpers.options import option, share_fields
 from psyche.cli.helpers.outputs import check_target_folder
 from psyche.durable import expand_user
-from psyche.storage.port import MAX_CONCURRENT_DOWNLOADS, StorageOptions, find_cache_folder, read_environment
-
-CACHE_GB: Final = 10.0
+from psyche.storage.port import CACHE_GB, MAX_CONCURRENT_DOWNLOADS, StorageOptions, find_cache_folder, read_environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +51,17 @@ SOURCES: Final = share_fields(
         "--allow-private-hosts",
     ),
 )
-_CACHE_DIR: Final = share_fields(
+_CACHE: Final = share_fields(
     Remote,
     cache_dir=option(
         "Where training data read over HTTP is kept; clients of one machine share it. Default: ~/.cache/psyche.",
         envvar="PSYCHE_CACHE_DIR",
     ),
-)
-CACHE_GB_OPTION: Final = share_fields(
-    Remote,
     cache_gb=option("The most that is kept of it, in GB; what was used longest ago goes first. 0: nothing.",
                     envvar="PSYCHE_CACHE_GB", min=0),
 )  # fmt: skip
-CACHED_SOURCES: Final = SOURCES | _CACHE_DIR | CACHE_GB_OPTION
+CACHE_GB_OPTION: Final = {"cache_gb": _CACHE["cache_gb"]}
+CACHED_SOURCES: Final = SOURCES | _CACHE
 MANIFEST: Final = share_fields(
     Remote,
     has_variables=True,

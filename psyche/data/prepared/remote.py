@@ -1,11 +1,13 @@
 """Prepared rows of a data set of the Hub, read as they are needed."""
 
 import io
+from contextlib import aclosing
 from typing import cast
 
 import trio
 
-from psyche.data.prepared.rows import PreparedRows, choose_files
+from psyche.data.order import RemoteSize
+from psyche.data.prepared.rows import Opener, PreparedRows, RowForm, choose_files, find_form
 from psyche.errors import DataError, StorageError
 from psyche.storage.hub import HubStorage
 from psyche.storage.port import MAX_RANGE_BYTES, Storage, StorageOptions, StoredFile
@@ -25,17 +27,30 @@ class HubRows:
             self._storage = HubStorage(repo_id, revision or None, options, kind="dataset")
         except StorageError as error:
             raise DataError(f"data location {address!r}: is no folder here, and no data set: {error}") from error
+        self._repo_id = repo_id
         self.sequence_length = sequence_length
         self._has_labels = has_labels
         self._vocab_size = vocab_size
         self._rows: PreparedRows | None = None
+        self._size_bytes = 0
         self._lock = trio.Lock()
 
+    async def measure(self) -> RemoteSize:
+        rows = await self._open()
+        pinned = f"{self._repo_id}@{self._storage.revision}"
+        return RemoteSize(self._storage.address, rows.num_sequences, self._size_bytes, pinned)
+
     async def get(self, start: int, end: int, *, epoch: int = 0, height: int = 0) -> bytes:  # noqa: ARG002 (port)
+        rows = await self._open()
         try:
-            async with self._lock:
-                rows = self._rows = self._rows or await self._open()
             return await trio.to_thread.run_sync(lambda: rows.samples(start, end).astype("<u4", copy=False).tobytes())
+        except StorageError as error:
+            raise DataError(str(error)) from error
+
+    async def find_form(self) -> RowForm:
+        """The length of the rows and whether they have labels, by the first one."""
+        try:
+            return await trio.to_thread.run_sync(find_form, *(await self._list())[0])
         except StorageError as error:
             raise DataError(str(error)) from error
 
@@ -43,18 +58,38 @@ class HubRows:
         await self._storage.aclose()
 
     async def _open(self) -> PreparedRows:
+        async with self._lock:
+            if self._rows is None:
+                try:
+                    files = await self._list()
+                    self._rows = await trio.to_thread.run_sync(
+                        PreparedRows, files, self.sequence_length, self._has_labels, None, self._vocab_size
+                    )
+                except StorageError as error:
+                    raise DataError(str(error)) from error
+            return self._rows
+
+    async def _list(self) -> list[tuple[str, Opener]]:
         listed = {file.name: file for file in await self._storage.list_files()}
         names = choose_files(list(listed))
         if not names:
             raise DataError(f"{self._storage.address}: contains no Parquet file")
+        self._size_bytes = sum(listed[name].size_bytes for name in names)
 
         def open_file(name: str) -> io.BufferedReader:
             return io.BufferedReader(_StoredStream(self._storage, listed[name]), 1 << 16)
 
-        files = [(f"{self._storage.address}/{name}", lambda name=name: open_file(name)) for name in names]
-        return await trio.to_thread.run_sync(
-            PreparedRows, files, self.sequence_length, self._has_labels, None, self._vocab_size
-        )
+        return [(f"{self._storage.address}/{name}", lambda name=name: open_file(name)) for name in names]
+
+
+async def find_remote_form(address: str, options: StorageOptions) -> RowForm:
+    """The form of the rows of a data set of the Hub, by the first one.
+
+    Raises:
+        DataError: they cannot be read.
+    """
+    async with aclosing(HubRows(address, options, 1, has_labels=False, vocab_size=None)) as rows:
+        return await rows.find_form()
 
 
 class _StoredStream(io.RawIOBase):

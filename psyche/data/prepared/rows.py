@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SUFFIX: Final = ".parquet"
 SPLIT: Final = "train"
+INPUTS: Final = "inputs"
 MAX_GROUP_NUMBERS: Final = 1 << 24  # of a column, in memory at once
 _KEPT_GROUPS: Final = 2
 _OPTIONAL: Final = ("position_ids", "sequence_lengths")
@@ -53,6 +54,15 @@ def open_rows(
     vocab_size: int | None = None,
 ) -> "PreparedRows":  # fmt: skip
     """Open a folder, or a single file."""
+    return PreparedRows(list_files(path), sequence_length, has_labels, shuffle_seed, vocab_size)
+
+
+def list_files(path: Path) -> list[tuple[str, Opener]]:
+    """The files of a folder, or a single one, with what opens each.
+
+    Raises:
+        DataError: there is none.
+    """
 
     def make_opener(file: Path) -> Opener:
         return lambda: open_file(file)
@@ -61,8 +71,29 @@ def open_rows(
     chosen = [path] if path.is_file() else [files[name] for name in choose_files(list(files))]
     if not chosen:
         raise DataError(f"{path}: contains no {SUFFIX} file")
-    openers = [(str(file), make_opener(file)) for file in chosen]
-    return PreparedRows(openers, sequence_length, has_labels, shuffle_seed, vocab_size)
+    return [(str(file), make_opener(file)) for file in chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """Numbers of a row, and whether it has labels."""
+
+    length: int
+    has_labels: bool
+
+
+def find_form(name: str, opener: Opener) -> RowForm:
+    """Find the form of the rows of a file by its first one.
+
+    Raises:
+        DataError: the file cannot be read, or has no rows.
+    """
+    with _open(name, opener) as file:
+        names = file.schema_arrow.names
+        if INPUTS not in names or not file.metadata.num_rows:
+            raise DataError(f"{name}: has no rows with a column {INPUTS!r} (columns: {', '.join(names[:12])})")
+        batch = next(file.iter_batches(1, columns=[INPUTS], use_threads=False))
+        return RowForm(len(batch.column(0)[0]), "labels" in names)
 
 
 class PreparedRows:
@@ -102,7 +133,7 @@ class PreparedRows:
 
     def _list_groups(self, name: str, opener: Opener) -> list[_Group]:
         with _open(name, opener) as file:
-            columns = ["inputs", *(["labels"] if self._has_labels else ())]
+            columns = [INPUTS, *(["labels"] if self._has_labels else ())]
             there = file.schema_arrow.names
             for column in columns:
                 if column not in there:
@@ -139,7 +170,7 @@ class PreparedRows:
         for name, column in lists.items():
             if name != "sequence_lengths":
                 column.demand_sizes(length)
-        ids = lists["inputs"].values.reshape(shape)
+        ids = lists[INPUTS].values.reshape(shape)
         if not self._has_labels:
             return self._check(group, ids)
         begins = np.zeros(shape, dtype=bool)

@@ -9,7 +9,6 @@ import typer
 from psyche.cli.helpers.options import CHECKPOINTING_HELP, option, share_fields
 from psyche.cli.helpers.outputs import check_target_folder
 from psyche.cli.helpers.remote import Remote
-from psyche.config.places import parse_data, parse_model
 from psyche.errors import ConfigError
 from psyche.standalone.settings import ScheduleSettings, TrainSettings
 
@@ -80,6 +79,8 @@ def train(
     With AdamW, or with DisTrO and one or several simulated peers: for a quick try, and to compare optimizers. Prints
     losses in nats per token. Ctrl-C ends it, and nothing is written. What is read elsewhere is kept in --cache-dir.
     """
+    from psyche.config.places import parse_data, parse_model
+
     settings = replace(settings, schedule=rates, storage=remote.get_options())
     settings.check()  # before the seconds that torch takes to load, and the hours of the training
     check_out(settings.out, force=force)

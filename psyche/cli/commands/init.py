@@ -20,7 +20,7 @@ EXAMPLES: Final = (
     "psyche init on-chain --rpc localhost --yes",
     "psyche init large --model 20m --no-prepare --yes",
     "psyche init again --model my-run/model --data my-run/data --yes",
-    "psyche init far --model owner/name --data 'https://example.org/{000..127}.bin'",
+    "psyche init far --model owner/name --data 'https://example.org/{00..31}.bin'",
 )
 SEED: Final = 0  # of the first weights
 

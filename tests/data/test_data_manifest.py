@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -20,7 +21,7 @@ from psyche.data.files import open_token_file
 from psyche.data.local import TokenRows, find_difference, make_folder_manifest
 from psyche.data.stored import StoredRows, open_http_rows, open_location
 from psyche.errors import DataError
-from psyche.storage.port import StorageOptions
+from psyche.storage.port import StorageOptions, gather
 from psyche.wire.crypto import blob_id_of
 
 LENGTH = 1_000
@@ -102,6 +103,26 @@ async def test_another_member_and_a_restart_get_the_same_rows_when_the_bucket_ha
             await rows.aclose()
     assert given[0] == given[1]
     assert given[2] != given[0], "by a listing, they would have changed"
+
+
+async def test_a_bucket_is_listed_once_for_a_run_of_sixteen_clients() -> None:
+    """By whoever makes the manifest; each client asks for the ranges of its rows alone."""
+    with serve_buckets() as server:
+        put_objects(server, "bucket-of-rows", {f"train/{name}": raw for name, raw in TOKENS.items()})
+        async with open_way(server) as way:
+            options = replace(OPTIONS, google_endpoint=way.address)
+            http = HttpLocation(HttpLocationKind.GCP, "bucket-of-rows", "train")
+            raw = await make_manifest(
+                *open_location(http, options), 2, is_hashed=False, progress=lambda _done, _all: None
+            )
+            clients = [open_rows(blob_id_of(raw), raw, http, options) for _ in range(16)]
+            given = await gather([partial(rows.get, 0, 9) for rows in clients])
+            for rows in clients:
+                await rows.aclose()
+    listings = [one for one in way.asked if "range" not in one.headers]
+    assert len(listings) == 1
+    assert len(way.asked) <= 1 + 16 * 10, "at most a range for each row"
+    assert len(set(given)) == 1
 
 
 async def test_bytes_that_were_wrong_once_are_asked_for_again(way: FaultyWay, folder: Path) -> None:

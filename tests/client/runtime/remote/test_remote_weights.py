@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 import trio
+from kits.clocks import SteadyClock
 from kits.models import write_model_folder
 from kits.storage.counting import open_counting_way
+from kits.storage.faults import FAULTS, open_way
 from kits.storage.hub import HubDouble, open_hub_double
 from kits.storage.servers import OPTIONS
+from kits.tier import few
 from runtime_kit import KEYS, Place, answer_with
 
 from psyche.client.runtime.weights.serving import Offer
@@ -39,6 +42,11 @@ def place(hub: HubDouble, model: Path, tmp_path: Path) -> Place:
     place = Place(tmp_path / "client", storage=replace(OPTIONS, hub_endpoint=hub.address))
     place.state.model.checkpoint = Checkpoint(CheckpointKind.HUB, "owner/name")
     return place
+
+
+@pytest.fixture
+def quick_clock() -> SteadyClock:
+    return SteadyClock(rate=40.0)
 
 
 def get_digest(model: Path) -> bytes:
@@ -93,6 +101,25 @@ async def test_peers_give_what_the_repository_cannot(
     files = {file.name: file.read_bytes() for file in other.iterdir()} | {WEIGHTS_NAME: bytes(weights)}
     hub.add("owner/name", {} if change == "away" else files)
     source = await place.fetch(digest)
+    assert read_snapshot_info(source.path).digest == digest
+
+
+@pytest.mark.parametrize("fault", few((*FAULTS, "other_bytes"), 2))
+async def test_no_fault_before_a_repository_brings_other_weights_and_each_has_its_reason(
+    fault: str, place: Place, hub: HubDouble, model: Path, quick_clock: SteadyClock
+) -> None:
+    """F22: what a client says of a load that failed is this text; once the fault has passed, the load works."""
+    digest = get_digest(model)
+    async with open_way(hub.address) as way:
+        loader = replace(place, storage=replace(OPTIONS, hub_endpoint=way.address)).loader
+        # The Hub names the version, and leads to a place for the bytes.
+        way.spoil(fault, only="/resolve/" if fault == "other_version" else "/objects/")
+        with pytest.raises(NetworkError, match=r"hf://owner/name@\w+(/model.safetensors)?: \w") as caught:
+            await loader.fetch(place.state, digest, 1e9)
+        assert "signature" not in str(caught.value)
+        assert not place.get_digests()
+        way.spoil("")
+        source = await loader.fetch(place.state, digest, 1e9)
     assert read_snapshot_info(source.path).digest == digest
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -84,7 +85,7 @@ async def test_where_an_uploader_is_killed_another_has_a_place_on_record_within_
         others = [name for name in cluster.clients if name != victim]
         allowed_s = get_allowed_s()
 
-        def find() -> list[dict[str, object]]:
+        def find() -> list[dict[str, Any]]:
             return [event for name in others for event in cluster.find(name, "checkpoint_shared")]
 
         found = (await cluster.until("another place on record", find))[0]

@@ -368,7 +368,9 @@ async def test_where_the_way_fails_the_reason_is_told_and_the_next_member_takes_
         async def share(key: bytes) -> None:
             address = way.address if key == first else (hub.address if kind == "hub" else buckets)
             endpoint: dict[str, Any] = {f"{'hub' if kind == 'hub' else 'google'}_endpoint": address}
-            where = {"hub_repo": f"owner/{key.hex()[:8]}"} if kind == "hub" else {"gcs_bucket": "weights"}
+            where: dict[str, Any] = (
+                {"hub_repo": f"owner/{key.hex()[:8]}"} if kind == "hub" else {"gcs_bucket": "weights"}
+            )
             settings = ClientSettings(
                 run_id=f"of-{fault}-{key.hex()[:8]}", data_dir=tmp_path / key.hex(),
                 storage=replace(place.storage, **endpoint), **where,

@@ -83,8 +83,7 @@ def _copy_file(files: StorageFiles, name: str, path: Path, size_bytes: int, tell
         while start < size_bytes:
             began_s = time.monotonic()
             end = min(size_bytes, start + piece)
-            file.write(files.read(name, start, end))
-            file.flush()
+            files.copy(name, start, end, file)
             tell(start := end)
             if time.monotonic() - began_s < _QUICK_S:
                 piece = min(2 * piece, files.piece_bytes)

@@ -1,7 +1,7 @@
 """What a model's headers and small files say, whether or not a run can train it; no torch here."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,10 +33,13 @@ class WatchedFiles:
         return self._files.get_sizes()
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        raw = self._files.read(name, start, end)
-        self._read_bytes += len(raw)
+        return b"".join(self.read_parts(name, start, end))
+
+    def read_parts(self, name: str, start: int, end: int) -> Sequence[bytes]:
+        parts = self._files.read_parts(name, start, end)
+        self._read_bytes += end - start
         self._tell(self._read_bytes)
-        return raw
+        return parts
 
 
 class _RememberedFiles(WatchedFiles):

@@ -50,6 +50,8 @@ async def test_a_large_read_is_cut_into_requests_of_which_so_many_run_at_once(
     assert await storage.read(await find(storage), 100, 280_100) == A[100:280_100]
     assert way.most_at_once == 3
     assert len(way.asked) == 1 + 4
+    parts = await storage.read_parts(await find(storage), 100, 280_100)
+    assert [len(part) for part in parts] == [70_000] * 4, "to join 64 MiB would hold up everything else"
     await storage.aclose()
 
 

@@ -7,7 +7,7 @@ empty is no document.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, BinaryIO, Final, cast
 
 import msgspec
 
@@ -82,27 +82,32 @@ def read_span(span: RecordSpan) -> Iterator[bytes]:
 def _read_json_lines(path: Path, field: str) -> Iterator[str | None]:
     try:
         with path.open("rb") as stream:
-            for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
-                where = f"{path}, line {number}"
-                if len(line) > MAX_LINE_BYTES:
-                    raise DataError(f"{where}: is longer than {MAX_LINE_BYTES >> 20} MiB; is this JSON Lines?")
-                if text := line.removeprefix(_BYTE_ORDER_MARK).strip():
-                    yield _get_field(where, text, field)
+            for where, values in read_objects(str(path), stream):
+                if field not in values:
+                    raise DataError(_describe_missing_field(where, field, list(values)))
+                yield _check_text(where, field, values[field])
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _get_field(where: str, line: bytes, field: str) -> str | None:
+def read_objects(name: str, stream: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Read the objects of JSON Lines, each with the file and line that it stands in."""
+    for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
+        where = f"{name}, line {number}"
+        if len(line) > MAX_LINE_BYTES:
+            raise DataError(f"{where}: is longer than {MAX_LINE_BYTES >> 20} MiB; is this JSON Lines?")
+        if text := line.removeprefix(_BYTE_ORDER_MARK).strip():
+            yield where, _decode_object(where, text)
+
+
+def _decode_object(where: str, line: bytes) -> dict[str, Any]:
     try:
         record = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
         raise DataError(f"{where}: is not JSON: {error}; a file of JSON Lines has one object in each line") from error
     if not isinstance(record, dict):
         raise DataError(f"{where}: is not an object; a file of JSON Lines has one object in each line")
-    values = cast("dict[str, Any]", record)
-    if field not in values:
-        raise DataError(_describe_missing_field(where, field, list(values)))
-    return _check_text(where, field, values[field])
+    return cast("dict[str, Any]", record)
 
 
 def _check_text(where: str, field: str, value: object) -> str | None:

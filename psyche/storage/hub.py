@@ -114,18 +114,19 @@ open_hub: Final = HubStorage
 
 
 async def push_to_hub(
-    folder: Path, repo_id: str, options: StorageOptions, *, message: str, branch: str = "main",
-    progress: Callable[[int], None] = lambda _: None,
+    folder: Path, repo_id: str, options: StorageOptions, *, message: str, branch: str = "main", kind: Kind = "model",
+    is_private: bool = False, progress: Callable[[int], None] = lambda _: None,
 ) -> str:  # fmt: skip
     """Upload a folder as one commit, on top of whatever others commit meanwhile; return it.
 
-    The same files again make no new commit, and large ones that the Hub has are not sent twice. A cancelled call ends
-    the process that does it, and so does the end of this one. `progress` is told the bytes of weights that are there.
+    The same files again make no new commit, and large ones that the Hub has are not sent twice. A new repository is
+    public unless `is_private`. A cancelled call ends the process that does it, and so does the end of this one.
+    `progress` is told the bytes of weights or rows that are there.
 
     Raises:
         StorageError: it is not there; StorageRefused: and it would not help to try again.
     """
-    order = msgspec.json.encode(Order(str(folder), repo_id, branch, message)) + b"\n"
+    order = msgspec.json.encode(Order(str(folder), repo_id, branch, message, kind, is_private)) + b"\n"
     environment = {
         **os.environ, "HF_ENDPOINT": options.hub_endpoint, "HF_TOKEN": options.hub_token or "",
         "HF_HUB_DISABLE_PROGRESS_BARS": "0", "HF_HUB_DISABLE_TELEMETRY": "1",

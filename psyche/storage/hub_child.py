@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _TRIES: Final = 5
 _CHANGED: Final = 412  # somebody else has committed since
 _FINAL: Final = (400, 401, 403, 404)
-_SAFETENSORS: Final = ".safetensors"
-_WEIGHTS: Final = (_SAFETENSORS, ".safetensors.index.json")
+_LARGE: Final = (".safetensors", ".parquet")
+_OLD: Final = {"model": (".safetensors", ".safetensors.index.json"), "dataset": (".parquet",)}
 _SILENCE_S: Final = 120.0  # without an answer; by itself huggingface_hub waits for ever
 _TOLD_EVERY_S: Final = 0.2
 
@@ -32,34 +32,38 @@ class Order(msgspec.Struct):
     repo_id: str
     branch: str
     message: str
+    kind: str = "model"
+    is_private: bool = False
 
 
 class Report(msgspec.Struct, omit_defaults=True):
-    sent_bytes: int = 0  # of the weights, so far
+    sent_bytes: int = 0  # of the weights or rows, so far
     commit: str = ""
     error: str = ""
     is_final: bool = False
 
 
 def push(api: "HfApi", order: Order) -> str:
-    """Make the files of a folder the newest commit of a branch; return it. Weights of other names go."""
+    """Make the files of a folder the newest commit of a branch; return it. Weights, or rows, of other names go."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
     from huggingface_hub.errors import HfHubHTTPError
 
-    api.create_repo(order.repo_id, exist_ok=True)
+    kind = order.kind
+    api.create_repo(order.repo_id, exist_ok=True, repo_type=kind, private=order.is_private or None)
     if order.branch != "main":
-        api.create_branch(order.repo_id, branch=order.branch, exist_ok=True)
+        api.create_branch(order.repo_id, branch=order.branch, exist_ok=True, repo_type=kind)
     paths = {path.name: path for path in sorted(Path(order.folder).iterdir()) if path.is_file()}
     for number in range(_TRIES):
-        head = api.model_info(order.repo_id, revision=order.branch)
-        old = [one.rfilename for one in head.siblings or () if one.rfilename.endswith(_WEIGHTS)]
+        ask = api.dataset_info if kind == "dataset" else api.model_info
+        head = ask(order.repo_id, revision=order.branch)
+        old = [one.rfilename for one in head.siblings or () if one.rfilename.endswith(_OLD[kind])]
         added = [CommitOperationAdd(name, path) for name, path in paths.items()]
         deleted = [CommitOperationDelete(name) for name in old if "/" not in name and name not in paths]
-        _send_weights(api, order, added)
+        _send_large(api, order, added)
         try:
             return api.create_commit(
                 order.repo_id, [*deleted, *added], commit_message=order.message, revision=order.branch,
-                parent_commit=head.sha,
+                parent_commit=head.sha, repo_type=kind,
             ).oid  # fmt: skip
         except HfHubHTTPError as error:
             if error.response.status_code != _CHANGED or number == _TRIES - 1:
@@ -67,12 +71,14 @@ def push(api: "HfApi", order: Order) -> str:
     raise AssertionError
 
 
-def _send_weights(api: "HfApi", order: Order, added: list[Any]) -> None:
+def _send_large(api: "HfApi", order: Order, added: list[Any]) -> None:
     """Send the large files, which a commit refers to, one by one; tell how far that is."""
     bars = _Bars()
     for one in added:
-        if one.path_in_repo.endswith(_SAFETENSORS):
-            api.preupload_lfs_files(order.repo_id, [one], revision=order.branch, free_memory=False)
+        if one.path_in_repo.endswith(_LARGE):
+            api.preupload_lfs_files(
+                order.repo_id, [one], revision=order.branch, free_memory=False, repo_type=order.kind
+            )
             bars.before_bytes += Path(one.path_or_fileobj).stat().st_size
             _write(Report(bars.before_bytes))
 

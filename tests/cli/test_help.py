@@ -29,7 +29,7 @@ def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 DOCUMENTED = {
     "": "doctor init train replay simulate trace",
-    "data": "tokenize manifest",
+    "data": "tokenize prepare manifest",
     "model": "init sample inspect pull push",
     "server": "run validate-config",
     "run": "pause resume allow disallow allowed set-future-epoch-rates update-config extend info collect "

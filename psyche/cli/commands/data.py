@@ -1,11 +1,13 @@
-"""`psyche data`: text becomes files of token ids."""
+"""`psyche data`: text becomes files of token ids, or rows with labels."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from psyche.cli.helpers.common import format_examples, make_group
+from psyche.cli.helpers.common import ending_on_sigterm, format_examples, make_group
+from psyche.cli.helpers.preparing import PREPARING, Choices
+from psyche.cli.helpers.preparing import run as run_preparation
 from psyche.cli.helpers.remote import SOURCES, Remote
 from psyche.cli.helpers.target import command
 from psyche.errors import DataError
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 group = make_group(
     "Prepare training data.",
     "psyche data tokenize book.txt --output data/train.bin",
+    "psyche data prepare --dataset chats.jsonl --chat --tokenizer my-run/model \\",
+    "    --pack-to-sequence-length 2048 --save-to-disk my-run/rows",
     "psyche data manifest my-run --hash",
 )
 
@@ -80,6 +84,28 @@ def tokenize(
     _print(report.train)
     if report.held_out is not None:
         _print(report.held_out)
+
+
+@command(
+    group,
+    "prepare",
+    "psyche data prepare --dataset chats.jsonl --chat --tokenizer my-run/model \\",
+    "    --pack-to-sequence-length 2048 --save-to-disk my-run/rows --show-example",
+    "psyche data prepare --dataset owner/chats --subset en --chat \\",
+    "    --tokenizer owner/model --pack-to-sequence-length 4096 \\",
+    "    --push-to-hub owner/rows",
+    shared=PREPARING | SOURCES,
+)
+def prepare(*, choices: Choices, remote: Remote) -> None:
+    """Write chats or texts as rows with labels.
+
+    The tokenizer's chat template makes a text of each chat; only what the assistant says in it counts. Chats that do
+    not fit into a row are left out, and so are those in which nothing counts; texts are cut.
+
+    The folder is whole or not there. `data_location = { Preprocessed = "rows" }` reads it, and so does a data server.
+    """
+    with ending_on_sigterm():
+        run_preparation(choices, remote.get_options())
 
 
 @command(

@@ -2,6 +2,7 @@
 
 import io
 from contextlib import aclosing
+from functools import partial
 from typing import cast
 
 import trio
@@ -76,10 +77,8 @@ class HubRows:
             raise DataError(f"{self._storage.address}: contains no Parquet file")
         self._size_bytes = sum(listed[name].size_bytes for name in names)
 
-        def open_file(name: str) -> io.BufferedReader:
-            return io.BufferedReader(_StoredStream(self._storage, listed[name]), 1 << 16)
-
-        return [(f"{self._storage.address}/{name}", lambda name=name: open_file(name)) for name in names]
+        place = self._storage.address
+        return [(f"{place}/{name}", partial(open_stored, self._storage, listed[name])) for name in names]
 
 
 async def find_remote_form(address: str, options: StorageOptions) -> RowForm:
@@ -92,9 +91,12 @@ async def find_remote_form(address: str, options: StorageOptions) -> RowForm:
         return await rows.find_form()
 
 
-class _StoredStream(io.RawIOBase):
-    """A stored file for a library that reads in a thread of trio's."""
+def open_stored(storage: Storage, file: StoredFile, buffer_bytes: int = 1 << 16) -> io.BufferedReader:
+    """Open a stored file for a library that reads in a thread of trio's."""
+    return io.BufferedReader(_StoredStream(storage, file), buffer_bytes)
 
+
+class _StoredStream(io.RawIOBase):
     def __init__(self, storage: Storage, file: StoredFile) -> None:
         self._storage, self._file, self._place = storage, file, 0
 

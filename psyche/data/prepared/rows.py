@@ -6,7 +6,7 @@ out, then a row is one sequence. One group of rows of a file is in memory at a t
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +42,17 @@ class _Group:
     columns: tuple[str, ...]
 
 
-def choose_files(names: Sequence[str]) -> list[str]:
-    """The Parquet files of the split `train`: those with it in their path or, where nothing is called so, all."""
-    found = sorted(name for name in names if name.endswith(SUFFIX))
-    named = [name for name in found if any(part.startswith(SPLIT) for part in name.split("/"))]
-    return named or found
+def choose_files(
+    names: Iterable[str], split: str = SPLIT, subset: str | None = None, suffixes: tuple[str, ...] = (SUFFIX,)
+) -> list[str]:
+    """The files of a split: those with it in their path or, where nothing is called `train`, all instead of that.
+
+    Of a `subset` these are below a folder of its name.
+    """
+    found = sorted(name for name in names if name.endswith(suffixes))
+    found = [name for name in found if subset is None or subset in name.split("/")[:-1]]
+    named = [name for name in found if any(part.startswith(split) for part in name.split("/"))]
+    return named or (found if split == SPLIT else [])
 
 
 def open_rows(
@@ -88,7 +94,7 @@ def find_form(name: str, opener: Opener) -> RowForm:
     Raises:
         DataError: the file cannot be read, or has no rows.
     """
-    with _open(name, opener) as file:
+    with open_parquet(name, opener) as file:
         names = file.schema_arrow.names
         if INPUTS not in names or not file.metadata.num_rows:
             raise DataError(f"{name}: has no rows with a column {INPUTS!r} (columns: {', '.join(names[:12])})")
@@ -132,7 +138,7 @@ class PreparedRows:
         self._get_group(0)
 
     def _list_groups(self, name: str, opener: Opener) -> list[_Group]:
-        with _open(name, opener) as file:
+        with open_parquet(name, opener) as file:
             columns = [INPUTS, *(["labels"] if self._has_labels else ())]
             there = file.schema_arrow.names
             for column in columns:
@@ -163,7 +169,7 @@ class PreparedRows:
             return self._decoded[number]
 
     def _decode(self, group: _Group) -> NDArray[np.uint32]:
-        with _open(group.name, group.opener) as file:
+        with open_parquet(group.name, group.opener) as file:
             table = file.read_row_group(group.number, columns=list(group.columns), use_threads=False)
             lists = {name: _Lists(group, name, table.column(name)) for name in group.columns}
         length, shape = self.sequence_length, (group.rows, self.sequence_length)
@@ -249,7 +255,8 @@ class _Lists:
 
 
 @contextmanager
-def _open(name: str, opener: Opener) -> "Iterator[parquet.ParquetFile]":
+def open_parquet(name: str, opener: Opener) -> "Iterator[parquet.ParquetFile]":
+    """Open a Parquet file; what fails while it is open is a DataError with its name."""
     import pyarrow as pa
     from pyarrow import parquet
 

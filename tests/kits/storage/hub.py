@@ -177,7 +177,7 @@ class HubDouble:
         url = f"{call.origin()}/{'datasets/' if kind == 'dataset' else ''}{repo_id}"
         if f"{kind}s/{repo_id}" in self.repos:
             return _make_json({"url": url, "error": "exists"}, 409)
-        self.add(repo_id, {}, kind=kind, is_private=bool(asked.get("private")))
+        self.add(repo_id, {}, kind=kind, is_private=bool(asked.get("private") or asked.get("visibility") == "private"))
         return _make_json({"url": url})
 
     def _info(self, call: Call, repo: str, revision: str = "main") -> Answer:

@@ -1,12 +1,21 @@
 """Devices: their selection, their arithmetic, and out-of-memory errors."""
 
 import gc
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
 
 import torch
 
 from psyche.core.encoding.header import NumericClass
 from psyche.errors import TrainerError
+
+# Where a control group of Linux says what it may use, uses, and can give up: of version 2, and of version 1.
+_GROUP_FILES: Final = (
+    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def select_device(name: str) -> torch.device:
@@ -55,3 +64,36 @@ def release_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def get_free_bytes(device: torch.device) -> int:
+    """The memory of a device that this process can still take."""
+    if device.type == "cuda":
+        release_memory(device)
+        return torch.cuda.mem_get_info(device)[0]
+    return get_available_bytes()
+
+
+def get_available_bytes(root: Path = Path("/")) -> int:
+    """The machine's available memory, or what the control groups of this process leave of it."""
+    available = _read_table(root / "proc/meminfo")["MemAvailable:"] * 1024
+    return max(0, min([available, *_list_left_bytes(root)]))
+
+
+def _list_left_bytes(root: Path) -> Iterator[int]:
+    """What each control group leaves to this process: limits hold for all groups below, so all above count."""
+    groups = (root / "proc/self/cgroup").read_text().splitlines()
+    names = {line.split(":", 2)[2].strip("/") for line in groups if line.split(":")[1] in ("", "memory")}
+    for top, limit, usage, given_up in _GROUP_FILES:
+        for place in {root / top / part for name in names for part in (name, *Path(name).parents)}:
+            try:
+                most, used = (place / limit).read_text().strip(), int((place / usage).read_text())
+                cache = _read_table(place / "memory.stat").get(given_up, 0)
+            except OSError:  # a group of the other version, or one that this container does not see
+                continue
+            if most != "max":
+                yield int(most) - used + cache
+
+
+def _read_table(path: Path) -> dict[str, int]:
+    return {words[0]: int(words[1]) for line in path.read_text().splitlines() if len(words := line.split()) > 1}

@@ -13,6 +13,7 @@ from transformers.models.llama import LlamaForCausalLM
 
 from psyche.config.places import parse_model
 from psyche.core.committee.schedule import compute_learning_rate
+from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.data.bytes_tokenizer import VOCAB_SIZE, write_tokenizer
 from psyche.errors import ConfigError, StorageError
 from psyche.modeling.device import select_device
@@ -30,6 +31,7 @@ from psyche.modeling.model_card import format_card
 from psyche.modeling.model_copy import Progress
 from psyche.modeling.snapshot import read_model_files
 from psyche.modeling.trainer.batch import evaluate
+from psyche.modeling.trainer.memory import Fitting, Setup, Step
 from psyche.standalone.corpus import Corpus
 from psyche.standalone.settings import OptimizerName, TrainSettings
 from psyche.standalone.sources import ReadingLoop, fetch_model
@@ -83,7 +85,7 @@ def train_model(
         torch.set_num_threads(settings.threads)
     device = select_device(settings.device)
     with ReadingLoop() as loop:
-        model, files = _get_model(settings, loop, on_read)
+        model, files = _get_model(settings, device, loop, on_read)
         nn.Module.to(model, device)
         model.train()
         if settings.activation_checkpointing:
@@ -93,6 +95,17 @@ def train_model(
     if settings.out is not None:
         export_model(settings.out, parameters, files, "float32", build_training_card(settings, result))
     return result
+
+
+def _check_memory(model: Path, settings: TrainSettings, device: torch.device) -> None:
+    is_distro = settings.optimizer is OptimizerName.DISTRO
+    optimizer = Optimizer(
+        kind=OptimizerKind.DISTRO if is_distro else OptimizerKind.ADAMW, compression_chunk=settings.chunk,
+        compression_topk=settings.topk, compression_decay=settings.decay, quantize_1bit=not settings.values,
+    )  # fmt: skip
+    step = Step(read_model_config(model), optimizer, settings.sequence_length, peers=settings.peers)
+    share = -(-settings.total_batch // settings.peers)
+    Fitting(step, device).fit(Setup(settings.micro_batch or share, settings.activation_checkpointing), share)
 
 
 def build_training_card(settings: TrainSettings, result: TrainResult) -> str:
@@ -109,11 +122,12 @@ def build_training_card(settings: TrainSettings, result: TrainResult) -> str:
 
 
 def _get_model(
-    settings: TrainSettings, loop: ReadingLoop, on_read: Progress
+    settings: TrainSettings, device: torch.device, loop: ReadingLoop, on_read: Progress
 ) -> tuple[LlamaForCausalLM, dict[str, bytes]]:  # fmt: skip
     """The model and the files that an export needs; the weights are random from the seed if there are none yet."""
     named = Path(settings.model)
     if named.is_dir() and any(named.glob(WEIGHTS_PATTERN)):
+        _check_memory(named, settings, device)
         return load_model(named), read_model_files(named)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
@@ -122,7 +136,9 @@ def _get_model(
                 loop.call(fetch_model, source, folder, settings.storage, on_read)
             except StorageError as error:
                 raise ConfigError(f"--model {settings.model}: is no folder here, and {error}") from error
+            _check_memory(folder, settings, device)
             return load_model(folder), read_model_files(folder)
+        _check_memory(named, settings, device)
         tokenizer = Path(temporary) / "tokenizer"
         if read_model_config(named).vocab_size == VOCAB_SIZE:
             write_tokenizer(tokenizer)

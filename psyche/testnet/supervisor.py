@@ -66,7 +66,7 @@ def get_client_argv(prepared: Prepared, settings: TestnetSettings, number: int) 
     argv += ["--local-root", str(layout.config), "--events-dir", str(layout.events), "--log", settings.log]
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.num_clients)
     argv += ["--device", settings.device, "--threads", str(threads)]
-    argv += ["--micro-batch-size", str(settings.micro_batch_size)]
+    argv += ["--micro-batch-size", str(settings.micro_batch_size or "auto")]
     if settings.activation_checkpointing:
         argv.append("--activation-checkpointing")
     if settings.write_distro_data:

@@ -31,7 +31,9 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     """Load weights from a folder.
 
     `path` is a Hugging Face folder or a resume snapshot (`is_snapshot`), whose `chain` and `digest` the client checks,
-    not the trainer. With `keep_momentum` false, training starts with zero momentum.
+    not the trainer. With `keep_momentum` false, training starts with zero momentum. A batch has at most `batch_size`
+    samples; if that is given, memory is predicted before anything is loaded, and a `micro_batch_size` of 0 is the
+    largest that fits.
     """
 
     path: str
@@ -41,6 +43,22 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     device: str = "auto"
     keep_momentum: bool = True
     activation_checkpointing: bool = False
+    batch_size: int = 0
+
+
+class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
+    """Ask, before anything is loaded, whether a load and the training after it fit into the device's memory."""
+
+    load: LoadRequest
+
+
+class MemoryReply(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
+    """It fits: the bytes of each part at the peak of a step, and those free on the device now."""
+
+    device: str
+    micro_batch_size: int
+    parts: dict[str, int]
+    free_bytes: int
 
 
 class LoadReply(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
@@ -157,5 +175,5 @@ class SnapshotReply(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
     seconds: float
 
 
-Request: TypeAlias = CheckRequest | LoadRequest | TrainRequest | ApplyRequest | SnapshotRequest
-Reply: TypeAlias = CheckReply | LoadReply | TrainReply | ApplyReply | SnapshotReply
+Request: TypeAlias = CheckRequest | MemoryRequest | LoadRequest | TrainRequest | ApplyRequest | SnapshotRequest
+Reply: TypeAlias = CheckReply | MemoryReply | LoadReply | TrainReply | ApplyReply | SnapshotReply

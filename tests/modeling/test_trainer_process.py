@@ -24,7 +24,7 @@ from psyche.modeling.trainer.frames import (
 )
 from psyche.modeling.trainer.process import TrainerProcess, Watchdog, WatchdogLimits
 from psyche.wire.line.framing import FrameTimeout
-from psyche.wire.trainer import ApplyRequest, CheckRequest, LoadRequest, SnapshotRequest, TrainRequest
+from psyche.wire.trainer import ApplyRequest, CheckRequest, LoadRequest, MemoryRequest, SnapshotRequest, TrainRequest
 
 SAMPLES, LENGTH = 4, 16
 ROOT = Path(__file__).parents[2]
@@ -43,6 +43,9 @@ async def check_what_can_never_be_loaded(trainer: TrainerProcess, load_request: 
     with pytest.raises(TrainerError, match="'cuda:99'"):
         await trainer.check(CheckRequest(device="cuda:99"))
     assert (await trainer.check(CheckRequest(device="cpu"))).device == "cpu"
+    huge = msgspec.structs.replace(load_request, micro_batch_size=10**9, batch_size=10**9)
+    with pytest.raises(UnusableModelError, match=r"memory: training with a micro-batch of 1000000000 needs .* TB"):
+        await trainer.predict_memory(MemoryRequest(load=huge))
     load_request.model.max_seq_len, usual = 33, load_request.model.max_seq_len
     with pytest.raises(UnusableModelError, match="max_position_embeddings is 32, but the run's max_seq_len is 33"):
         await trainer.load(load_request)

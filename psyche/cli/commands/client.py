@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from psyche.cli.helpers.common import format_examples, make_group, run_async, say
-from psyche.cli.helpers.options import CHECKPOINTING_HELP, LOGGING, Logging, LogMode, option, share_fields
+from psyche.cli.helpers.options import (
+    CHECKPOINTING_HELP,
+    LOGGING,
+    Logging,
+    LogMode,
+    option,
+    parse_micro_batch_size,
+    share_fields,
+)
 from psyche.cli.helpers.outputs import check_source_folder, check_target_folder
 from psyche.cli.helpers.remote import CACHED_SOURCES, MANIFEST, Remote
 from psyche.cli.helpers.target import FINDING, JOINING, WALLET_PATH, Access, command
@@ -122,7 +130,10 @@ TRAINING: Final = share_fields(
     local_root=option("The folder that the run's relative Local paths (model, data) start from.", default=Path()),
     device=option("auto, cpu, cuda or cuda:N.", envvar=None),
     threads=option("Threads of the trainer; 0: all cores.", min=0),
-    micro_batch_size=option("Samples at a time; fewer need less memory.", min=1),
+    micro_batch_size=option(
+        "Samples at a time, or auto: as many as fit into memory.", kind=str, default="1",
+        callback=parse_micro_batch_size,
+    ),
     activation_checkpointing=option(CHECKPOINTING_HELP, "--activation-checkpointing"),
     checkpoint_dir="Where the trained model is written for you at each epoch's end, as from_pretrained reads it. "
     "Default: only at the run's end, to models in --data-dir, where the client also keeps what it continues from.",

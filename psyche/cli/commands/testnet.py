@@ -5,7 +5,7 @@ from typing import Final
 import typer
 
 from psyche.cli.helpers.common import make_group, run_async
-from psyche.cli.helpers.options import CHECKPOINTING_HELP, option, share_fields
+from psyche.cli.helpers.options import CHECKPOINTING_HELP, option, parse_micro_batch_size, share_fields
 from psyche.cli.helpers.remote import CACHE_GB_OPTION, SOURCES, Remote
 from psyche.cli.helpers.target import command
 from psyche.errors import ConfigError
@@ -55,7 +55,10 @@ SETTINGS: Final = share_fields(
     events_dir="Event logs go here. Default: events in the run's folder.",
     device="auto, cpu, cuda or cuda:N, for all clients.",
     threads=option("Threads of each trainer; 0: an equal share of the cores.", min=0),
-    micro_batch_size=option("Samples at a time.", min=1),
+    micro_batch_size=option(
+        "Samples at a time, or auto: as many as fit into memory.", kind=str, default="8",
+        callback=parse_micro_batch_size,
+    ),
     activation_checkpointing=option(CHECKPOINTING_HELP, "--activation-checkpointing"),
     seed="Seed of the first weights, and of who is killed.",
     sample="At the end, show text from the trained model.",

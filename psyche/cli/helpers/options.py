@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Ty
 
 import typer
 
+from psyche.errors import ConfigError
 from psyche.telemetry.events import DEFAULT_KEEP
 
 if TYPE_CHECKING:
@@ -33,6 +34,13 @@ class Option(NamedTuple):
     help: str
     flags: tuple[str, ...]
     more: Mapping[str, Any]
+
+
+def parse_micro_batch_size(text: str) -> int:
+    """The number of samples, 0 for `auto`."""
+    if text != "auto" and not (text.isascii() and text.isdigit() and int(text)):
+        raise ConfigError(f"--micro-batch-size {text}: must be auto, or a whole number from 1")
+    return 0 if text == "auto" else int(text)
 
 
 def option(help_: str, *flags: str, **more: Any) -> Option:

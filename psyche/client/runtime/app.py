@@ -14,7 +14,7 @@ from psyche.backends.port import Backend
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.data_manifests import DataManifests
-from psyche.client.runtime.preflight import check_participation
+from psyche.client.runtime.preflight import check_participation, find_local_model
 from psyche.client.runtime.reporting import Reporter
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import Parts, Shell
@@ -41,7 +41,7 @@ from psyche.wire.crypto import Identity
 from psyche.wire.key_file import make_identity, read_key_file, write_key_file
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Network
-from psyche.wire.trainer import CheckRequest
+from psyche.wire.trainer import CheckRequest, LoadRequest, MemoryRequest
 
 LOCK_NAME = "client.lock"
 NAME_DIGITS = 8  # hex digits of the public key in a client's default name
@@ -248,10 +248,32 @@ async def check_before_join(
         async with aclosing(backend.states()) as states:
             state = await anext(states)
         await trio.to_thread.run_sync(check_participation, state, settings)
+        if folder := await trio.to_thread.run_sync(find_local_model, state, settings):
+            await _check_memory(folder, state, settings, trainer, reporter)
     except (ConfigError, TrainerError) as error:
         reporter.emit(types.CannotTakePart(reason=str(error)))
         await reporter.say_last(backend)
         raise
+
+
+async def _check_memory(
+    folder: Path, state: Coordinator, settings: ClientSettings, trainer: TrainerProcess, reporter: Reporter
+) -> None:
+    """Predict what training takes, from config.json; a model that comes from elsewhere is predicted at its load."""
+    load = LoadRequest(
+        path=str(folder), is_snapshot=False, model=state.model, micro_batch_size=settings.micro_batch_size,
+        device=settings.device, activation_checkpointing=settings.activation_checkpointing,
+        batch_size=state.config.global_batch_size_end,
+    )  # fmt: skip
+    reply = await trainer.predict_memory(MemoryRequest(load=load))
+    settings.micro_batch_size = settings.micro_batch_size or reply.micro_batch_size
+    settings.is_memory_checked = True
+    reporter.emit(
+        types.MemoryPredicted(
+            device=reply.device, needed_bytes=sum(reply.parts.values()), free_bytes=reply.free_bytes,
+            micro_batch_size=reply.micro_batch_size,
+        )
+    )  # fmt: skip
 
 
 async def _stop_trainer(trainer: TrainerProcess) -> None:

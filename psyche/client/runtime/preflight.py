@@ -54,6 +54,15 @@ def find_obstacles(state: Coordinator, settings: ClientSettings) -> Iterator[str
     yield from _find_disk_problems(settings.snapshots_dir, model.parameters or state.metadata.num_parameters)
 
 
+def find_local_model(state: Coordinator, settings: ClientSettings) -> Path | None:
+    """The folder of the run's model, if this machine has one that the run can train."""
+    source = _get_source(state)
+    folder = settings.local_root / source.name
+    if state.run_state is RunState.FINISHED or source.kind is not CheckpointKind.LOCAL or not source.name:
+        return None
+    return folder if folder.is_dir() and not check_model(folder, state.model.max_seq_len).problems else None
+
+
 def _get_source(state: Coordinator) -> Checkpoint:
     """The source of weights that the owner named, or a folder of no name.
 

@@ -30,7 +30,8 @@ class ClientSettings:
     data_manifest: str | None = None  # file with the manifest of the data, or "none"; None: below `local_root` (D1)
     device: str = "auto"
     threads: int = 0  # of torch; 0: all cores
-    micro_batch_size: int = 1
+    micro_batch_size: int = 1  # 0: the largest that fits into memory
+    is_memory_checked: bool = False  # whether training with these settings is known to fit
     activation_checkpointing: bool = False
     checkpoint_dir: Path | None = None
     keep_steps: int = 3

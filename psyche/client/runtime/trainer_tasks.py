@@ -266,17 +266,21 @@ class TrainerTasks:
         return None
 
     async def _request_load(self, source: Source, *, keep_momentum: bool) -> LoadReply:
-        return await self._trainer.load(
+        settings = self._settings
+        reply = await self._trainer.load(
             LoadRequest(
                 path=str(source.path),
                 is_snapshot=source.is_snapshot,
                 model=self._x.state.model,
-                micro_batch_size=self._settings.micro_batch_size,
-                device=self._settings.device,
+                micro_batch_size=settings.micro_batch_size,
+                device=settings.device,
                 keep_momentum=keep_momentum,
-                activation_checkpointing=self._settings.activation_checkpointing,
+                activation_checkpointing=settings.activation_checkpointing,
+                batch_size=0 if settings.is_memory_checked else self._x.state.config.global_batch_size_end,
             )
         )
+        settings.is_memory_checked = settings.micro_batch_size > 0
+        return reply
 
     async def _fetch_snapshot(self, action: act.FetchSnapshot) -> None:
         reasons = Reasons()

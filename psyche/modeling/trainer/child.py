@@ -32,7 +32,15 @@ from psyche.modeling.trainer.frames import (
     receive_frame,
     send_frame,
 )
-from psyche.wire.trainer import ApplyRequest, CheckRequest, LoadRequest, Reply, SnapshotRequest, TrainRequest
+from psyche.wire.trainer import (
+    ApplyRequest,
+    CheckRequest,
+    LoadRequest,
+    MemoryRequest,
+    Reply,
+    SnapshotRequest,
+    TrainRequest,
+)
 
 if TYPE_CHECKING:
     from psyche.modeling.trainer.engine import TrainerEngine
@@ -132,6 +140,8 @@ class CallLoop:
         match request := call.request:
             case CheckRequest():
                 return self._engine.check(request)
+            case MemoryRequest():
+                return self._engine.predict_memory(request, beat)
             case LoadRequest():
                 return self._engine.load(request, beat)
             case TrainRequest():

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import torch
 from torch import nn
 from transformers.models.llama import LlamaForCausalLM
 
 from psyche.core.encoding.manifest import FileEntry
 from psyche.core.encoding.plan import TransformPlan, compute_plan, encode_plan
-from psyche.core.state.state import ZERO32, Optimizer, OptimizerKind
+from psyche.core.state.state import ZERO32, DataType, Optimizer, OptimizerKind
 from psyche.errors import PsycheError, TrainerError
 from psyche.modeling.checkpoint import load_momentum, load_snapshot, write_snapshot
 from psyche.modeling.device import (
@@ -38,9 +39,11 @@ from psyche.modeling.model import (
     get_shapes,
     get_tensors,
     load_model,
+    read_model_config,
 )
 from psyche.modeling.model_config import check_positions
 from psyche.modeling.snapshot import (
+    MODEL_NAME,
     SnapshotInfo,
     get_file_entries,
     read_model_files,
@@ -49,6 +52,7 @@ from psyche.modeling.snapshot import (
 )
 from psyche.modeling.trainer.batch import Cancelled, Gradients, compute_gradients, count_predicted, decode_tokens
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
+from psyche.modeling.trainer.memory import Fitting, Setup, Step
 from psyche.modeling.weights import check_finite, compute_blank_root, compute_weight_part, compute_weight_root
 from psyche.wire.trainer import (
     ApplyReply,
@@ -57,6 +61,8 @@ from psyche.wire.trainer import (
     CheckRequest,
     LoadReply,
     LoadRequest,
+    MemoryReply,
+    MemoryRequest,
     SentResult,
     SnapshotReply,
     SnapshotRequest,
@@ -95,6 +101,16 @@ def _load_source(request: LoadRequest, beat: Beat) -> tuple[LlamaForCausalLM, Sn
     return load_snapshot(info, beat), info, files
 
 
+def _fit_memory(request: LoadRequest, beat: Beat) -> MemoryReply:
+    path = Path(request.path) / MODEL_NAME if request.is_snapshot else Path(request.path)
+    step = Step(
+        config=read_model_config(path), optimizer=request.model.optimizer, sequence_length=request.model.max_seq_len,
+        has_labels=request.model.data_type is DataType.FINETUNING,
+    )  # fmt: skip
+    setup = Setup(request.micro_batch_size, request.activation_checkpointing)
+    return Fitting(step, select_device(request.device), beat).fit(setup, request.batch_size)
+
+
 def _compute_root(loaded: _Loaded, beat: Beat) -> bytes:
     """The full weight part; in full-value mode, which is not exact, the digest leaves out the tensors' values (S2)."""
     if loaded.optimizer.quantize_1bit:
@@ -124,6 +140,10 @@ class TrainerEngine:
         try_device(device)
         return CheckReply(device=str(device))
 
+    def predict_memory(self, request: MemoryRequest, beat: Beat = lambda: None) -> MemoryReply:
+        """Raise ConfigError unless training fits into the free memory; only a config.json is read."""
+        return _fit_memory(request.load, beat)
+
     def load(self, request: LoadRequest, beat: Beat = lambda: None) -> LoadReply:
         """Load weights, and the momentum of a snapshot that was made under the same plan.
 
@@ -134,6 +154,8 @@ class TrainerEngine:
         kind = request.model.optimizer.kind
         if kind is not OptimizerKind.DISTRO:
             raise TrainerError(f"optimizer {kind.name}: a run trains with Distro; AdamW is for `psyche train`")
+        if request.batch_size:
+            request = msgspec.structs.replace(request, micro_batch_size=_fit_memory(request, beat).micro_batch_size)
         if request.micro_batch_size < 1:
             raise TrainerError(f"load: micro_batch_size is {request.micro_batch_size}, must be at least 1")
         device = select_device(request.device)

@@ -43,6 +43,8 @@ from psyche.wire.trainer import (
     CheckRequest,
     LoadReply,
     LoadRequest,
+    MemoryReply,
+    MemoryRequest,
     Reply,
     Request,
     SnapshotReply,
@@ -228,6 +230,9 @@ class TrainerProcess:
             await self._ensure_started()
 
     async def check(self, request: CheckRequest) -> CheckReply:
+        return await self._call(request)
+
+    async def predict_memory(self, request: MemoryRequest) -> MemoryReply:
         return await self._call(request)
 
     async def load(self, request: LoadRequest) -> LoadReply:

@@ -38,6 +38,15 @@ class TrainerStarted(Event):
     pid: int | None
 
 
+class MemoryPredicted(Event, level=INFO):
+    """What training takes of the device's memory at the peak of a step, beside what is free, in bytes."""
+
+    device: str
+    needed_bytes: int
+    free_bytes: int
+    micro_batch_size: int
+
+
 class CannotTakePart(Event):
     """The client never could take part in the run; it ends before it joins."""
 

@@ -30,14 +30,14 @@ from psyche.core.state.state import (
     OptimizerKind,
     RunState,
 )
-from psyche.errors import ConfigError, PsycheError, TrainerError
+from psyche.errors import ConfigError, PsycheError, TrainerError, UnusableModelError
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.modeling.model_files import FolderFiles
 from psyche.telemetry import types
 from psyche.telemetry.events import EventLog
 from psyche.testing.builders import build_hash, build_model, build_state
 from psyche.wire.report import SelfReport
-from psyche.wire.trainer import CheckReply, CheckRequest
+from psyche.wire.trainer import CheckReply, CheckRequest, LoadRequest, MemoryReply, MemoryRequest
 
 FREE_BYTES = 1 << 40
 PARAMETERS = 12_896  # of the kit's model
@@ -224,13 +224,22 @@ class FakeBackend:
 
 @dataclass
 class FakeTrainer:
-    refused: str
+    refused: str = ""
+    is_full: bool = False
+    asked: list[LoadRequest] = field(default_factory=list)
 
     async def check(self, request: CheckRequest) -> CheckReply:
         await trio.lowlevel.checkpoint()
         if request.device == self.refused:
             raise TrainerError(f"device {request.device!r}: this machine has 0 CUDA devices; use cpu")
         return CheckReply(device=request.device)
+
+    async def predict_memory(self, request: MemoryRequest) -> MemoryReply:
+        await trio.lowlevel.checkpoint()
+        self.asked.append(request.load)
+        if self.is_full:
+            raise UnusableModelError("memory: training needs 7 TB")
+        return MemoryReply(device="cpu", micro_batch_size=5, parts={"weights": 2, "activations": 3}, free_bytes=9)
 
 
 @pytest.mark.parametrize(
@@ -243,13 +252,39 @@ async def test_the_owner_is_told_why_a_client_does_not_join(
     log, backend, trainer = Log(), FakeBackend(place.state), FakeTrainer(refused)
     reporter = Reporter(log, "client")
     await app.check_before_join(place.settings, cast("Backend", backend), trainer, reporter)
-    assert (log.told, backend.reports) == ([], [])
+    assert ([type(event) for event in log.told], backend.reports) == ([types.MemoryPredicted], [])
     spoil(place)
     place.settings.device = "cuda"
     with pytest.raises(PsycheError, match=reason) as caught:
         await app.check_before_join(place.settings, cast("Backend", backend), trainer, reporter)
     assert [event.reason for event in log.get(types.CannotTakePart)] == [str(caught.value)]
     assert [report.error for report in backend.reports] == [f"cannot take part: {caught.value}"]
+
+
+async def test_memory_is_predicted_for_a_model_that_is_here(
+    place: Place, autojump_clock: trio.testing.MockClock
+) -> None:
+    log, backend, trainer = Log(), cast("Backend", FakeBackend(place.state)), FakeTrainer()
+    place.settings.micro_batch_size = 0
+    await app.check_before_join(place.settings, backend, trainer, Reporter(log, "client"))
+    assert place.settings.micro_batch_size == 5
+    assert place.settings.is_memory_checked
+    (asked,) = trainer.asked
+    assert (asked.path, asked.micro_batch_size) == (str(place.root / "model"), 0)
+    assert asked.batch_size == place.state.config.global_batch_size_end
+    (told,) = log.get(types.MemoryPredicted)
+    assert (told.needed_bytes, told.free_bytes, told.micro_batch_size) == (5, 9, 5)
+
+
+async def test_a_client_without_enough_memory_does_not_join(
+    place: Place, autojump_clock: trio.testing.MockClock
+) -> None:
+    log, backend = Log(), FakeBackend(place.state)
+    with pytest.raises(UnusableModelError, match="7 TB"):
+        await app.check_before_join(
+            place.settings, cast("Backend", backend), FakeTrainer(is_full=True), Reporter(log, "client")
+        )
+    assert [event.reason for event in log.get(types.CannotTakePart)] == ["memory: training needs 7 TB"]
 
 
 async def test_a_client_with_a_wrong_device_does_not_wait_to_be_allowed(

@@ -1,0 +1,193 @@
+"""How much memory a training step takes on a device, predicted before any weight is loaded.
+
+The step runs on tensors that have no values (torch's FakeTensorMode), while torch's MemTracker counts their storages.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from psyche.core.encoding.plan import compute_plan
+from psyche.core.state.state import Optimizer, OptimizerKind
+from psyche.errors import ConfigError
+from psyche.modeling.device import get_free_bytes
+from psyche.modeling.distro.optimizer import Distro
+from psyche.modeling.model import enable_checkpointing, get_parameters, get_shapes
+from psyche.modeling.trainer.batch import compute_loss_sum
+from psyche.telemetry.text import format_bytes
+from psyche.wire.trainer import MemoryReply
+
+USABLE_SHARE: Final = 0.9  # of what is free; the rest is for what no tensor shows, such as workspaces of kernels
+MOST_RANKS: Final = 64
+SHARDED: Final = ("weights", "gradients", "optimizer", "look-ahead copy")  # each rank holds its part of these
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a training step computes: everything beside the device that its memory depends on.
+
+    `peers` are those that `psyche train` simulates, each with an optimizer of its own.
+    """
+
+    config: PreTrainedConfig
+    optimizer: Optimizer
+    sequence_length: int
+    has_labels: bool = False
+    peers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a user can choose so that a step fits."""
+
+    micro_batch_size: int
+    activation_checkpointing: bool = False
+    ranks: int = 1
+
+    def describe(self) -> str:
+        checkpointing = " with --activation-checkpointing" if self.activation_checkpointing else ""
+        ranks = f" on {self.ranks} devices" if self.ranks > 1 else ""
+        return f"a micro-batch of {self.micro_batch_size}{checkpointing}{ranks}"
+
+
+def predict_bytes(
+    step: Step, device: torch.device, micro_batch_size: int, *, activation_checkpointing: bool
+) -> dict[str, int]:
+    """The bytes of each part at the peak of a step.
+
+    That is in a micro-batch after the first, which adds to gradients that are there already.
+    """
+    with FakeTensorMode(), torch.device(device):
+        model = AutoModelForCausalLM.from_config(step.config, dtype=torch.float32)
+        model.train()
+        if activation_checkpointing:
+            enable_checkpointing(model)
+        return _count(step, device, model, _make_rows(step, micro_batch_size))
+
+
+def _make_rows(step: Step, samples: int) -> torch.Tensor:
+    rows = torch.zeros(samples, step.sequence_length, 3 if step.has_labels else 1, dtype=torch.int64)
+    return rows if step.has_labels else rows[..., 0]
+
+
+def _count(step: Step, device: torch.device, model: Any, rows: torch.Tensor) -> dict[str, int]:
+    parameters = get_parameters(model)
+    place = next(iter(parameters.values())).device
+    tracker = MemTracker()
+    tracker.track_external(model)
+    totals: list[int] = []
+
+    def note(kind: str = "current") -> int:
+        totals.append(tracker.get_tracker_snapshot(kind)[place]["Total"])
+        return totals[-1] - (totals[-2] if len(totals) > 1 else 0)
+
+    with tracker:
+        # What it records of each module is not asked for, and takes time that grows with the square of their number.
+        tracker._mod_tracker.clear_user_hooks()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        parts = {"weights": note()}
+        for parameter in parameters.values():
+            parameter.grad = torch.empty_like(parameter)
+        parts["gradients"] = note()
+        optimizers = [_make_optimizer(step.optimizer, parameters) for _ in range(step.peers)]
+        parts["optimizer"] = note()
+        copied = parameters.values() if step.optimizer.kind is OptimizerKind.DISTRO else ()
+        copies = [torch.empty_like(parameter) for parameter in copied for _ in optimizers]
+        parts["look-ahead copy"] = note()
+        torch.autograd.backward(compute_loss_sum(model, rows, device))
+        parts["activations"] = note("peak")
+        del copies, optimizers
+    return parts
+
+
+def _make_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> object:
+    if optimizer.kind is not OptimizerKind.DISTRO:
+        return [torch.empty_like(parameter) for parameter in parameters.values() for _ in range(2)]  # AdamW's moments
+    plan = compute_plan(
+        get_shapes(parameters), optimizer.compression_chunk, optimizer.compression_topk, one_bit=optimizer.quantize_1bit
+    )
+    return Distro(parameters, plan, optimizer.compression_decay)
+
+
+class Fitting:
+    """Finds settings with which a step fits into the free memory of a device; calls `beat` before each prediction."""
+
+    def __init__(self, step: Step, device: torch.device, beat: Callable[[], None] = lambda: None) -> None:
+        self._step, self._device, self._beat = step, device, beat
+        self._free = get_free_bytes(device)
+        self._usable = int(self._free * USABLE_SHARE)
+        self._known: dict[tuple[int, bool], dict[str, int]] = {}
+
+    def predict(self, setup: Setup) -> dict[str, int]:
+        """The bytes of each part on each of the ranks."""
+        key = (setup.micro_batch_size, setup.activation_checkpointing)
+        if key not in self._known:
+            self._beat()
+            self._known[key] = predict_bytes(self._step, self._device, key[0], activation_checkpointing=key[1])
+        return {name: -(-size // (setup.ranks if name in SHARDED else 1)) for name, size in self._known[key].items()}
+
+    def _get_total(self, setup: Setup) -> int:
+        return sum(self.predict(setup).values())
+
+    def _fits(self, setup: Setup) -> bool:
+        return self._get_total(setup) <= self._usable
+
+    def find_largest(self, setup: Setup, most: int) -> Setup | None:
+        """These settings with the largest micro-batch up to `most` that fits; None: not even one sample does.
+
+        Activations grow with the micro-batch by even steps, or nearly so.
+        """
+        one, two = (replace(setup, micro_batch_size=size) for size in (1, 2))
+        if not self._fits(one):
+            return None
+        if most == 1 or not self._fits(two):
+            return one
+        growth = max(1, self._get_total(two) - self._get_total(one))
+        found = replace(setup, micro_batch_size=min(most, 1 + (self._usable - self._get_total(one)) // growth))
+        while not self._fits(found):
+            size = found.micro_batch_size
+            found = replace(found, micro_batch_size=size - max(1, size // 16))
+        return found
+
+    def fit(self, setup: Setup, most: int) -> MemoryReply:
+        """Check settings; with a micro-batch of 0, find the largest that fits. `most` is the largest of use.
+
+        Raises:
+            ConfigError: they do not fit; the message says what each part needs, and which settings would.
+        """
+        chosen = replace(setup, micro_batch_size=min(setup.micro_batch_size, most) or 1)
+        if not setup.micro_batch_size:
+            chosen = self.find_largest(chosen, most) or chosen
+        if not self._fits(chosen):
+            raise ConfigError(self._explain(chosen))
+        return MemoryReply(
+            device=str(self._device), micro_batch_size=chosen.micro_batch_size, parts=self.predict(chosen),
+            free_bytes=self._free,
+        )  # fmt: skip
+
+    def _explain(self, setup: Setup) -> str:
+        parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.predict(setup).items())
+        advice = " or ".join(found.describe() for found in self._suggest(setup))
+        return (
+            f"memory: training with {setup.describe()} needs {format_bytes(self._get_total(setup))} ({parts}), but "
+            f"{format_bytes(self._free)} are free on {self._device}, of which {USABLE_SHARE:.0%} are used; "
+            + (f"take {advice}" if advice else "take a device with more memory, or a smaller model")
+        )
+
+    def _suggest(self, setup: Setup) -> Iterator[Setup]:
+        """Settings that fit, the fewest changes first."""
+        if smaller := self.find_largest(setup, setup.micro_batch_size):
+            yield smaller
+        with suppress(ConfigError):  # a model of a kind that has no checkpointing
+            again = replace(setup, activation_checkpointing=True)
+            if again != setup and (found := self.find_largest(again, setup.micro_batch_size)):
+                yield found
+        more = (replace(setup, ranks=2**power) for power in range(1, MOST_RANKS.bit_length()))
+        yield from islice((found for found in more if found.ranks > setup.ranks and self._fits(found)), 1)

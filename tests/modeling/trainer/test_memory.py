@@ -1,0 +1,217 @@
+"""The prediction of a step's memory, and what follows from it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from psyche.core.state.state import DataType, Model
+from psyche.errors import ConfigError
+from psyche.modeling.device import get_available_bytes
+from psyche.modeling.distro.optimizer import Distro
+from psyche.modeling.model import init_model, read_model_config
+from psyche.modeling.trainer import memory
+from psyche.modeling.trainer.engine import TrainerEngine
+from psyche.modeling.trainer.memory import Fitting, Setup, Step, predict_bytes
+from psyche.wire.trainer import LoadRequest, MemoryRequest, TrainRequest
+
+CPU = torch.device("cpu")
+MB = 1_000_000
+LENGTH, VOCABULARY, MICRO_BATCH = 128, 2048, 16
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose activations outweigh everything else."""
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    more = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": LENGTH}
+    folder = tmp_path_factory.mktemp("wide")
+    (folder / "wide.json").write_text(json.dumps(sizes | more))
+    init_model(folder / "wide.json", folder / "model", 7)
+    return folder / "model"
+
+
+@pytest.fixture
+def request_(wide_model: Path, run_model: Model) -> LoadRequest:
+    run_model.max_seq_len = LENGTH
+    return LoadRequest(
+        path=str(wide_model), is_snapshot=False, model=run_model, micro_batch_size=MICRO_BATCH, device="cpu",
+        batch_size=2 * MICRO_BATCH,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def step(request_: LoadRequest) -> Step:
+    return Step(read_model_config(Path(request_.path)), request_.model.optimizer, LENGTH)
+
+
+def count_step(request: LoadRequest) -> tuple[int, int]:
+    """What MemTracker counts in a real step of the trainer: at its peak, and before it."""
+    engine = TrainerEngine()
+    engine.load(request)
+    loaded = engine._get_loaded()
+    ids = np.random.default_rng(1).integers(0, VOCABULARY, (2 * MICRO_BATCH, LENGTH), dtype="<u4").tobytes()
+    tracker = MemTracker()
+    tracker.track_external(loaded.model)
+    with tracker:
+        tracker._mod_tracker.clear_user_hooks()  # they admit one pass of a model
+        loaded.distro = Distro(loaded.parameters, loaded.plan, 0.95)
+        held = tracker.get_tracker_snapshot()[CPU]["Total"]
+        engine.train(
+            TrainRequest(
+                epoch=0, height=1, step=2, lr=1e-2, lookahead_lr=1e-2, tokens=ids, samples=2 * MICRO_BATCH,
+                sequence_length=LENGTH, decided=(), in_flight=True,
+            )
+        )  # fmt: skip
+    return tracker.get_tracker_snapshot("peak")[CPU]["Total"], held
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_prediction_is_within_15_percent_of_a_real_step(
+    request_: LoadRequest, step: Step, *, checkpointing: bool
+) -> None:
+    parts = predict_bytes(step, CPU, MICRO_BATCH, activation_checkpointing=checkpointing)
+    peak, held = count_step(msgspec.structs.replace(request_, activation_checkpointing=checkpointing, batch_size=0))
+    assert held == parts["weights"] + parts["optimizer"]
+    activations = peak - held - parts["gradients"] - parts["look-ahead copy"]
+    assert activations > 0.6 * peak  # so that they decide
+    assert parts["activations"] == pytest.approx(activations, rel=0.15)
+    assert sum(parts.values()) == pytest.approx(peak, rel=0.15)
+
+
+def test_checkpointing_labels_and_the_micro_batch_show_in_the_activations(step: Step, request_: LoadRequest) -> None:
+    labelled = Step(step.config, step.optimizer, LENGTH, has_labels=True)
+    plain, again, more, labels = (
+        predict_bytes(given, CPU, size, activation_checkpointing=checkpointing)
+        for given, size, checkpointing in ((step, 4, False), (step, 4, True), (step, 8, False), (labelled, 4, False))
+    )
+    assert again["activations"] < plain["activations"]
+    assert more["activations"] == pytest.approx(2 * plain["activations"], rel=0.01)
+    assert labels["activations"] - plain["activations"] >= 4 * LENGTH * LENGTH  # the mask, a byte a pair
+    for name in ("weights", "gradients", "optimizer", "look-ahead copy"):
+        assert plain[name] == again[name] == more[name] == labels[name]
+
+
+def limit(monkeypatch: pytest.MonkeyPatch, free_bytes: float) -> None:
+    monkeypatch.setattr(memory, "get_free_bytes", lambda _device: int(free_bytes))
+
+
+def get_total(parts: Mapping[str, int]) -> int:
+    return sum(parts.values())
+
+
+def test_auto_is_the_largest_micro_batch_that_fits(
+    request_: LoadRequest, step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals = {size: get_total(Fitting(step, CPU).predict(Setup(size))) for size in (1, 5, 6)}
+    limit(monkeypatch, totals[6] / 0.9 - 1)
+    auto = msgspec.structs.replace(request_, micro_batch_size=0)
+    reply = TrainerEngine().predict_memory(MemoryRequest(load=auto))
+    assert (reply.micro_batch_size, get_total(reply.parts)) == (5, totals[5])
+    engine = TrainerEngine()
+    engine.load(auto)  # of weights that came from peers: nothing was known before
+    assert engine._get_loaded().micro_batch_size == 5
+    monkeypatch.undo()
+    assert TrainerEngine().predict_memory(MemoryRequest(load=auto)).micro_batch_size == 2 * MICRO_BATCH  # the batch
+    limit(monkeypatch, totals[1] - 1)
+    with pytest.raises(ConfigError, match="a micro-batch of 1 needs"):
+        engine.load(auto)
+
+
+def test_a_refusal_names_the_parts_and_settings_that_would_fit(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = Fitting(step, CPU).predict(Setup(8))
+    limit(monkeypatch, 0.8 * get_total(most))
+    fitting = Fitting(step, CPU)
+    with pytest.raises(ConfigError) as caught:
+        fitting.fit(Setup(8), 8)
+    text = str(caught.value)
+    for name, size in most.items():
+        assert f"{name} {size / MB:.3g}"[:-1] in text
+    smaller, again, *_ = suggested = list(fitting._suggest(Setup(8)))
+    assert [setup.describe() in text for setup in suggested] == [True] * len(suggested)
+    assert 1 <= smaller.micro_batch_size < 8
+    assert smaller.micro_batch_size < again.micro_batch_size <= 8
+    assert again.activation_checkpointing
+    for setup in suggested:
+        assert fitting.fit(setup, 8).micro_batch_size == setup.micro_batch_size
+
+
+def test_ranks_share_all_but_the_activations(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, four = (Fitting(step, CPU).predict(Setup(1, ranks=ranks)) for ranks in (1, 4))
+    assert {name for name in one if four[name] == one[name]} == {"activations"}
+    limit(monkeypatch, get_total(four) / 0.9 + 1)
+    with pytest.raises(ConfigError, match=r"take .* on 4 devices"):
+        Fitting(step, CPU).fit(Setup(1), 1)
+    limit(monkeypatch, 1)
+    with pytest.raises(ConfigError, match="take a device with more memory, or a smaller model"):
+        Fitting(step, CPU).fit(Setup(1), 1)
+
+
+def test_a_prediction_leaves_nothing_behind_in_the_trainer(request_: LoadRequest) -> None:
+    plain, checked = TrainerEngine(), TrainerEngine()
+    plain.load(msgspec.structs.replace(request_, batch_size=0))
+    checked.load(request_)
+    ids = np.zeros((2, LENGTH), dtype="<u4").tobytes()
+    train = TrainRequest(
+        epoch=0, height=0, step=1, lr=1e-2, lookahead_lr=0.0, tokens=ids, samples=2, sequence_length=LENGTH, decided=(),
+        in_flight=False,
+    )  # fmt: skip
+    assert checked.train(train).payload == plain.train(train).payload
+
+
+def test_labels_of_a_run_are_predicted_for(request_: LoadRequest) -> None:
+    plain = TrainerEngine().predict_memory(MemoryRequest(load=request_))
+    request_.model.data_type = DataType.FINETUNING
+    labelled = TrainerEngine().predict_memory(MemoryRequest(load=request_))
+    assert labelled.parts["activations"] > plain.parts["activations"]
+
+
+# --- free memory
+
+
+def write_machine(root: Path, files: Mapping[str, str]) -> None:
+    for name, text in {"proc/meminfo": "MemTotal: 4000 kB\nMemAvailable: 2000 kB\n", **files}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+V1 = "sys/fs/cgroup/memory"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"proc/self/cgroup": "0::/\n"}, 2_048_000),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n",
+                "sys/fs/cgroup/a/b/memory.current": "100\n", "sys/fs/cgroup/a/b/memory.stat": "anon 1\n",
+                "sys/fs/cgroup/a/memory.max": "5000\n", "sys/fs/cgroup/a/memory.current": "3000\n",
+                "sys/fs/cgroup/a/memory.stat": "inactive_file 500\n",
+            },
+            2_500,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/c\n1:cpu:/d\n", f"{V1}/c/memory.limit_in_bytes": "9000\n",
+                f"{V1}/c/memory.usage_in_bytes": "1000\n", f"{V1}/c/memory.stat": "total_inactive_file 0\n",
+            },
+            8_000,
+        ),
+    ],
+    ids=["no limit", "the limit of a group above", "the first version"],
+)  # fmt: skip
+def test_free_memory_is_what_the_machine_and_its_control_groups_leave(
+    tmp_path: Path, files: Mapping[str, str], expected: int
+) -> None:
+    write_machine(tmp_path, files)
+    assert get_available_bytes(tmp_path) == expected
+
+
+def test_this_machine_says_what_is_free() -> None:
+    assert get_available_bytes() > MB

@@ -146,7 +146,9 @@ def enable_checkpointing(model: PreTrainedModel) -> None:
             f"--activation-checkpointing: transformers has none for {model.config.model_type}; leave it out, and "
             "take a smaller --micro-batch-size"
         )
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    # The second is its name in the oldest version of transformers that is supported.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def get_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

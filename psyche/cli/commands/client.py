@@ -131,8 +131,8 @@ TRAINING: Final = share_fields(
     device=option("auto, cpu, cuda or cuda:N.", envvar=None),
     threads=option("Threads of the trainer; 0: all cores.", min=0),
     micro_batch_size=option(
-        "Samples at a time, or auto: as many as fit into memory.", kind=str, default="1",
-        callback=parse_micro_batch_size,
+        "Samples at a time, or auto: as many as fit into memory.", kind=str, metavar="NUMBER|auto",
+        default="1", callback=parse_micro_batch_size,
     ),
     activation_checkpointing=option(CHECKPOINTING_HELP, "--activation-checkpointing"),
     checkpoint_dir="Where the trained model is written for you at each epoch's end, as from_pretrained reads it. "

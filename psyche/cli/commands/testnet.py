@@ -56,8 +56,8 @@ SETTINGS: Final = share_fields(
     device="auto, cpu, cuda or cuda:N, for all clients.",
     threads=option("Threads of each trainer; 0: an equal share of the cores.", min=0),
     micro_batch_size=option(
-        "Samples at a time, or auto: as many as fit into memory.", kind=str, default="8",
-        callback=parse_micro_batch_size,
+        "Samples at a time, or auto: as many as fit into memory.", kind=str, metavar="NUMBER|auto",
+        default="8", callback=parse_micro_batch_size,
     ),
     activation_checkpointing=option(CHECKPOINTING_HELP, "--activation-checkpointing"),
     seed="Seed of the first weights, and of who is killed.",

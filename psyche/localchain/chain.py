@@ -17,8 +17,9 @@ from psyche.localchain.machine import VirtualMachine, load_programs
 from psyche.localchain.recorder import open_recorder
 from psyche.localchain.rpc.hub import SubscriptionHub
 from psyche.localchain.rpc.methods import make_methods
-from psyche.localchain.rpc.web import bind_pair, make_http_app, make_socket_app, serve_app
+from psyche.localchain.rpc.web import make_http_app, make_socket_app
 from psyche.wire.nursery import open_plain_nursery
+from psyche.wire.web import bind_pair, serve_app
 
 SLOT_MS: Final = 400  # of the chain itself
 GENESIS_BYTES: Final = 32

@@ -15,7 +15,7 @@ import trio
 
 from psyche.backends.solana.interface.idl import NAMES, find_file
 from psyche.errors import BackendError, ConfigError
-from psyche.localchain.rpc.web import bind_pair
+from psyche.wire.web import bind_pair
 
 VALIDATOR: Final = "solana-test-validator"
 SURFPOOL: Final = "surfpool"

@@ -28,6 +28,7 @@ from psyche.localchain.rpc.parsed_accounts import SYSVAR, parse_account
 from psyche.localchain.rpc.parsed_instructions import PROGRAMS as INSTRUCTIONS
 from psyche.localchain.rpc.parsed_instructions import parse_instruction
 from psyche.localchain.tokens import TOKEN, TOKEN_2022
+from psyche.wire import web as serving
 
 
 class Silent:
@@ -234,7 +235,7 @@ async def test_a_subscriber_whose_queue_is_full_is_cut_off_and_others_are_served
 
 
 async def test_a_subscriber_that_takes_nothing_does_not_hold_up_the_end() -> None:
-    with trio.fail_after(web.SEND_TIMEOUT_S / 2):
+    with trio.fail_after(serving.SEND_TIMEOUT_S / 2):
         async with open_box() as (chain, _):
             key = Keypair().pubkey()
             deaf = await open_deaf(chain, "accountSubscribe", str(key), {"encoding": "base64"})
@@ -257,7 +258,7 @@ ASKED = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @pytest.mark.parametrize("text", [b"", b"POST / HTTP", ASKED], ids=["nothing", "a part", "a call"])
 async def test_connections_that_end_leave_their_places(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(serving, "MAX_CONNECTIONS", 4)
     async with open_box() as (chain, caller):
         with trio.fail_after(30):
             for _ in range(12):
@@ -271,7 +272,7 @@ async def test_connections_that_end_leave_their_places(text: bytes, monkeypatch:
 
 @pytest.mark.parametrize("text", [b"", b"POST / HTTP"])
 async def test_a_connection_without_a_request_is_closed_soon(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web.ServedConnection, "_idle_s", 0.1)
+    monkeypatch.setattr(serving.ServedConnection, "_idle_s", 0.1)
     async with open_box() as (chain, _):
         bare = await open_bare(chain, text)
         with trio.fail_after(30):

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
-from psyche.localchain.rpc.web import Message, Receive, Send, serve_app
+from psyche.wire.web import Message, Receive, Send, serve_app
 
 TOKEN: Final = "hf_writer"
 _LFS_BYTES: Final = 10 << 10  # the Hub decides by the name too

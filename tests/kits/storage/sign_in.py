@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from psyche.localchain.rpc.web import serve_app
+from psyche.wire.web import serve_app
 
 KEY: Final = rsa.generate_private_key(65_537, 2_048)
 

@@ -32,19 +32,22 @@ class Accounts:
     """Folds a run's events in order of time; after `finish` all figures are complete.
 
     `reference` is the node whose view of the record counts, `limit_s` the run's max_round_train_time (0: unknown);
-    with `overlap` results are due one round later; `tokens_scale` are real tokens per token in the log.
+    with `overlap` results are due one round later; `tokens_scale` are real tokens per token in the log. With `keep`
+    only the last rounds are remembered, and of those before how many results of each member counted.
     """
 
     def __init__(
-        self, *, reference: str = SERVER, limit_s: float = 0.0, overlap: bool = True, tokens_scale: float = 1.0
-    ) -> None:
+        self, *, reference: str = SERVER, limit_s: float = 0.0, overlap: bool = True, tokens_scale: float = 1.0,
+        keep: int = 0,
+    ) -> None:  # fmt: skip
         self.is_stand_in = False  # the log's tokens and bytes are a small simulated model's and stand for no real one's
         self.nodes: dict[str, NodeAccount] = {}
         self.rounds: list[RoundAccount] = []
         self.phases: defaultdict[str, float] = defaultdict(float)  # seconds by run state
         self.started = self.ended = 0.0
         self.seen = 0
-        self._reference = reference
+        self.reference = reference
+        self._keep = keep
         self._limit_s = limit_s
         self._scale = tokens_scale
         self._delay = int(overlap)
@@ -73,7 +76,7 @@ class Accounts:
         self.ended = max(self.ended, t)
         self.seen += 1
         # Before what follows: the reference may be a client, whose own account goes on below.
-        if isinstance(event, types.StateChanged) and node == self._reference:
+        if isinstance(event, types.StateChanged) and node == self.reference:
             self._take_state(t, event)
         if node == WORLD:
             self._take_world(t, event)
@@ -117,6 +120,23 @@ class Accounts:
             self._open = RoundAccount(*place, event.step, t, healthy=event.members)
             self.rounds.append(self._open)
             self._by_place[place] = self._open
+            if self._keep and len(self.rounds) > self._keep:
+                self._forget(self.rounds.pop(0))
+
+    def _forget(self, one: RoundAccount) -> None:
+        self._by_place.pop(one.place, None)
+        for node in self.nodes.values():
+            node.forget(one)
+        for name in [name for name in self._names if name[0] < one.epoch]:
+            del self._names[name]
+
+    def get_names(self, epoch: int) -> dict[int, str]:
+        """The nodes of an epoch's members, by index."""
+        return {member: node for (of, member), node in self._names.items() if of == epoch}
+
+    def find_node(self, identity: bytes) -> str:
+        """The node with this identity; empty if it is not known."""
+        return self._keys.get(identity, "")
 
     def _note_work(self, end: float) -> None:
         if self._worked is None:

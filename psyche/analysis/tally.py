@@ -10,6 +10,7 @@ from typing import Final
 
 DIED = "died"  # a notice that comes from no event of the node itself
 Place = tuple[int, int]  # epoch, height
+KEPT_NOTICES: Final = 20  # of a member, where rounds are forgotten
 KEPT_ROUNDS: Final = 8  # of payloads that are on their way
 
 
@@ -86,6 +87,8 @@ class NodeAccount:
     is_applying: bool = False
     training_since: float | None = None
     present: set[Place] = field(default_factory=set)
+    rounds_done: int = 0  # of rounds that are forgotten: its result was in the set, or was not
+    rounds_missed: int = 0
     _before: tuple[int, int] = (0, 0)
 
     @property
@@ -98,6 +101,19 @@ class NodeAccount:
         while spans and start <= spans[-1].end:
             start = min(start, spans.pop().start)
         spans.append(Span(start, end))
+
+    def forget(self, one: "RoundAccount") -> None:
+        """Drop what belongs to a round and to the time before its end; how it went is counted."""
+        if one.place in self.present and one.is_decided and not one.is_drain:
+            is_done = self.name in one.members
+            self.rounds_done += is_done
+            self.rounds_missed += not is_done
+            self.tokens += one.trained.get(self.name, 0) if is_done else 0
+        self.present.discard(one.place)
+        for what, spans in self.spans.items():
+            if spans and spans[0].end <= one.end:
+                self.spans[what] = [span for span in spans if span.end > one.end]
+        del self.notices[:-KEPT_NOTICES]
 
     def leave(self) -> None:
         self.member_of, self.out_of = None, self.epoch if self.member_of is None else self.member_of

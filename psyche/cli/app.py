@@ -19,6 +19,7 @@ from psyche.cli.commands import (
     testnet,
     trace,
     train,
+    watch,
 )
 
 from psyche.cli.commands.run import changes, access, chain  # noqa: F401  # isort: skip  # in the order of the help
@@ -75,6 +76,7 @@ command(
 command(app, "init", *init.EXAMPLES, shared=SOURCES)(init.init)
 command(app, "train", *train.EXAMPLES, shared=train.SETTINGS | train.RATES | CACHED_SOURCES)(train.train)
 command(app, "simulate", *simulate.EXAMPLES, shared=trace.FIGURES)(simulate.simulate)
+command(app, "watch", *watch.EXAMPLES)(watch.watch)
 command(app, "trace", *trace.TRACE_EXAMPLES, shared=trace.SHOWN | trace.FIGURES)(trace.trace)
 command(app, "replay", *trace.REPLAY_EXAMPLES, shared=trace.SHOWN)(trace.replay)
 app.add_typer(data.group, name="data")

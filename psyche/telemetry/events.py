@@ -14,16 +14,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+import msgspec
+
 from psyche.telemetry import types
 
 MAX_LINE_BYTES: Final = 64 << 10  # a longer event loses its fields, to bound the log
 DEFAULT_MAX_BYTES: Final = 64 << 20  # per file; a demo of 240 rounds writes about 1 MB
 DEFAULT_KEEP: Final = 5  # rotated files kept beside the current one
+MAX_UNIX: Final = 1e12  # seconds: no clock shows more, and NaN is not within
 MAX_READ_BYTES: Final = 1 << 20  # of a growing log in one call, so that a live view stays responsive
 MAX_PENDING: Final = 4_096  # events a subscriber may lag behind before the oldest are dropped
 
 _Kind = TypeVar("_Kind", bound=types.Event)
 Line = dict[str, Any]  # an event as plain data, with its time and node
+_decode: Final = msgspec.json.Decoder().decode  # a quarter of json's time
 _encode: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -169,12 +173,13 @@ def get_rotated(path: Path, number: int) -> Path:
 def decode_line(raw: bytes) -> Line | None:
     """Decode one line; None if it is incomplete or not an event."""
     try:
-        line = json.loads(raw)
+        line = _decode(raw)
     except (ValueError, RecursionError):
         return None
     if not isinstance(line, dict):
         return None
-    known = isinstance(line.get("t"), int | float) and isinstance(line.get("kind"), str)
+    t = line.get("t")
+    known = isinstance(t, int | float) and -MAX_UNIX <= t <= MAX_UNIX and isinstance(line.get("kind"), str)
     return line if known and isinstance(line.get("node"), str) else None
 
 
@@ -213,8 +218,7 @@ def _read_file(path: Path) -> Iterator[Line]:
 
 
 def _read_raw(path: Path) -> Iterator[bytes]:
-    numbers = [int(p.suffix[1:]) for p in path.parent.glob(f"{path.name}.*") if p.suffix[1:].isdigit()]
-    for number in [*sorted(numbers, reverse=True), 0]:
+    for number in [*sorted(_list_rotated(path), reverse=True), 0]:
         try:
             file = get_rotated(path, number).open("rb")
         except FileNotFoundError:
@@ -224,47 +228,87 @@ def _read_raw(path: Path) -> Iterator[bytes]:
 
 
 class EventTail:
-    """Follows a growing event log across rotations and restarts of its writer."""
+    """Follows a growing event log across rotations and restarts of its writer; `older`: from its rotated files on.
 
-    def __init__(self, path: Path) -> None:
+    `torn` counts lines that are no events, `missing` files that went away unread.
+    """
+
+    def __init__(self, path: Path, *, older: bool = False) -> None:
         self.path = path
+        self.torn = 0
+        self.missing = 0
+        self._older = older
         self._inode = 0
+        self._done: set[int] = set()  # inodes of older files that are read
         self._offset = 0
         self._partial = b""
 
-    def read(self) -> list[Line]:
-        """Read the events since the last call, at most `MAX_READ_BYTES`; an incomplete line is left for the next call.
+    def read(self, limit_bytes: int = MAX_READ_BYTES) -> list[Line]:
+        """Read the events since the last call, about `limit_bytes` at most; an incomplete line is left for the next.
 
-        Events that a rotation moved away unread are read from the rotated file first.
+        Events that a rotation moved away unread are read from the rotated files first.
         """
         lines: list[Line] = []
-        rotated = self._get_rotated_away()
-        if rotated is not None:
-            lines += self._read_from(rotated, -1)  # at most one file of the writer's max_bytes
-            self._inode, self._offset, self._partial = 0, 0, b""
-        return lines + self._read_from(self.path, MAX_READ_BYTES)
+        left_bytes = limit_bytes
+        while left_bytes > 0 and (number := self._find_number()) is not None:
+            read_bytes = self._read_from(get_rotated(self.path, number), left_bytes, lines)
+            left_bytes -= read_bytes
+            if number == 0:
+                break
+            if not read_bytes:  # it grows no more: the next newer file
+                self._done.add(self._inode)
+                self._begin(get_rotated(self.path, number - 1))
+        return lines
 
-    def _get_rotated_away(self) -> Path | None:
-        first = get_rotated(self.path, 1)
-        try:
-            moved = self._inode != 0 and first.stat().st_ino == self._inode
-        except FileNotFoundError:
-            return None
-        return first if moved else None
+    def _find_number(self) -> int | None:
+        """The number of the file that is being read, by its inode: rotations rename it."""
+        if _get_inode(self.path) == self._inode != 0:
+            return 0
+        is_new = self._inode == 0
+        numbers = [0] if is_new and not self._older else sorted([*_list_rotated(self.path), 0])
+        inodes = {number: _get_inode(get_rotated(self.path, number)) for number in numbers}
+        found = [number for number, inode in inodes.items() if inode == self._inode != 0]
+        if found:
+            return found[0]
+        self.missing += not is_new
+        self._done &= set(inodes.values())
+        number = max(number for number, inode in inodes.items() if number == 0 or inode not in self._done)
+        self._begin(get_rotated(self.path, number))
+        return number if self._inode else None
 
-    def _read_from(self, path: Path, limit_bytes: int) -> list[Line]:
+    def _begin(self, path: Path) -> None:
+        self._inode, self._offset, self._partial = _get_inode(path), 0, b""
+
+    def _read_from(self, path: Path, limit_bytes: int, lines: list[Line]) -> int:
         try:
             file = path.open("rb")
         except FileNotFoundError:
-            return []
+            return 0
         with file:
-            status = os.fstat(file.fileno())
-            if status.st_ino != self._inode or status.st_size < self._offset:
-                self._inode, self._offset, self._partial = status.st_ino, 0, b""
+            if os.fstat(file.fileno()).st_size < self._offset:
+                self._begin(path)
             file.seek(self._offset)
             data = file.read(limit_bytes)
         self._offset += len(data)
         *raws, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > MAX_LINE_BYTES:  # no event is so long: it would be held for ever
             self._partial = b""
-        return [line for line in map(decode_line, raws) if line is not None]
+            self.torn += 1
+        for raw in filter(None, raws):
+            line = decode_line(raw)
+            if line is None:
+                self.torn += 1
+            else:
+                lines.append(line)
+        return len(data)
+
+
+def _get_inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def _list_rotated(path: Path) -> list[int]:
+    return [int(p.suffix[1:]) for p in path.parent.glob(f"{path.name}.*") if p.suffix[1:].isdigit()]

@@ -1,5 +1,6 @@
 """Numbers in readable form: bytes, seconds, counts, tables."""
 
+import math
 import textwrap
 import time
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ TEXT_COLUMNS: Final = 79  # what fits on a terminal of 80 without a line that wr
 VALUE_CHARACTERS: Final = 60
 GAP: Final = 2  # spaces between the columns of a table
 SEPARATOR: Final = " | "
+BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
 def show_value(value: object) -> str:
@@ -55,6 +57,24 @@ def _scale(value: float, units: Sequence[str]) -> str:
             return f"{value:.0f}{unit}" if unit == units[0] or abs(value) >= 99.95 else f"{value:.1f}{unit}"
         value /= 1000
     return f"{value:.1f}{units[-1]}"
+
+
+def format_loss(loss: float | None) -> str:
+    """`3.142`; `-` for what is no number, and few digits of what no loss could be."""
+    if loss is None or not math.isfinite(loss):
+        return "-"
+    return f"{loss:.3f}" if abs(loss) < 1e5 else f"{loss:.1e}"
+
+
+def draw_curve(values: Sequence[float], width: int) -> str:
+    """A line of blocks, `▇▅▃▂▁`, as wide as there are values, at most `width`: each the mean of its share of them."""
+    count = min(width, len(values))
+    if not count:
+        return ""
+    parts = [values[n * len(values) // count : (n + 1) * len(values) // count] for n in range(count)]
+    means = [math.fsum(part) / len(part) for part in parts]
+    least, span = min(means), max(means) - min(means)
+    return "".join(BLOCKS[round((mean - least) / span * (len(BLOCKS) - 1)) if span else 0] for mean in means)
 
 
 def format_number(count: int, noun: str, plural: str = "") -> str:

@@ -1,0 +1,482 @@
+"""What is known of one run now, folded from event logs, or from what its backend answers: all views draw this.
+
+    view = RunView()
+    for entry in read_entries(folder):
+        view.take(entry)
+    view.step, view.curve.last, view.get_members(now), view.get_troubles(now)
+
+Nothing here grows with the run: of rounds the last ones are kept, of curves 2,000 points. Texts are cleaned before
+anybody is shown them: they may come from strangers.
+"""
+
+import math
+import re
+import statistics
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from psyche.analysis.accounts import SERVER, Accounts
+from psyche.analysis.series import Series
+from psyche.analysis.tally import NodeAccount, Place, RoundAccount, sort_nodes
+from psyche.core.state.enums import ClientState, RunState
+from psyche.telemetry import types
+from psyche.telemetry.events import Entry
+from psyche.telemetry.notable import describe_event
+from psyche.telemetry.status import PHASES, NodeView
+from psyche.telemetry.types import describe_wait
+from psyche.wire.backend import MemberInfo, Members, RunStatus
+from psyche.wire.history import MAX_LOSS, HistoryPoint
+from psyche.wire.report import clean_text
+
+LAST_ROUNDS: Final = 50
+MAX_LINES: Final = 2_000
+MAX_TEXT_BYTES: Final = 480
+PACE_ROUNDS: Final = 20  # whose median says how long a step takes
+REFERENCE_S: Final = 30.0  # after so long another client's view of the record counts
+STILL_S: Final = 60.0  # a run that has not moved for longer, and for five rounds, stands still
+STILL_ROUNDS: Final = 5
+LATE_S: Final = 10.0  # after the limit of a phase
+_AT_REST: Final = frozenset({PHASES[s] for s in (RunState.FINISHED, RunState.PAUSED, RunState.UNINITIALIZED)})
+_DISK: Final = re.compile(r"no space left|disk is full|quota exceeded|free some space", re.IGNORECASE)
+
+
+class WaitView(NamedTuple):
+    """What is waited for, in words; `until` in unix seconds, None: without an end."""
+
+    what: str
+    until: float | None = None
+    then: str = ""
+
+
+class LineView(NamedTuple):
+    """Something worth a line; `number` grows by one, `level` is that of logging."""
+
+    number: int
+    t: float
+    node: str
+    level: int
+    text: str
+
+
+class Trouble(NamedTuple):
+    """Something that keeps a run from going on as it should, for as long as it lasts.
+
+    `cause` is still, error, weights or disk; `who` is empty where it is the run.
+    """
+
+    cause: str
+    who: str
+    text: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberView:
+    """One client; None where the source does not say."""
+
+    key: str  # as the backend's commands take it; in logs the node's name
+    name: str
+    index: int | None = None  # among the epoch's members
+    state: str = ""  # healthy, dropped, withdrawn, ejected, waits, away; empty: not known
+    phase: str = ""
+    epoch: int = 0
+    height: int = 0
+    step: int = 0
+    loss: float | None = None
+    tokens_per_s: float = 0.0
+    bytes_sent: int | None = None
+    bytes_received: int | None = None
+    rounds_done: int | None = None  # results that counted: since its log begins, or of the epoch
+    rounds_missed: int | None = None
+    waited: int | None = None  # in how many of the last 50 rounds it was waited for last
+    wait: WaitView | None = None
+    error: str = ""
+    error_since: float = 0.0
+    heard: float | None = None  # unix seconds
+    digest: str = ""
+    curve: Series["LossPoint"] | None = None
+
+
+class LossPoint(NamedTuple):
+    step: int
+    loss: float
+
+
+@dataclass(slots=True)
+class Passed:
+    """What was passed over."""
+
+    torn: int = 0  # lines that are no events
+    unknown: int = 0  # events of other versions
+    missing: int = 0  # files that are gone
+
+
+@dataclass(slots=True)
+class _OpenRound:
+    start: float
+    step: int = 0
+    losses: dict[str, float] = field(default_factory=dict[str, float])
+    tokens: int = 0
+
+
+class RunView:
+    """Folds events with `take`, or answers of a backend with `take_status`, `take_members` and `take_history`."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name  # of the source
+        self.run_id = ""
+        self.phase = ""
+        self.phase_since = 0.0
+        self.limit: float | None = None  # when the phase ends at the latest, unix seconds
+        self.epoch = self.height = self.step = self.total_steps = 0
+        self.epoch_rounds = 0
+        self.members = 0  # healthy ones of the epoch
+        self.tokens = 0
+        self.learning_rate: float | None = None
+        self.status: RunStatus | None = None  # of a backend, the newest
+        self.curve: Series[HistoryPoint] = Series()
+        self.nodes: dict[str, NodeView] = {}
+        self.accounts = Accounts(reference="", keep=LAST_ROUNDS)
+        self._notes: deque[tuple[int, Entry]] = deque(maxlen=MAX_LINES)
+        self.passed = Passed()
+        self.problem = ""  # why the source cannot be read now
+        self.problem_since = 0.0
+        self.updated = 0.0  # unix seconds of the newest event or answer
+        self.revision = 0  # grows with everything that is taken
+        self.checkpoints: tuple[str, ...] = ()  # lasting places of the weights
+        self.checkpoint_step = 0
+        self._info: Members | None = None
+        self._name_key: Callable[[bytes], str] = bytes.hex
+        self._curves: dict[str, Series[LossPoint]] = {}
+        self._open: dict[Place, _OpenRound] = {}
+        self._is_told = False  # the server's log has the curve
+        self._waited: deque[tuple[bytes, ...]] = deque(maxlen=LAST_ROUNDS)
+        self._reported: dict[bytes, tuple[float, str, str]] = {}  # since, name and error, by key
+        self._failed_disk = ("", 0.0)
+        self._left: set[str] = set()  # nodes that left because they were to
+        self._moved = 0.0
+        self._numbers = 0
+        self._handlers: dict[type[types.Event], Callable[[float, str, Any], None]] = {
+            types.StateChanged: self._on_state, types.RoundOver: self._on_round_over, types.Trained: self._on_trained,
+            types.RoundStarted: self._on_round, types.ClientStarted: self._on_client,
+            types.ErrorReported: self._on_reported, types.ErrorOver: self._on_over,
+            types.JournalFailed: self._on_journal, types.ServerListening: self._on_server,
+            types.CheckpointShared: self._on_checkpoint, types.LeftEpoch: self._on_left,
+            types.ClientEnded: self._on_left,
+        }  # fmt: skip
+
+    # --- events --------------------------------------------------------------------------------------
+
+    def take(self, entry: Entry) -> None:
+        """Fold in an event; those of one node come in their order, those of several roughly by time."""
+        t, node, event = entry
+        kind = type(event)
+        self.revision += 1
+        self.updated = max(self.updated, t)
+        if kind is types.Unknown:
+            self.passed.unknown += 1
+            return
+        if (handler := self._handlers.get(kind)) is not None:
+            handler(t, node, event)
+        if node != SERVER:
+            view = self.nodes.get(node)
+            if view is None:
+                view = self.nodes[node] = NodeView(node)
+            view.update(t, event)
+        self.accounts.take(t, node, event)
+        if event.level >= types.INFO:
+            self._numbers += 1
+            self._notes.append((self._numbers, entry))
+
+    def get_lines(self, after: int = 0) -> list[LineView]:
+        """What deserved a line, of those that are kept the ones after a number."""
+        found: list[LineView] = []
+        for number, (t, node, event) in reversed(self._notes):
+            if number <= after:
+                break
+            text = clean_text(describe_event(event), MAX_TEXT_BYTES)
+            found.append(LineView(number, t, clean_text(node, 48), event.level, text))
+        return found[::-1]
+
+    def _on_state(self, t: float, node: str, event: types.StateChanged) -> None:
+        accounts = self.accounts
+        if accounts.reference not in (SERVER, node) and (
+            node == SERVER or not accounts.reference or t - self._moved > REFERENCE_S
+        ):
+            accounts.reference = node
+        if node != accounts.reference:
+            return
+        self._move(t, (event.epoch, event.height, PHASES[event.run_state]))
+        self.step, self.members = event.step, event.members
+
+    def _move(self, t: float, place: tuple[int, int, str]) -> None:
+        if place != (self.epoch, self.height, self.phase):
+            self.epoch, self.height, self.phase = place
+            self._moved = self.phase_since = t
+
+    def _on_round_over(self, _t: float, _node: str, event: types.RoundOver) -> None:
+        if not self._is_told:
+            self._is_told, self.curve = True, Series[HistoryPoint]()
+        self.total_steps, self.tokens = event.total_steps, event.tokens
+        self._waited.append(event.waited_for)
+        fields = {name: getattr(event, name, False) for name in HistoryPoint.__struct_fields__}
+        self.curve.add(clean_point(HistoryPoint(**fields)))
+
+    def _on_trained(self, t: float, node: str, event: types.Trained) -> None:
+        if not is_loss(event.loss):
+            return
+        self._curves.setdefault(node, Series()).add(LossPoint(event.step + 1, event.loss))
+        if self._is_told:
+            return
+        found = self._open.setdefault((event.epoch, event.height), _OpenRound(t - event.seconds))
+        found.step, found.losses[node] = event.step + 1, event.loss
+        found.tokens += event.tokens
+
+    def _on_round(self, t: float, _node: str, event: types.RoundStarted) -> None:
+        """Without a server's log: a round is over when somebody is in a later one."""
+        place = (event.epoch, event.height)
+        if self._is_told or not self._open or min(self._open) >= place:
+            return
+        for closed in sorted(one for one in self._open if one < place):
+            found = self._open.pop(closed)
+            losses, seconds = list(found.losses.values()), max(t - found.start, 1e-3)
+            self.tokens += found.tokens
+            self.curve.add(
+                HistoryPoint(
+                    step=found.step, unix=int(t), seconds=seconds, members=len(losses), results=len(losses),
+                    loss=statistics.median(losses), least=min(losses), greatest=max(losses),
+                    tokens_per_s=found.tokens / seconds, tokens=self.tokens,
+                )
+            )  # fmt: skip
+
+    def _on_client(self, _t: float, node: str, event: types.ClientStarted) -> None:
+        self.run_id = self.run_id or clean_text(event.run_id, 48)
+        self._left.discard(node)
+
+    def _on_left(self, _t: float, node: str, event: types.LeftEpoch | types.ClientEnded) -> None:
+        if event.cause in _OWN_WILL:
+            self._left.add(node)
+
+    def _on_reported(self, t: float, _node: str, event: types.ErrorReported) -> None:
+        self._reported[event.key] = (t, event.name or event.key.hex()[:8], event.error)
+
+    def _on_over(self, _t: float, _node: str, event: types.ErrorOver) -> None:
+        self._reported.pop(event.key, None)
+
+    def _on_journal(self, t: float, _node: str, event: types.JournalFailed) -> None:
+        self._failed_disk = (event.error, t)
+
+    def _on_server(self, _t: float, _node: str, _event: types.ServerListening) -> None:
+        self._failed_disk = ("", 0.0)
+
+    def _on_checkpoint(self, _t: float, _node: str, event: types.CheckpointShared) -> None:
+        self.checkpoint_step = event.step
+        self.checkpoints = (clean_text(event.path, MAX_TEXT_BYTES),)
+
+    # --- a backend's answers -------------------------------------------------------------------------
+
+    def take_status(self, status: RunStatus, t: float | None = None) -> None:
+        """Take what a backend says of its run; `t` is when, by the watcher's clock."""
+        self.revision += 1
+        self.problem, self.status, self.run_id = "", status, clean_text(status.run_id, 48)
+        self.updated = status.now_unix if t is None else t
+        self._move(self.updated, (status.epoch, status.height, PHASES[RunState(status.run_state)]))
+        self.phase_since = status.state_start_unix
+        self.limit = float(status.limit_unix) if status.limit_unix else None
+        self.step, self.total_steps, self.members = status.step, status.total_steps, status.healthy
+        self.epoch_rounds, self.tokens = status.epoch_rounds, status.tokens
+        self.learning_rate = status.learning_rate if math.isfinite(status.learning_rate) else None
+        self.checkpoints = tuple(clean_text(one, MAX_TEXT_BYTES) for one in status.checkpoint_sources)
+        self.checkpoint_step = status.checkpoint_step
+        last = self.curve.last
+        if last is not None and last.step > status.step:  # the run went back
+            self.curve = Series(point for point in self.curve if point.step <= status.step)
+
+    def take_members(self, members: Members, name_key: Callable[[bytes], str] = bytes.hex) -> None:
+        self.revision += 1
+        self._info, self._name_key = members, name_key
+        for one in members.members:
+            said = one.report
+            if said is not None and is_loss(said.loss):
+                curve = self._curves.setdefault(name_key(one.key), Series())
+                if curve.last is None or curve.last.step < said.step:
+                    curve.add(LossPoint(said.step, said.loss or 0.0))
+
+    def take_history(self, points: Iterable[HistoryPoint]) -> None:
+        self.revision += 1
+        self.curve.extend(map(clean_point, points))
+
+    def take_problem(self, problem: str, now: float) -> None:
+        """Note that the source cannot be read now; the next answer ends that."""
+        self.problem_since = self.problem_since if self.problem else now
+        self.problem = clean_text(problem, MAX_TEXT_BYTES)
+        self.revision += 1
+
+    # --- figures -------------------------------------------------------------------------------------
+
+    @property
+    def share_done(self) -> float:
+        return min(1.0, self.step / self.total_steps) if self.total_steps else 0.0
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds from step to step, by the clock: the median of the last rounds, with what is between them."""
+        last = [*self.curve][-PACE_ROUNDS:]
+        if len(last) < 2:
+            return last[0].seconds or None if last else None
+        gaps = [(b.unix - a.unix) / (b.step - a.step) for a, b in pairwise(last)]
+        # Clocks of whole seconds make single gaps 0 or 1: the mean of the middle half keeps both, but no pause.
+        middle = sorted(gaps)[len(gaps) // 4 : len(gaps) - len(gaps) // 4]
+        return math.fsum(middle) / len(middle) or None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the last step at the pace of the last rounds; None: not known."""
+        pace = self.step_s
+        return None if pace is None or not self.total_steps else pace * max(0, self.total_steps - self.step)
+
+    @property
+    def loss(self) -> float | None:
+        return self.curve.last.loss if self.curve.last is not None else None
+
+    @property
+    def tokens_per_s(self) -> float:
+        if self.status is not None:
+            return self.status.tokens_per_s or (self.curve.last.tokens_per_s if self.curve.last else 0.0)
+        return math.fsum(view.tokens_per_s for view in self.nodes.values())
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether the curve is what witnesses on a chain claim."""
+        return self.curve.last is not None and self.curve.last.is_claimed
+
+    @property
+    def rounds(self) -> list[RoundAccount]:
+        """The last rounds, with what each waited for; only of logs."""
+        return self.accounts.rounds
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is to happen: the run is over, or its owner has not started it."""
+        return self.phase in _AT_REST
+
+    def count_waits(self) -> Counter[str]:
+        """In how many of the last rounds each member was waited for last, by its key."""
+        if self._info is not None:
+            return Counter({self._name_key(one.key): one.waited for one in self._info.members if one.waited})
+        if self._waited:
+            names = ((key, self.accounts.find_node(key)) for keys in self._waited for key in keys)
+            return Counter(name or key.hex() for key, name in names)
+        return Counter(one.bound.who for one in self.rounds if one.bound.who and not one.is_drain)
+
+    def get_members(self) -> list[MemberView]:
+        """The clients: of a backend as it lists them, of logs by name."""
+        waits = self.count_waits()
+        if self._info is not None:
+            return [self._show_info(one, self._info.now_unix) for one in self._info.members]
+        accounts = [self.accounts.nodes[name] for name in self.nodes if name in self.accounts.nodes]
+        names = self.accounts.get_names(self.epoch)
+        return [self._show_node(one, waits, names) for one in sort_nodes(accounts)]
+
+    def _show_node(self, account: NodeAccount, waits: Mapping[str, int], names: Mapping[int, str]) -> MemberView:
+        view, wait = self.nodes[account.name], self.nodes[account.name].waiting
+        judged = [one for one in self.rounds if one.place in account.present and one.is_decided and not one.is_drain]
+        done = sum(account.name in one.members for one in judged)
+        what = None if wait is None else WaitView(
+            clean_text(describe_wait(wait, names), MAX_TEXT_BYTES), wait.until, clean_text(wait.then, MAX_TEXT_BYTES)
+        )  # fmt: skip
+        return MemberView(
+            key=account.name, name=clean_text(account.name, 48), index=view.index, phase=view.phase, epoch=view.epoch,
+            height=view.height, step=view.step, loss=view.loss if is_loss(view.loss) else None,
+            tokens_per_s=view.tokens_per_s, bytes_sent=view.bytes_sent, bytes_received=view.bytes_received,
+            rounds_done=account.rounds_done + done, rounds_missed=account.rounds_missed + len(judged) - done,
+            waited=waits.get(account.name, 0), wait=what, heard=view.updated, digest=view.digest,
+            error=clean_text(view.get_note(self.updated), MAX_TEXT_BYTES), error_since=view.noted,
+            state="away" if account.away_since is not None else "", curve=self._curves.get(account.name),
+        )  # fmt: skip
+
+    def _show_info(self, one: MemberInfo, now: int) -> MemberView:
+        said, key = one.report, self._name_key(one.key)
+        known = MemberView(
+            key=key, name=key[:8], index=one.index, state=describe_state(one), rounds_done=one.credits,
+            rounds_missed=max(0, one.due - one.credits), waited=one.waited, curve=self._curves.get(key),
+        )  # fmt: skip
+        if said is None:
+            return known
+        wait = WaitView(clean_text(said.wait, MAX_TEXT_BYTES)) if said.wait and one.is_connected is not False else None
+        hidden = "only the owner may read it" if one.has_error else ""
+        return MemberView(
+            key=key, name=clean_text(said.name, 48) or key[:8], index=one.index, state=known.state,
+            phase=clean_text(said.phase, 48), epoch=said.epoch, height=said.height, step=said.step,
+            loss=said.loss if is_loss(said.loss) else None, tokens_per_s=said.tokens_per_s, bytes_sent=said.bytes_sent,
+            bytes_received=said.bytes_received, rounds_done=known.rounds_done, rounds_missed=known.rounds_missed,
+            waited=one.waited, wait=wait, error=clean_text(said.error, MAX_TEXT_BYTES) or hidden,
+            error_since=float(now - one.error_age_s), heard=float(now - one.report_age_s), curve=known.curve,
+        )  # fmt: skip
+
+    # --- trouble -------------------------------------------------------------------------------------
+
+    def get_troubles(self, now: float) -> list[Trouble]:
+        """What keeps the run from going on, now."""
+        found = [one for one in (self._find_stillness(now),) if one is not None]
+        problem, since = self._failed_disk
+        if problem:
+            found.append(Trouble("disk", SERVER, clean_text(problem, MAX_TEXT_BYTES), since))
+        told = {key: one for key, one in self._reported.items() if self.accounts.find_node(key) not in self.nodes}
+        for since, name, error in told.values():
+            found.append(_make_error(clean_text(name, 48), clean_text(error, MAX_TEXT_BYTES), since))
+        for member in self.get_members():
+            node = self.nodes.get(member.key)
+            if node is not None and node.note_type is types.Diverged:
+                found.append(Trouble("weights", member.name, member.error, member.error_since))
+            elif member.error and (node is None or (node.note_type in _ERRORS and node.node not in self._left)):
+                found.append(_make_error(member.name, member.error, member.error_since))
+        return found
+
+    def _find_stillness(self, now: float) -> Trouble | None:
+        if self.is_at_rest:
+            return None
+        if self.problem:
+            return Trouble("still", "", self.problem, self.problem_since)
+        if not self.phase or not self._moved:
+            return None
+        patience_s = max(STILL_S, STILL_ROUNDS * (self.step_s or 0.0))
+        if self.limit is not None:
+            patience_s = max(patience_s, self.limit - self.phase_since + LATE_S)
+        is_still = now - self._moved > patience_s
+        return Trouble("still", "", self.phase, self._moved) if is_still else None
+
+
+_OWN_WILL: Final = frozenset({types.LeaveCause.STOPPED, types.LeaveCause.FINISHED})
+_ERRORS: Final = frozenset({types.Error, types.LeftEpoch, types.ClientEnded, types.CannotTakePart, types.Dropped})
+
+
+def _make_error(who: str, text: str, since: float) -> Trouble:
+    cause = "disk" if _DISK.search(text) else "weights" if "different weights" in text else "error"
+    return Trouble(cause, who, text, since)
+
+
+def describe_state(one: MemberInfo) -> str:
+    """`healthy`, `dropped, away`, `waits`."""
+    if one.state is None:
+        return "away" if one.is_connected is False else "waits"
+    name = ClientState(one.state).name.lower() if one.state in {*ClientState} else str(one.state)
+    return f"{name}, away" if one.is_connected is False else name
+
+
+def is_loss(loss: float | None) -> bool:
+    return loss is not None and 0.0 <= loss <= MAX_LOSS
+
+
+def clean_point(point: HistoryPoint) -> HistoryPoint:
+    """A point without numbers that no round can have."""
+    losses = [one for one in (point.loss, point.least, point.greatest) if one is not None]
+    if all(map(is_loss, losses)) and all(0.0 <= one <= 1e15 for one in (point.seconds, point.tokens_per_s)):
+        return point
+    fields = {name: getattr(point, name) for name in point.__struct_fields__}
+    fields |= {name: None for name in ("loss", "least", "greatest") if not is_loss(fields[name])}
+    fields |= {name: 0.0 for name in ("seconds", "tokens_per_s") if not 0.0 <= fields[name] <= 1e15}
+    return HistoryPoint(**fields)

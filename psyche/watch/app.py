@@ -1,0 +1,114 @@
+"""The watcher: refreshes sources, wakes who draws them, prints them on a console, and raises alerts."""
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+
+from psyche.analysis.run_view import RunView
+from psyche.core.state.enums import RunState
+from psyche.telemetry.console import Console
+from psyche.telemetry.status import PHASES, Pace
+from psyche.telemetry.text import format_clock
+from psyche.watch.alerts import Alerts
+from psyche.watch.page import format_line, format_view
+from psyche.watch.sources import Source
+from psyche.wire.nursery import open_plain_nursery
+
+PLAIN_EVERY_S: Final = 10.0
+LAST_LINE: Final = "Ctrl-C ends this"
+FINISHED: Final = PHASES[RunState.FINISHED]
+
+
+class Watcher:
+    """Refreshes sources while `run` runs. Draw their views at once after `wait_change`, without a wait in between."""
+
+    def __init__(self, sources: Sequence[Source], alerts: Alerts | None = None) -> None:
+        self.sources = tuple(sources)
+        self.is_read = trio.Event()  # all that was there at the start has been taken
+        self._alerts = alerts
+        self._changed = trio.Event()
+
+    @property
+    def views(self) -> list[RunView]:
+        return [source.view for source in self.sources]
+
+    @property
+    def is_over(self) -> bool:
+        return all(view.phase == FINISHED and not view.problem for view in self.views)
+
+    async def run(self) -> None:
+        async with open_plain_nursery() as nursery:
+            if self._alerts is not None:
+                nursery.start_soon(self._alerts.run)
+            while True:
+                more = [await source.refresh() for source in self.sources]
+                self._changed.set()
+                self._changed = trio.Event()
+                if any(more):
+                    continue
+                self.is_read.set()
+                if self._alerts is not None:
+                    self._alerts.look(self.views, time.time())
+                await trio.sleep(min(source.every_s for source in self.sources))
+
+    async def wait_change(self) -> None:
+        await self._changed.wait()
+
+
+class ConsoleView:
+    """Prints runs: a page in place on a terminal, elsewhere a line now and then."""
+
+    def __init__(self, watcher: Watcher, console: Console, *, now: Callable[[], float] = time.time) -> None:
+        self._watcher, self._console, self._now = watcher, console, now
+        self._paces = {id(view): Pace(PLAIN_EVERY_S) for view in watcher.views}
+        self._page = ""
+
+    def refresh(self) -> None:
+        now = self._now()
+        if self._console.live:
+            columns = self._console.columns - 1
+            self._page = "\n\n".join(format_view(view, now, columns) for view in self._watcher.views)
+            lines, rows = self._page.splitlines(), max(1, shutil.get_terminal_size().lines - 3)
+            cut = len(lines) - rows
+            shown = lines if cut <= 0 else [*lines[:rows], f"... {cut} more lines do not fit on this terminal"]
+            self._console.set_status("\n".join([*shown, f"at {format_clock(now)}; {LAST_LINE}"]))
+        else:
+            for view in self._watcher.views:
+                troubles = tuple(one[:2] for one in view.get_troubles(now))
+                if self._paces[id(view)].is_due(now, (view.phase, troubles), view.step):
+                    self._console.print(f"{format_clock(now)}  {format_line(view, now)}")
+        if self._console.is_broken:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    def close(self) -> None:
+        self._console.clear_status()
+        if self._console.live and self._page:
+            self._console.print(self._page)
+
+
+async def watch(
+    sources: Sequence[Source], console: Console, alerts: Alerts | None = None, *, once: bool = False
+) -> None:
+    """Show runs until all are finished; `once`: print them as they are now."""
+    watcher = Watcher(sources, alerts)
+    view = ConsoleView(watcher, console)
+    try:
+        async with open_plain_nursery() as nursery:
+            nursery.start_soon(watcher.run)
+            await watcher.is_read.wait()
+            while not once:
+                view.refresh()
+                if watcher.is_over:
+                    break
+                await watcher.wait_change()
+            if once:
+                now = time.time()
+                console.print("\n\n".join(format_view(one, now) for one in watcher.views))
+            nursery.cancel_scope.cancel()
+    finally:
+        view.close()

@@ -1,0 +1,153 @@
+"""Where a run is watched from: its event logs, live or finished, or its backend. Each source folds into a `RunView`."""
+
+import heapq
+import time
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import Final, Protocol
+
+import trio
+
+from psyche.analysis.run_view import RunView
+from psyche.backends.port import Administration
+from psyche.errors import BackendError, ConfigError, WireError
+from psyche.telemetry.events import Entry, EventTail, find_logs, read_entry
+from psyche.wire.backend import Members, NotOwner, RequestRefused
+from psyche.wire.line.handshake import HandshakeError
+
+LOOK_S: Final = 0.5  # between two looks at logs
+ASK_S: Final = 2.0  # between two questions to a backend
+ANSWER_S: Final = 2.5  # a backend that takes longer does not answer
+NEW_LOGS_S: Final = 2.0  # between two looks for logs of further nodes
+EVENTS_AT_ONCE: Final = 20_000
+MAX_BUFFER_BYTES: Final = 8 << 20  # of all logs together
+MIN_BUFFER_BYTES: Final = 16 << 10
+
+
+class Source(Protocol):
+    """A run that is watched; `every_s` says how often it is worth a look."""
+
+    every_s: float
+
+    @property
+    def view(self) -> RunView: ...
+
+    async def refresh(self) -> bool:
+        """Take what is new, or a part of it; return whether there is more at once.
+
+        Raises:
+            PsycheError: it can never be read.
+        """
+        ...
+
+
+class LogSource:
+    """All event logs at a path: of one node, of a folder of them, or of a testnet's folder."""
+
+    every_s = LOOK_S
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            raise ConfigError(f"{path}: there is no such file or folder")
+        self.view = RunView(path.name or str(path))
+        self._path = path
+        self._tails: dict[Path, EventTail] = {}
+        self._looked = float("-inf")
+        self._entries: Iterator[Entry] = iter(())
+
+    async def refresh(self) -> bool:
+        return await trio.to_thread.run_sync(self.read)
+
+    def read(self) -> bool:
+        """Fold in at most `EVENTS_AT_ONCE` events, those of all nodes in order of time; blocks."""
+        for _ in range(EVENTS_AT_ONCE):
+            entry = next(self._entries, None)
+            if entry is None:
+                break
+            self.view.take(entry)
+        else:
+            return True
+        passed, tails = self.view.passed, self._tails.values()
+        passed.torn, passed.missing = sum(one.torn for one in tails), sum(one.missing for one in tails)
+        self._find_logs()
+        self._entries = self._merge()
+        first = next(self._entries, None)
+        if first is not None:
+            self.view.take(first)
+        return first is not None
+
+    def _find_logs(self) -> None:
+        now = time.monotonic()
+        if now - self._looked >= NEW_LOGS_S:
+            self._looked = now
+            for path in find_logs(self._path):
+                if path not in self._tails:
+                    self._tails[path] = EventTail(path, older=True)
+
+    def _merge(self) -> Iterator[Entry]:
+        size = max(MIN_BUFFER_BYTES, MAX_BUFFER_BYTES // max(1, len(self._tails)))
+        return heapq.merge(*(_read_all(one, size) for one in self._tails.values()), key=itemgetter(0))
+
+
+def _read_all(tail: EventTail, size_bytes: int) -> Iterator[Entry]:
+    while lines := tail.read(size_bytes):
+        yield from map(read_entry, lines)
+
+
+class RunSource:
+    """A run at its backend, asked again and again; `shows_members`: also who takes part, if the key may see it."""
+
+    every_s = ASK_S
+
+    def __init__(
+        self, administration: Administration, name: str = "", *, shows_members: bool = True,
+        say: Callable[[str], None] = lambda _text: None, now: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self.view = RunView(name)
+        self._administration = administration
+        self._shows_members = shows_members
+        self._say = say
+        self._now = now
+        self._asked_step = -1
+        self._has_answered = False
+
+    async def refresh(self) -> bool:
+        with trio.move_on_after(ANSWER_S if self._has_answered else float("inf")):
+            await self._ask()
+            return False
+        self.view.take_problem("the run's backend does not answer; trying again", self._now())
+        return False
+
+    async def _ask(self) -> None:
+        view = self.view
+        try:
+            status = await self._administration.get_status()
+            members = await self._get_members()
+            if status.step != self._asked_step:
+                last = view.curve.last
+                after = 0 if last is None or status.step < self._asked_step else last.step
+                points = await self._administration.get_history(after)
+                view.take_history(points)
+                self._asked_step = status.step
+        except (HandshakeError, RequestRefused):
+            raise  # it was heard and refused: the same question gets the same answer
+        except (BackendError, WireError) as error:
+            if not self._has_answered:
+                raise
+            view.take_problem(str(error), self._now())
+            return
+        self._has_answered = True
+        view.take_status(status, self._now())
+        if members is not None:
+            view.take_members(members, self._administration.name_key)
+
+    async def _get_members(self) -> Members | None:
+        if not self._shows_members:
+            return None
+        try:
+            return await self._administration.get_members()
+        except NotOwner as error:
+            self._shows_members = False  # it is told once
+            self._say(f"warning: {error}")
+            return None

@@ -1,0 +1,189 @@
+"""One fold of all that is known of a run: bounded, and harmless whatever strangers say."""
+
+import math
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kits.log import make
+
+from psyche.analysis.run_view import LAST_ROUNDS, MAX_LINES, RunView
+from psyche.core.state.enums import ClientState, RunState
+from psyche.telemetry import types
+from psyche.telemetry.events import Entry
+from psyche.wire.backend import MemberInfo, Members, RunStatus
+from psyche.wire.history import MAX_POINTS, HistoryPoint
+from psyche.wire.report import SelfReport
+
+KEY: Final = bytes(range(32))
+WILD: Final = ["\x1b[2J\x1b]0;x\x07", "\u202eevil", "a" * 10_000, "two\nlines", "nul\0", "<script>"]
+
+
+def play(view: RunView, rounds: int, *nodes: str, first: int = 0, epoch: int = 0, server: bool = True) -> None:
+    """Rounds of ten seconds; the loss is 10 less a hundredth a step."""
+    for height in range(first, first + rounds):
+        t, place = 1_000.0 + 10 * height, {"epoch": epoch, "height": height, "step": height + 1}
+        for node in ("server", *nodes) if server else nodes:
+            view.take(Entry(t, node, make(types.StateChanged, run_state=RunState.ROUND_TRAIN, members=2, **place)))
+        for index, node in enumerate(nodes):
+            view.take(Entry(t, node, make(types.Member, index=index, members=len(nodes))))
+            view.take(Entry(t, node, make(types.RoundStarted, **place)))
+            view.take(Entry(t + 4, node, make(types.Trained, loss=10 - height / 100, tokens=50, seconds=4.0, **place)))
+            view.take(Entry(t + 5, node, make(types.Decided, height=height, members=(0,))))
+        if server:
+            view.take(Entry(t + 9, "server", make_over(height)))
+
+
+def make_over(height: int, **fields: Any) -> types.RoundOver:
+    known = {
+        "epoch": 0, "height": height, "step": height + 2, "total_steps": 5_000, "seconds": 9.0, "members": 2,
+        "results": 2, "loss": 10 - height / 100, "least": 1.0, "greatest": 11.0, "tokens_per_s": 11.0,
+        "unix": 1_009 + 10 * height, "tokens": 100 * height, "waited_for": (KEY,),
+    }  # fmt: skip
+    return types.RoundOver(**(known | fields))
+
+
+def make_status(**fields: Any) -> RunStatus:
+    known = {
+        "run_id": "run", "run_uid": KEY, "program": "p", "now_unix": 1_000, "nonce": 1,
+        "run_state": RunState.ROUND_TRAIN, "state_start_unix": 990, "pending_pause": False, "epoch": 1, "height": 2,
+        "step": 10, "total_steps": 100, "healthy": 2, "members": 2, "waiting": 0, "min_clients": 1,
+        "init_min_clients": 1, "limit_unix": 1_100,
+    }  # fmt: skip
+    return RunStatus(**(known | fields))
+
+
+def make_point(step: int, **fields: Any) -> HistoryPoint:
+    known = {"unix": 10 * step, "seconds": 9.0, "members": 2, "results": 2, "loss": 3.0, "least": 2.0, "greatest": 4.0}
+    return HistoryPoint(step=step, **(known | {"tokens_per_s": 5.0, "tokens": step} | fields))
+
+
+@pytest.mark.parametrize("server", [True, False])
+def test_the_same_curve_comes_from_the_server_s_log_and_from_the_members(server: bool) -> None:
+    view = RunView()
+    play(view, 30, "ada", "ben", server=server)
+    steps = [point.step for point in view.curve]
+    assert steps == list(range(2, 32 if server else 31))
+    assert view.curve.last is not None
+    assert view.curve.last.loss == pytest.approx(10 - (steps[-1] - 2) / 100)
+    assert (view.step, view.phase, view.members) == (30, "training", 2)
+    assert view.step_s == pytest.approx(10, abs=1)
+    if server:
+        assert view.left_s == pytest.approx(10 * (5_000 - 30), rel=0.1)
+
+
+def test_members_are_counted_their_rounds_and_how_often_they_were_waited_for() -> None:
+    view = RunView()
+    view.take(Entry(999.0, "ada", make(types.ClientStarted, identity=KEY, run_id="run", pid=1)))
+    play(view, 120, "ada", "ben")
+    ada, ben = view.get_members()
+    assert (ada.name, ada.rounds_done, ada.rounds_missed) == ("ada", 120, 0)
+    assert (ben.name, ben.rounds_done, ben.rounds_missed) == ("ben", 0, 120)
+    assert (ada.waited, ben.waited) == (LAST_ROUNDS, 0)
+    assert view.run_id == "run"
+
+
+def test_nothing_grows_with_the_run() -> None:
+    view = RunView()
+    play(view, 5_000, "ada", "ben")
+    assert len(view.curve) <= MAX_POINTS
+    assert len(view.rounds) == LAST_ROUNDS
+    assert len(view.get_lines()) <= MAX_LINES
+    ada = view.accounts.nodes["ada"]
+    assert len(ada.present) <= LAST_ROUNDS
+    assert max(len(spans) for spans in ada.spans.values()) <= LAST_ROUNDS + 1
+    assert all(member.curve is None or len(member.curve) <= MAX_POINTS for member in view.get_members())
+    assert ada.rounds_done + len(ada.present) == 5_000
+
+
+def test_a_run_that_goes_back_shows_its_later_course_alone() -> None:
+    view = RunView()
+    play(view, 20, "ada")
+    play(view, 5, "ada", first=10, epoch=1)
+    assert [point.step for point in view.curve] == list(range(2, 17))
+    remote = RunView()
+    remote.take_history([make_point(step) for step in range(1, 30)])
+    remote.take_status(make_status(step=12))
+    assert remote.curve.last is not None
+    assert remote.curve.last.step == 12
+
+
+@pytest.mark.parametrize("text", WILD)
+def test_texts_of_strangers_become_one_harmless_line(text: str) -> None:
+    view = RunView()
+    view.take(Entry(1.0, "server", types.ErrorReported(key=KEY, name=text, phase=text, error=text)))
+    view.take(Entry(1.0, text, make(types.Error, message=text)))
+    view.take_status(make_status(run_id="r", checkpoint_sources=(text,)))
+    view.take_members(Members(1_000, (MemberInfo(KEY, 0, 0, True, SelfReport(text, text, text, error=text), 0, True),)))
+    (member,) = view.get_members()
+    shown = [member.name, member.phase, member.error, member.wait.what if member.wait else "", *view.checkpoints]
+    shown += [field for one in view.get_troubles(1_000.0) for field in (one.who, one.text)]
+    shown += [field for line in view.get_lines() for field in (line.node, line.text)]
+    assert all(one.isprintable() and len(one) <= 480 for one in shown), shown
+
+
+@given(st.floats(), st.floats(), st.floats())
+def test_numbers_that_no_round_can_have_reach_no_curve(loss: float, rate: float, seconds: float) -> None:
+    view = RunView()
+    view.take_history([make_point(5, loss=loss, least=loss, tokens_per_s=rate, seconds=seconds)])
+    view.take(Entry(1.0, "ada", make(types.Trained, loss=loss, tokens=1, seconds=1.0)))
+    view.take_members(Members(1, (MemberInfo(KEY, 0, 0, True, SelfReport("a", step=3, loss=loss)),)))
+    (point,) = view.curve
+    (member,) = view.get_members()
+    for number in (point.loss, point.least, point.tokens_per_s, point.seconds, member.loss):
+        assert number is None or 0 <= number <= 1e15
+    assert all(math.isfinite(one.loss) for one in member.curve or ())
+
+
+def test_trouble_lasts_as_long_as_its_cause() -> None:
+    view = RunView()
+    view.take_status(make_status(), 1_000.0)
+    assert view.get_troubles(1_005.0) == []
+    view.take_problem("no answer", 1_006.0)
+    view.take_problem("no answer still", 1_008.0)
+    (still,) = view.get_troubles(1_009.0)
+    assert (still.cause, still.text, still.since) == ("still", "no answer still", 1_006.0)
+    view.take_status(make_status(), 1_010.0)
+    assert view.get_troubles(1_011.0) == []
+    (late,) = view.get_troubles(1_300.0)
+    assert (late.cause, late.who) == ("still", "")
+    view.take_status(make_status(run_state=RunState.PAUSED), 1_301.0)
+    assert view.get_troubles(9_000.0) == []
+
+
+def test_wrong_weights_a_full_disk_and_an_error_are_told_apart() -> None:
+    view = RunView()
+    play(view, 2, "ada", "ben")
+    view.take(Entry(1_020.0, "ada", types.Diverged(height=1, digest=KEY, agreed=KEY)))
+    view.take(Entry(1_020.0, "ben", make(types.Error, message="OSError: No space left on device")))
+    view.take(Entry(1_020.0, "server", types.ErrorReported(key=KEY, name="cleo", phase="", error="lost its trainer")))
+    assert sorted((one.cause, one.who) for one in view.get_troubles(1_021.0)) == [
+        ("disk", "ben"), ("error", "cleo"), ("weights", "ada"),
+    ]  # fmt: skip
+    view.take(Entry(1_022.0, "ada", types.Healed(height=2)))
+    view.take(Entry(1_022.0, "server", types.ErrorOver(key=KEY, name="cleo")))
+    assert [one.who for one in view.get_troubles(1_023.0)] == ["ben"]
+
+
+def test_who_leaves_because_its_user_wants_it_to_is_no_error() -> None:
+    view = RunView()
+    play(view, 2, "ada", "ben")
+    for node, cause in (("ada", types.LeaveCause.STOPPED), ("ben", types.LeaveCause.TRAINER_LOST)):
+        view.take(Entry(1_020.0, node, types.ClientEnded(reason="x", code=0, cause=cause)))
+    assert [one.who for one in view.get_troubles(1_021.0)] == ["ben"]
+
+
+def test_a_member_that_went_away_is_shown_as_the_record_has_it() -> None:
+    view = RunView()
+    view.take_status(make_status())
+    gone = MemberInfo(KEY, 1, ClientState.DROPPED, False, due=9, credits=4, waited=3)
+    view.take_members(Members(1_000, (gone,)), lambda key: key.hex())
+    (member,) = view.get_members()
+    assert (member.state, member.rounds_done, member.rounds_missed, member.waited) == ("dropped, away", 4, 5, 3)
+
+
+def test_events_of_other_versions_are_passed_over_and_counted() -> None:
+    view = RunView()
+    view.take(Entry(1.0, "ada", types.Unknown(name="from_the_future", fields={})))
+    assert (view.passed.unknown, view.get_members()) == (1, [])

@@ -463,8 +463,11 @@ def describe_state(one: MemberInfo) -> str:
     """`healthy`, `dropped, away`, `waits`."""
     if one.state is None:
         return "away" if one.is_connected is False else "waits"
-    name = ClientState(one.state).name.lower() if one.state in {*ClientState} else str(one.state)
-    return f"{name}, away" if one.is_connected is False else name
+    return f"{name_state(one.state)}, away" if one.is_connected is False else name_state(one.state)
+
+
+def name_state(state: int) -> str:
+    return ClientState(state).name.lower() if state in {*ClientState} else str(state)
 
 
 def is_loss(loss: float | None) -> bool:

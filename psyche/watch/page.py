@@ -1,7 +1,8 @@
 """A run in words, for terminals: the lines about it, the table of its members, what is waited for, what is wrong."""
 
+import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from psyche.analysis.run_view import LAST_ROUNDS, MemberView, RunView, Trouble
@@ -17,6 +18,7 @@ from psyche.telemetry.text import (
     format_table,
 )
 
+_MEMBERS: Final = re.compile(r"\bmembers? (\d+(?:, \d+)*)")
 COLUMNS: Final = 80
 CURVE_COLUMNS: Final = 40
 NAME_CHARS: Final = 12
@@ -29,7 +31,7 @@ WRONG: Final = {
 }  # fmt: skip
 
 
-def describe_progress(view: RunView, *, curve: bool = True) -> Iterator[str]:
+def describe_course(view: RunView, *, curve: bool = True) -> Iterator[str]:
     """How far the run is, and what it has learned, each in a line of at most 80 columns."""
     if view.total_steps:
         left, pace = view.left_s, view.step_s
@@ -92,9 +94,10 @@ def _make_row(one: MemberView, now: float) -> tuple[str, ...]:
 def describe_waits(members: Sequence[MemberView], now: float) -> Iterator[str]:
     """`ada, ben wait for member 2 to finish round 5 until 14:03:07, then report anyway`; who trains is no wait."""
     told: dict[str, list[str]] = {}
+    numbers = {str(member.index): member.name for member in members if member.index is not None}
     for member in members:
         if member.wait is not None and not is_own_work(member):
-            text = member.wait.what
+            text = _name_others(member.wait.what, numbers)
             if member.wait.until is not None:
                 left_s = max(0, round(member.wait.until - now))
                 text += f" until {format_clock(member.wait.until)} ({format_seconds(left_s)})"
@@ -105,7 +108,18 @@ def describe_waits(members: Sequence[MemberView], now: float) -> Iterator[str]:
 
 def is_own_work(member: MemberView) -> bool:
     """Whether it waits for nothing but its own training."""
-    return member.wait is not None and member.wait.what.startswith("this client's own work")
+    return member.wait is not None and member.wait.what.startswith("this client to train")
+
+
+def _name_others(text: str, numbers: Mapping[str, str]) -> str:
+    """`member 2` by its name, and the client itself in the third person."""
+    text = text.replace("this client's", "its own").replace("this client", "itself")
+
+    def name(found: re.Match[str]) -> str:
+        listed = found[1].split(", ")
+        return ", ".join(numbers[one] for one in listed) if all(one in numbers for one in listed) else found[0]
+
+    return _MEMBERS.sub(name, text)
 
 
 def describe_troubles(troubles: Sequence[Trouble], now: float) -> Iterator[str]:
@@ -128,7 +142,7 @@ def format_view(view: RunView, now: float, columns: int = COLUMNS) -> str:
     lines = [
         f"{name}: {view.phase or 'nothing known yet'}{lasts}",
         f"epoch {view.epoch}, step {view.step}{of}, {rate}",
-        *describe_progress(view),
+        *describe_course(view),
     ]
     if awaited := describe_awaited(view):
         lines.append(awaited)

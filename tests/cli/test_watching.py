@@ -22,6 +22,7 @@ from psyche.core.state.state import RunState
 from psyche.errors import BackendError
 from psyche.telemetry.console import Console
 from psyche.wire.backend import MemberInfo, Members, NotOwner, RunStatus
+from psyche.wire.history import HistoryPoint
 from psyche.wire.report import SelfReport
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "owner.md"
@@ -39,6 +40,14 @@ MEMBERS = Members(
         MemberInfo(KEY[::-1], 1, 1, False, SelfReport("ben", "warmup", error="no disk: " + "x" * 99), 90, True, 95),
     ),
 )
+
+POINTS = tuple(
+    HistoryPoint(
+        step=step, unix=20 * step, seconds=19.0, members=3, results=3, loss=9 - step / 10, least=1.0, greatest=9.0,
+        tokens_per_s=9_000.0, tokens=9 * step,
+    )
+    for step in range(2, 62)
+)  # fmt: skip
 
 
 @dataclass
@@ -63,6 +72,10 @@ class FakeBackend:
             raise self.members
         return self.members
 
+    async def get_history(self, after_step: int = 0) -> tuple[HistoryPoint, ...]:
+        await trio.lowlevel.checkpoint()
+        return tuple(one for one in POINTS if one.step > after_step)
+
     def name_key(self, key: bytes) -> str:
         return key.hex()
 
@@ -82,6 +95,29 @@ def test_the_page_of_a_run_has_loss_speed_members_and_errors_and_fits_80_columns
         assert words in page
     assert "--state-dir" in format_run(TRAINING), "the way to the errors"
     assert "no disk" not in format_run(TRAINING)
+
+
+def test_the_page_says_how_far_the_run_is_how_long_it_takes_and_who_holds_it_up() -> None:
+    status = msgspec.structs.replace(
+        TRAINING, tokens=1_250_000, learning_rate=4e-4, epoch_rounds=40, limit_unix=1_120
+    )  # fmt: skip
+    ada, ben = MEMBERS.members
+    waits = SelfReport("ben", "training", "member 0 to finish round 7")
+    work = SelfReport("ada", "training", "this client to train its part of round 7", bytes_sent=3_000_000)
+    others = (
+        msgspec.structs.replace(ada, report=work, due=9, credits=9),
+        msgspec.structs.replace(ben, report=waits, due=9, credits=4, waited=12, is_connected=True, has_error=False),
+    )
+    page = format_run(status, Members(1_000, others), POINTS)
+    assert max(map(len, page.splitlines())) <= 80
+    wanted = (
+        "38 % done, about 33 min 20 s left (20 s a step)", "round 8 of 40 in this epoch; it ends at ",
+        "1.2M tokens so far, learning rate 4.00e-04", "loss 8.800 █", "2.900", "9/9", "4/9",
+        "waited for last: ben in 12 of the last 50 rounds", "ben waits for ada to finish round 7",
+    )  # fmt: skip
+    for words in wanted:
+        assert words in page, page
+    assert "ada waits" not in page, "who trains does not wait"
 
 
 async def test_watching_redraws_in_place_outlives_gaps_and_ends_with_the_run(autojump_clock: MockClock) -> None:
@@ -131,7 +167,7 @@ async def test_a_key_that_may_not_see_members_sees_the_run_and_is_told_once(
     autojump_clock: MockClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = await ask_once(FakeBackend(iter([TRAINING]), NotOwner("not yours")), with_members=True, as_json=False)
-    assert page == format_run(TRAINING)
+    assert page == format_run(TRAINING, points=POINTS)
     assert capsys.readouterr().err == "warning: not yours\n"
     backend = FakeBackend(iter([TRAINING, TRAINING, FINISHED]), NotOwner("not yours"))
     await watch_run(backend, WatchView(Console(io.StringIO(), live=True)), with_members=True)

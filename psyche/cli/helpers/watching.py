@@ -7,46 +7,55 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import trio
 
+from psyche.analysis.run_view import MemberView, RunView, name_state
 from psyche.backends.port import Administration
 from psyche.backends.solana.amounts import format_amount
 from psyche.cli.helpers.common import say
-from psyche.core.state.state import ClientState, RunState
-from psyche.errors import BackendError
+from psyche.core.state.state import RunState
+from psyche.errors import BackendError, WireError
 from psyche.telemetry.console import Console
 from psyche.telemetry.plain import get_plain
 from psyche.telemetry.run_line import describe_progress, format_members, get_phase
-from psyche.telemetry.text import format_clock, format_count, format_number, format_seconds, format_table
+from psyche.telemetry.text import format_clock, format_number, format_seconds
+from psyche.watch.page import describe_awaited, describe_course, describe_waits, format_members_table
 from psyche.wire.backend import MemberInfo, Members, NotOwner, RequestRefused, RunStatus
 from psyche.wire.commands import WriteCommand, write_briefly
+from psyche.wire.history import HistoryPoint
 from psyche.wire.nursery import open_plain_nursery
-from psyche.wire.report import SelfReport
 
 EVERY_S: Final = 2.0
 COLUMNS: Final = 80
-NAME_CHARS: Final = 12
-KEY_CHARS: Final = 8
+HISTORY_S: Final = 3.0
 LATE_S: Final = 60  # a client reports at least every 30 s
-HEAD: Final = ("member", "key", "record", "phase", "step", "loss", "tok/s", "heard")
-NOTHING: Final = SelfReport()
 NameKey: TypeAlias = Callable[[bytes], str]  # `Administration.name_key`
 
 
 def format_run(
-    status: RunStatus, members: Members | None = None, *, write: WriteCommand = write_briefly,
-    name_key: NameKey = bytes.hex,
+    status: RunStatus, members: Members | None = None, points: Sequence[HistoryPoint] = (), *,
+    write: WriteCommand = write_briefly, name_key: NameKey = bytes.hex,
 ) -> str:  # fmt: skip
-    """Lay out a run's status, and its members if they are given.
+    """Lay out a run's status, with its course and its members if they are given.
 
     Lines have at most 80 columns, but for names and for commands, which `write` writes. `name_key` writes keys.
     """
-    lines = [*_describe(status, write)]
+    view = RunView()
+    view.take_history(points)
+    view.take_status(status)
     if members is not None:
-        lines.append(f"\n{format_members_table(members, name_key)}")
+        view.take_members(members, name_key)
+    lines = [*_describe(status, write), *describe_course(view)]
+    if awaited := describe_awaited(view):
+        lines.append(_wrap(awaited))
+    if members is not None:
+        clients, now = view.get_members(), members.now_unix
+        lines += ["", format_members_table(clients, now, COLUMNS) if clients else "no client is here"]
+        lines += [_wrap(one, may_cut=True) for one in describe_waits(clients, now)]
+        lines += _list_errors(clients, now)
     elif status.failing:
         lines.append("to read the errors, name the owner's key: --state-dir or -i FILE")
     return "\n".join(lines)
@@ -92,7 +101,18 @@ async def ask_once(
     status, members = await _ask(backend, with_members=with_members)
     if as_json:
         return json.dumps(get_plain_run(status, members, backend.name_key), indent=2)
-    return format_run(status, members, write=write, name_key=backend.name_key)
+    points = await ask_history(backend)
+    return format_run(status, members, points, write=write, name_key=backend.name_key)
+
+
+async def ask_history(backend: Administration) -> tuple[HistoryPoint, ...]:
+    """The run's course if the backend tells it soon: endpoints of a chain may be slow, and older servers have none."""
+    with trio.move_on_after(HISTORY_S):
+        try:
+            return await backend.get_history()
+        except (BackendError, WireError):
+            pass
+    return ()
 
 
 async def _ask(backend: Administration, *, with_members: bool) -> tuple[RunStatus, Members | None]:
@@ -143,11 +163,12 @@ class WatchView:
         self._write, self._name_key = write, name_key
         self._page: list[str] = []
 
-    def show(self, status: RunStatus, members: Members | None) -> None:
+    def show(self, status: RunStatus, members: Members | None, points: Sequence[HistoryPoint] = ()) -> None:
         if self._as_json:
             self._console.print(json.dumps(get_plain_run(status, members, self._name_key)))
         else:
-            self._page = format_run(status, members, write=self._write, name_key=self._name_key).splitlines()
+            page = format_run(status, members, points, write=self._write, name_key=self._name_key)
+            self._page = page.splitlines()
             self._draw(f"at {format_clock(status.now_unix)}; Ctrl-C ends this")
         if self._console.is_broken:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
@@ -177,7 +198,8 @@ async def watch_run(backend: Administration, view: WatchView, *, with_members: b
     """Show the state of a run every two seconds until it is finished."""
     from psyche.wire.line.handshake import HandshakeError
 
-    has_answered = False
+    has_answered, step = False, -1
+    points: tuple[HistoryPoint, ...] = ()
     while True:
         try:
             status, members = await _ask(backend, with_members=with_members)
@@ -190,72 +212,27 @@ async def watch_run(backend: Administration, view: WatchView, *, with_members: b
             view.show_problem(str(error))
         else:
             has_answered = True
-            view.show(status, members)
+            if status.step != step:
+                step, points = status.step, await ask_history(backend)
+            view.show(status, members, points)
             if status.run_state == RunState.FINISHED:
                 return
         await trio.sleep(EVERY_S)
 
 
-def format_members_table(members: Members, name_key: NameKey) -> str:
-    if not members.members:
-        return "no client is here"
-    rows = [_make_row(one, name_key) for one in members.members]
-    table = format_table(HEAD, rows, left=4, columns=COLUMNS, spare=("tok/s",))
-    return "\n".join([table, *_list_waits(members, name_key), *_list_errors(members, name_key)])
-
-
-def _get_name(member: MemberInfo, name_key: NameKey) -> str:
-    name = member.report.name if member.report is not None else ""
-    return name or name_key(member.key)[:KEY_CHARS]
-
-
-def _make_row(one: MemberInfo, name_key: NameKey) -> tuple[str, ...]:
-    said = one.report or NOTHING
-    index = "-" if one.index is None else str(one.index)
-    return (
-        f"{index:>3} {said.name[:NAME_CHARS]}".rstrip(),
-        name_key(one.key)[:KEY_CHARS],
-        _describe_state(one),
-        said.phase or "-",
-        "-" if one.report is None else str(said.step),
-        "-" if said.loss is None else f"{said.loss:.3f}",
-        format_count(said.tokens_per_s) if said.tokens_per_s else "-",
-        "-" if one.report is None else f"{format_seconds(one.report_age_s)} ago",
-    )
-
-
-def _describe_state(one: MemberInfo) -> str:
-    if one.is_connected is False:
-        return "away" if one.state is None else f"{_name_state(one.state)}, away"
-    return "waits" if one.state is None else _name_state(one.state)
-
-
-def _name_state(state: int) -> str:
-    return ClientState(state).name.lower() if state in {*ClientState} else str(state)
-
-
-def _list_waits(members: Members, name_key: NameKey) -> Iterator[str]:
-    waits: dict[str, list[str]] = {}
-    for one in members.members:
-        if one.report is not None and one.report.wait and one.is_connected is not False:
-            waits.setdefault(one.report.wait, []).append(_get_name(one, name_key))
-    for what, names in waits.items():
-        yield _wrap(f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for {what}", may_cut=True)
-
-
-def _list_errors(members: Members, name_key: NameKey) -> Iterator[str]:
-    for one in members.members:
-        if one.report is None or not one.has_error:
+def _list_errors(members: Sequence[MemberView], now: float) -> Iterator[str]:
+    for one in members:
+        if not one.error:
             continue
-        said = f"{_get_name(one, name_key)} reports an error since {format_seconds(one.error_age_s)}"
-        if one.report_age_s >= LATE_S:
-            said += f", last heard {format_seconds(one.report_age_s)} ago"
-        yield _wrap(f"{said}: {one.report.error or 'only the owner may read it'}", may_cut=True)
+        said = f"{one.name} reports an error since {format_seconds(max(0, now - one.error_since))}"
+        if one.heard is not None and now - one.heard >= LATE_S:
+            said += f", last heard {format_seconds(now - one.heard)} ago"
+        yield _wrap(f"{said}: {one.error}", may_cut=True)
 
 
 def _get_plain_member(one: MemberInfo, name_key: NameKey) -> dict[str, Any]:
     fields = {field: get_plain(getattr(one, field)) for field in one.__struct_fields__ if field != "report"}
     said = one.report
     report = None if said is None else {field: get_plain(getattr(said, field)) for field in said.__struct_fields__}
-    state = None if one.state is None else _name_state(one.state)
+    state = None if one.state is None else name_state(one.state)
     return fields | {"key": name_key(one.key), "state": state, "report": report}

@@ -14,10 +14,9 @@ from psyche.core.state.messages import Message
 from psyche.core.state.state import Coordinator
 from psyche.telemetry.sink import EventSink
 from psyche.wire.address_record import AddressRecord
-from psyche.wire.backend import AllowedKeys, Claim, Members, RunStatus
+from psyche.wire.backend import AllowedKeys, AnyMessage, Claim, Members, RunStatus
 from psyche.wire.crypto import Identity
 from psyche.wire.history import HistoryPoint
-from psyche.wire.messages import AnyMessage
 from psyche.wire.ports import Proof
 from psyche.wire.report import SelfReport
 

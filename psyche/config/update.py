@@ -30,8 +30,8 @@ from psyche.core.state.state import (
     ScheduleKind,
 )
 from psyche.errors import ConfigError
+from psyche.telemetry.run_line import WriteCommand, write_briefly
 from psyche.telemetry.text import TEXT_COLUMNS, format_table
-from psyche.wire.commands import WriteCommand, write_briefly
 
 COMMIT: Final = "[0-9a-f]{40}"
 PAGE: Final = "docs/owner.md"

@@ -37,7 +37,7 @@ from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
 from psyche.wire.access import AccessMessage, Allow, Disallow
 from psyche.wire.address_record import AddressRecord, check_address_record
-from psyche.wire.messages import AnyMessage, decode_message, get_kind
+from psyche.wire.backend import AnyMessage, decode_message, get_kind
 from psyche.wire.report import SelfReport
 
 MAX_TICKS: Final = 16  # T3 settles after two or three; more means that the state machine loops

@@ -1,10 +1,24 @@
-"""A run's status in words, for the line of a server and for `psyche run info`."""
+"""A run's status in words, for the line of a server and for `psyche run info`; how further commands are named there."""
+
+from typing import Protocol
 
 from psyche.core.state.enums import RunState
 from psyche.telemetry.status import PHASES, ROUND_PHASES, get_stage
 from psyche.telemetry.text import format_count, format_number, format_seconds, lay_out
 from psyche.wire.backend import RunStatus
-from psyche.wire.commands import WriteCommand, write_briefly
+
+
+class WriteCommand(Protocol):
+    """Writes a further command as it can be run for the same run, in quotes; `signed`: it needs the same key."""
+
+    def __call__(self, command: str, *, signed: bool = True) -> str:
+        """Write the command, whose name and own options are given."""
+        ...
+
+
+def write_briefly(command: str, *, signed: bool = True) -> str:  # noqa: ARG001  # a WriteCommand
+    """Write a command without the options that say where the run is."""
+    return f"`psyche {command}`"
 
 
 def get_phase(status: RunStatus) -> str:

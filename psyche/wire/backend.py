@@ -15,22 +15,23 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from psyche.core.encoding.bodies import encode_body
-from psyche.core.rules.apply import Sender
+from psyche.core.encoding.bodies import decode_body, encode_body
+from psyche.core.rules.apply import KINDS, Kind, Sender
 from psyche.core.state.errors import REFUSALS
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.limits import MAX_CLIENTS, RUN_ID_BYTES, STATE_BYTES
-from psyche.errors import BackendError, PsycheError
-from psyche.wire.access import KEY_BYTES, MAX_KEYS, MAX_WAITING
+from psyche.core.state.messages import Message
+from psyche.errors import BackendError, PsycheError, WireError
+from psyche.wire.access import ACCESS_KINDS, KEY_BYTES, MAX_KEYS, MAX_WAITING, AccessMessage
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.history import MAX_POINTS, HistoryPoint
-from psyche.wire.messages import BY_NUMBER, MAX_BODY_BYTES, AnyMessage, get_kind
 from psyche.wire.msgpack import decode_msgpack
 from psyche.wire.ports import Proof
 from psyche.wire.report import SelfReport
 
 VERSION: Final = 4  # 1 had a request for each kind of message, 2 no reports (K8), 3 bodies in msgpack
 PURPOSE: Final = "coordinator"  # signed in the handshake
+MAX_BODY_BYTES: Final = 4_000  # of a message; of a collection 2,628
 MAX_REQUEST_BYTES: Final = 8_192  # two signed results, or an address record of 8 addresses, with room to spare
 MAX_SERVER_FRAME_BYTES: Final = 1 << 20  # a full state that does not compress, or a book of 256 records
 MAX_MANIFEST_PART_BYTES: Final = 512 << 10  # takes 0.1 s at 40 Mbit/s, so a state waits no longer
@@ -39,6 +40,10 @@ MAX_REASON_CHARS: Final = 1_000
 MAX_SIGNED_RESULT_BYTES: Final = 1_024  # 599
 OP_ID_BYTES: Final = 16
 STATE_HASH_BYTES: Final = 16  # BLAKE3-16 (K5)
+
+AnyMessage: TypeAlias = Message | AccessMessage  # to a run, or to the server's own allow list
+BY_NUMBER: Final[dict[int, Kind]] = {kind.number: kind for kind in (*KINDS, *ACCESS_KINDS)}
+BY_TYPE: Final[dict[type, Kind]] = {kind.type: kind for kind in BY_NUMBER.values()}
 
 Key: TypeAlias = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 StateHash: TypeAlias = Annotated[bytes, Meta(min_length=STATE_HASH_BYTES, max_length=STATE_HASH_BYTES)]
@@ -50,6 +55,22 @@ RunId: TypeAlias = Annotated[str, Meta(max_length=RUN_ID_BYTES)]
 Claim: TypeAlias = tuple[Key, Annotated[int, Meta(ge=1)]]  # a signer and a 64-bit amount
 SignedResult: TypeAlias = Annotated[bytes, Meta(max_length=MAX_SIGNED_RESULT_BYTES)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
+
+
+def get_kind(message: AnyMessage) -> Kind:
+    return BY_TYPE[type(message)]
+
+
+def decode_message(number: int, body: bytes) -> AnyMessage:
+    """Decode the message with a number from its body.
+
+    Raises:
+        WireError: no message has that number, or a field breaks its rule; the text names both.
+    """
+    kind = BY_NUMBER.get(number)
+    if kind is None:
+        raise WireError(f"message: no message has the number {number}")
+    return decode_body(kind.type, body)
 
 
 class HelloRequest(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

@@ -22,8 +22,8 @@ from psyche.testing.builders import START_UNIX, build_config, build_hash, build_
 from psyche.wire import backend as wire
 from psyche.wire.access import OPEN, Access
 from psyche.wire.address_record import AddressRecord, sign_address_record
+from psyche.wire.backend import AnyMessage
 from psyche.wire.crypto import Identity
-from psyche.wire.messages import AnyMessage
 
 SERVER, OWNER = build_identity("server"), build_identity("owner")
 CLIENTS = [build_identity(number) for number in range(8)]

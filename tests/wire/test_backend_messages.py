@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psyche.core.encoding.bodies import encode_body
+from psyche.core.rules.apply import KINDS
 from psyche.core.state.errors import REFUSALS
 from psyche.core.state.limits import STATE_BYTES
+from psyche.core.state.messages import Withdraw
 from psyche.errors import BackendError, WireError
 from psyche.wire import backend as wire
+from psyche.wire.access import ACCESS_KINDS, Allow, Disallow
 from psyche.wire.address_record import sign_address_record
 from psyche.wire.crypto import Identity
 from psyche.wire.report import SelfReport
@@ -152,3 +156,18 @@ def test_a_long_reason_is_cut_so_that_the_reply_can_be_read() -> None:
 def test_a_tag_that_is_no_text_is_a_wire_error(decode: Callable[[bytes], object]) -> None:
     with pytest.raises(WireError):
         decode(b"\x91\xa6\x00\x00\x00\x00\x00\x80")
+
+
+def test_numbers_and_names_of_access_messages_never_change_and_meet_no_other() -> None:
+    assert [(kind.number, kind.name) for kind in ACCESS_KINDS] == [(128, "allow"), (129, "disallow")]
+    assert len(wire.BY_NUMBER) == len(KINDS) + len(ACCESS_KINDS)
+
+
+@pytest.mark.parametrize("message", [Withdraw(65_535, 255), Allow(KEY), Allow(KEY, (KEY,) * 64), Disallow(KEY, KEY)])
+def test_a_message_is_found_by_its_number(message: wire.AnyMessage) -> None:
+    assert wire.decode_message(wire.get_kind(message).number, encode_body(message)) == message
+
+
+def test_a_number_without_a_message_is_refused() -> None:
+    with pytest.raises(WireError, match="no message has the number 99"):
+        wire.decode_message(99, b"")

@@ -23,12 +23,12 @@ from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
 from psyche.wire.address_record import AddressRecord, check_address_record
+from psyche.wire.backend import AnyMessage
 from psyche.wire.crypto import Identity
 from psyche.wire.line.framing import FrameStream
 from psyche.wire.line.handshake import HandshakeError, WrongServer
 from psyche.wire.line.tls import open_tls
 from psyche.wire.line.turns import AtOnce
-from psyche.wire.messages import AnyMessage
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Proof
 from psyche.wire.report import SelfReport

@@ -16,10 +16,10 @@ from psyche.core.state.messages import Collect
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError, WireError
 from psyche.wire import backend as wire
+from psyche.wire.backend import AnyMessage
 from psyche.wire.crypto import Identity
 from psyche.wire.history import HistoryPoint
 from psyche.wire.line.handshake import HandshakeError
-from psyche.wire.messages import AnyMessage
 from psyche.wire.nursery import open_plain_nursery
 
 TIMEOUT_S: Final = 10.0

@@ -8,9 +8,9 @@ from psyche.backends.port import Administration
 from psyche.core.state.errors import CannotResume, CannotUpdate, ConfigRefused, CoordinatorError, Halted
 from psyche.core.state.state import RunState
 from psyche.errors import BackendError, PsycheError
+from psyche.telemetry.run_line import WriteCommand, write_briefly
 from psyche.telemetry.status import PHASES
 from psyche.wire.backend import RunStatus
-from psyche.wire.commands import WriteCommand, write_briefly
 
 _Found = TypeVar("_Found")
 _Backend = TypeVar("_Backend", bound=Administration)

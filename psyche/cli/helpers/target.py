@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from psyche.backends.port import AccessAdministration, Administration, Person, Target, TargetOptions
     from psyche.backends.solana.session import ChainPlan, ChainSession
     from psyche.backends.solana.target import SolanaTarget
-    from psyche.wire.backend import RunStatus
-    from psyche.wire.messages import AnyMessage
+    from psyche.wire.backend import AnyMessage, RunStatus
 
 _Found = TypeVar("_Found")
 _Part = TypeVar("_Part", bound="Administration")

@@ -20,11 +20,10 @@ from psyche.core.state.state import RunState
 from psyche.errors import BackendError, WireError
 from psyche.telemetry.console import Console
 from psyche.telemetry.plain import get_plain
-from psyche.telemetry.run_line import describe_progress, format_members, get_phase
+from psyche.telemetry.run_line import WriteCommand, describe_progress, format_members, get_phase, write_briefly
 from psyche.telemetry.text import format_clock, format_number, format_seconds
 from psyche.watch.page import describe_awaited, describe_course, describe_waits, format_members_table
 from psyche.wire.backend import MemberInfo, Members, NotOwner, RequestRefused, RunStatus
-from psyche.wire.commands import WriteCommand, write_briefly
 from psyche.wire.history import HistoryPoint
 from psyche.wire.nursery import open_plain_nursery
 

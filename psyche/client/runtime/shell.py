@@ -35,9 +35,8 @@ from psyche.network.streams import Signal
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
 from psyche.wire.address_record import AddressRecord
-from psyche.wire.backend import NotAllowed
+from psyche.wire.backend import NotAllowed, get_kind
 from psyche.wire.line.turns import AtOnce
-from psyche.wire.messages import get_kind
 from psyche.wire.ports import Network, Proof, SyncReply, SyncRequest
 
 FETCHES: Final = 1_024  # payload fetches at once: 256 members, four rounds; the node limits the transfers itself

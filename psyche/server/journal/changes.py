@@ -13,8 +13,7 @@ from psyche.core.state.messages import Key, Sized, WitnessMessage
 from psyche.core.state.state import ZERO32, Coordinator
 from psyche.errors import WireError
 from psyche.wire.access import Allow, Disallow
-from psyche.wire.backend import OP_ID_BYTES
-from psyche.wire.messages import MAX_BODY_BYTES, AnyMessage, decode_message, get_kind
+from psyche.wire.backend import MAX_BODY_BYTES, OP_ID_BYTES, AnyMessage, decode_message, get_kind
 
 
 @dataclass(frozen=True, slots=True)

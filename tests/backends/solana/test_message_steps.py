@@ -15,8 +15,8 @@ from psyche.config import update
 from psyche.core.rules.apply import apply
 from psyche.core.state.messages import Join, Message, Pause, Tick, Update, WarmupWitness
 from psyche.core.state.state import Coordinator, Metadata, RunState
+from psyche.telemetry.run_line import write_briefly
 from psyche.testing.builders import build_config
-from psyche.wire.commands import write_briefly
 
 
 class Counter:

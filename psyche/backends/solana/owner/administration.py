@@ -24,9 +24,8 @@ from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.roster import is_in_epoch
 from psyche.core.state.state import ClientState, Coordinator, RunState, SlotState
 from psyche.errors import ConfigError
-from psyche.wire.backend import MemberInfo, Members, RunStatus
+from psyche.wire.backend import AnyMessage, MemberInfo, Members, RunStatus
 from psyche.wire.history import HistoryPoint
-from psyche.wire.messages import AnyMessage
 
 PROGRAM: Final = f"psyche {__version__} on Solana"
 OWNERS_MESSAGES: Final[dict[type[msg.Message], str]] = {  # what they do, for who pays

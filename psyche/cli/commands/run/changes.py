@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from psyche.backends.port import Administration
     from psyche.core.state.messages import Update
     from psyche.core.state.state import Coordinator
+    from psyche.telemetry.run_line import WriteCommand
     from psyche.wire.backend import RunStatus
-    from psyche.wire.commands import WriteCommand
 
 Build = Callable[["Coordinator"], "Update"]  # from the record to the update of it that is wanted
 _command = partial(command, group)

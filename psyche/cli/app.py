@@ -22,7 +22,7 @@ from psyche.cli.commands import (
     watch,
 )
 
-from psyche.cli.commands.run import changes, access, chain  # noqa: F401  # isort: skip  # in the order of the help
+from psyche.cli.commands.run import changes, access, chain, looking  # noqa: F401  # isort: skip  # in the order of the help
 from psyche.cli.commands.run import group as run
 from psyche.cli.helpers.common import make_group
 from psyche.cli.helpers.errors import Debug

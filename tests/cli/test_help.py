@@ -33,7 +33,7 @@ DOCUMENTED = {
     "model": "init sample inspect pull push",
     "server": "run validate-config",
     "run": "pause resume allow disallow allowed set-future-epoch-rates update-config extend info collect "
-    "create close tick checkpoint list can-join",
+    "create close tick checkpoint list can-join explain preview-lr",
     "auth": "create read delegate delete",
     "rewards": "claim top-up withdraw show close",
     "client": "train predownload show-identity show-wallet",

@@ -1,0 +1,60 @@
+"""`psyche run explain` and `preview-lr`: what was decided of a member, and the learning rates that a file asks for."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from psyche.cli.commands.run.group import group
+from psyche.cli.helpers.common import format_examples
+from psyche.cli.helpers.target import ON_CHAIN, OWNED, Access, command
+
+if TYPE_CHECKING:
+    from psyche.backends.port import Administration
+
+_command = partial(command, group)
+COLUMNS = 60
+ROWS = 12
+
+
+@_command("explain", f"psyche run explain 2 {OWNED}", f"psyche run explain 2 {ON_CHAIN}")
+def explain(
+    *,
+    member: Annotated[str, typer.Argument(help="Its index in the epoch, or the start of its key.")],
+    access: Access,
+) -> None:
+    """Say why a member's results counted or not.
+
+    The record has the last few rounds of the epoch. Needs the key of an owner, or of a client of the run.
+    """
+    from psyche.analysis.explanation import explain_member, find_member
+
+    async def ask(backend: "Administration") -> list[str]:
+        state = await backend.get_record()
+        keys = [backend.name_key(one.signer) for one in state.clients]
+        return list(explain_member(state, find_member(state, member, keys)))
+
+    for line in access.run(ask, as_anybody=True):
+        typer.echo(line)
+
+
+@group.command("preview-lr", epilog=format_examples("psyche run preview-lr my-run"))
+def preview_lr(
+    state: Annotated[Path, typer.Argument(help="run.toml, or its folder.")],
+) -> None:
+    """Draw the learning rates of a run's settings.
+
+    One line for each part of the run, with the rate at its first step; cold starts of epochs are left out.
+    """
+    from psyche.config.load import load_run
+    from psyche.core.committee.schedule import compute_learning_rate
+    from psyche.telemetry.text import draw_curve, format_table
+
+    loaded = load_run(state)
+    schedule, last = loaded.model.lr_schedule, loaded.config.total_steps
+    steps = sorted({1 + (last - 1) * n // (ROWS - 1) for n in range(ROWS)})
+    rates = [compute_learning_rate(schedule, 1 + (last - 1) * n // (COLUMNS - 1)) for n in range(COLUMNS)]
+    typer.echo(f"{schedule.kind.name.lower()}, steps 1 to {last}\n{draw_curve(rates, COLUMNS)}")
+    rows = [(str(step), f"{compute_learning_rate(schedule, step):.3e}") for step in steps]
+    typer.echo(format_table(("step", "learning rate"), rows))

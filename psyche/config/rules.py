@@ -7,7 +7,6 @@ from psyche.core.state.config_checks import TIMES
 from psyche.core.state.limits import MAX_WITNESSES
 from psyche.core.state.state import (
     ZERO32,
-    Architecture,
     CheckpointKind,
     Config,
     DataLocationKind,
@@ -28,15 +27,10 @@ _LABELLED_DATA: Final = (DataLocationKind.PREPROCESSED, DataLocationKind.SERVER)
 
 def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
     """Find settings that load but cannot run yet; `server run` refuses them before anything starts."""
-    runnable = (
-        ("architecture", model.architecture, (Architecture.HF_LLAMA,), "; what runs: 'HfLlama'"),
-        ("checkpoint", model.checkpoint.kind, _RUNNABLE_CHECKPOINTS, "; what runs: 'Local', 'Hub', 'Gcs'"),
-    )
-    found = [
-        f"model.LLM.{key} {get_variant_name(kind)!r} cannot run yet{why}"
-        for key, kind, kinds, why in runnable
-        if kind not in kinds
-    ]
+    found: list[str] = []
+    if model.checkpoint.kind not in _RUNNABLE_CHECKPOINTS:
+        kind = get_variant_name(model.checkpoint.kind)
+        found.append(f"model.LLM.checkpoint {kind!r} cannot run yet; what runs: 'Local', 'Hub', 'Gcs'")
     if model.data_type is DataType.FINETUNING and model.data_location.kind not in _LABELLED_DATA:
         found.append(
             "model.LLM.data_type 'Finetuning' needs data with labels, which a data_location "

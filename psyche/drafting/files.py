@@ -43,7 +43,7 @@ DATA_FOLDER: Final = "data"
 WIDTH: Final = 100
 
 _MODEL_NOTES: Final = {
-    "model_type": "kind of the model; only Llama models can be trained",
+    "model_type": "kind of the model, as transformers names it; each has fields of its own",
     "vocab_size": "tokens of the vocabulary, at least the tokenizer's; a multiple of 64 is cut well into chunks",
     "hidden_size": "width of the model; num_attention_heads must divide it",
     "intermediate_size": "width of the inner layer; about 8/3 of hidden_size",
@@ -104,7 +104,7 @@ def write_run_file(answers: Answers, model: ModelChoice, data: DataChoice, plan:
     text.set(MetadataTable, {"name": answers.run_id, **size})
     text.open("model.LLM")
     data_type = "Finetuning" if data.has_labels else "Pretraining"
-    settings: dict[str, Value] = {"architecture": "HfLlama", "data_type": data_type}
+    settings: dict[str, Value] = {"architecture": "HfAuto", "data_type": data_type}
     text.set(LlmTable, {**settings, "max_seq_len": model.sequence_tokens,
                         "cold_start_warmup_steps": plan.cold_start_steps})  # fmt: skip
     _write_checkpoint(text, model.source)
@@ -205,7 +205,7 @@ def write_model_file(model: ModelChoice, tokenizer_path: Path | None) -> str:
     """The text of model.toml, from which first weights are made, with these files of a tokenizer beside them."""
     text = _Text()
     text.say(
-        "The shape of the model: fields of a Hugging Face Llama, written by `psyche init`. The weights in the folder "
+        "The shape of the model: fields of a Hugging Face config, written by `psyche init`. The weights in the folder "
         f"{MODEL_FOLDER} are made from it; after a change, remove that folder and make them again:"
     )
     tokenizer = "" if tokenizer_path is None else f" --tokenizer {shlex.quote(str(tokenizer_path.resolve()))}"

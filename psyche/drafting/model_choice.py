@@ -1,28 +1,33 @@
 """The model of a new run: a named size, whose weights are still to be made, or a folder that has them."""
 
+import json
+import math
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from psyche.config.places import MODELS
 from psyche.core.state.settings import Checkpoint
 from psyche.errors import ConfigError, StorageError, TrainerError
-from psyche.forecast.workload import compute_llama_shapes, count_elements, read_model_settings
-from psyche.modeling.model_check import ModelCheck, check_model_files
+from psyche.modeling.model_check import ModelCheck, check_model, check_model_files, find_differences
 from psyche.modeling.model_files import ModelFiles, read_small_files, use_model_files
+from psyche.modeling.trainer.describe import describe_model
 from psyche.storage.port import StorageOptions
 from psyche.telemetry.text import format_bytes, format_number
+from psyche.wire.trainer import CheckReply
 
 CONFIG_NAME: Final = "config.json"
 WEIGHTS_SUFFIX: Final = ".safetensors"
+MODEL_TYPE: Final = "mistral"  # of the named sizes: a plain decoder that other programs know
 VOCAB_STEP: Final = 64  # vocabularies of this step are cut into whole chunks; a prime one cannot be cut
 Settings = dict[str, str | int | float | bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of a Llama without its vocabulary; `is_tied`: the output layer is the embedding."""
+    """The shape of a dense model without its vocabulary; `is_tied`: the output layer is the embedding."""
 
     hidden: int
     inner: int
@@ -60,7 +65,7 @@ class ModelSize:
     recipe: Recipe
 
 
-# Heads have 64 dimensions from 20m on. 124m is as large as GPT-2 with its vocabulary; 1b is Llama 3.2 1B.
+# Heads have 64 dimensions from 20m on. 124m is as large as GPT-2 with its vocabulary.
 _ALL: Final = (
     ModelSize("1m", 900_000, Shape(128, 384, 4, 4, 4, is_tied=False, initializer_range=0.09),
               Recipe(128, 8, 500, 50, 1e-3, 30, 5, 3_000, chunk=16, topk=16, decay=0.95)),
@@ -77,7 +82,7 @@ SIZES: Final = {size.name: size for size in _ALL}
 def make_settings(size: ModelSize, vocab_size: int, end_id: int) -> Settings:
     shape = size.shape
     return {
-        "model_type": "llama",
+        "model_type": MODEL_TYPE,
         "vocab_size": vocab_size,
         "hidden_size": shape.hidden,
         "intermediate_size": shape.inner,
@@ -125,28 +130,47 @@ def choose_size(name: str, vocab_size: int, end_id: int) -> ModelChoice:
     size = SIZES[name]
     rounded = -(-vocab_size // VOCAB_STEP) * VOCAB_STEP
     settings = make_settings(size, rounded, end_id)
-    parameters = count_elements(compute_llama_shapes(settings, name))
+    described = _describe(name, json.dumps(settings).encode())
+    parameters = size.parameters if described is None else sum(map(math.prod, described.tensors.values()))
     length = size.recipe.sequence_tokens
     return ModelChoice(size, None, settings, parameters, rounded, length, size.recipe, length)
 
 
+def _describe(named: str, config: bytes) -> CheckReply | None:
+    """What transformers makes of a config; None: it is not installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / CONFIG_NAME
+        path.write_bytes(config)
+        try:
+            return describe_model(path)
+        except ConfigError as error:
+            raise ConfigError(f"--model {named}: {error}".replace(str(path), CONFIG_NAME)) from error
+
+
 def choose_folder(folder: Path) -> ModelChoice:
     check_model_folder(folder)
-    settings = read_model_settings(folder / CONFIG_NAME)
-    parameters = count_elements(compute_llama_shapes(settings, str(folder)))
-    recipe = find_recipe(parameters)
-    positions = _get_number(settings, "max_position_embeddings", recipe.sequence_tokens, folder)
-    vocab_size = _get_number(settings, "vocab_size", 0, folder)
-    return ModelChoice(
-        None, folder, {}, parameters, vocab_size, min(positions, recipe.sequence_tokens), recipe, positions
-    )  # fmt: skip
+    return replace(_choose(str(folder), check_model(folder), (folder / CONFIG_NAME).read_bytes()), folder=folder)
+
+
+def _choose(named: str, found: ModelCheck, config: bytes) -> ModelChoice:
+    """A model whose headers have been read; names and shapes are compared where transformers is installed."""
+    if found.problems:
+        raise ConfigError(f"--model {named}: {'; '.join(found.problems)}")
+    described, tensors = _describe(named, config), found.tensors or {}
+    if described and (wrong := find_differences(named, tensors, described.tensors, json.loads(config))):
+        raise ConfigError(f"--model {named}: {wrong}")
+    vocab_size = found.vocab_size or (described.vocab_size if described else 0)
+    recipe = find_recipe(found.parameters or 0)
+    positions = (described and described.positions) or recipe.sequence_tokens
+    length = min(positions, recipe.sequence_tokens)
+    return ModelChoice(None, None, {}, found.parameters or 0, vocab_size, length, recipe, positions)
 
 
 def choose_remote(named: str, source: Checkpoint, options: StorageOptions) -> tuple[ModelChoice, Mapping[str, bytes]]:
     """A model of the Hub or a bucket, and its small files; its config and the headers of its weights are read."""
 
     def look(files: ModelFiles) -> tuple[ModelCheck, Mapping[str, bytes], Checkpoint, str]:
-        check = check_model_files(files, 1)
+        check = check_model_files(files)
         sizes = files.get_sizes()
         about = f"{files.address}: {format_bytes(sum(sizes.values()))} in {format_number(len(sizes), 'file')}"
         return check, read_small_files(files), replace(source, revision=files.revision or source.revision), about
@@ -157,14 +181,8 @@ def choose_remote(named: str, source: Checkpoint, options: StorageOptions) -> tu
         raise ConfigError(f"--model {named}: is no folder here, and {error}") from error
     assert found is not None, "repositories and buckets are storages"
     check, small, pinned, about = found
-    if check.problems or check.sizes is None:
-        raise ConfigError(f"--model {named}: {'; '.join(check.problems)}")
-    parameters, sizes = check.parameters or 0, check.sizes
-    recipe = find_recipe(parameters)
-    length = min(sizes.max_positions, recipe.sequence_tokens)
-    return ModelChoice(
-        None, None, {}, parameters, sizes.vocab_size, length, recipe, sizes.max_positions, pinned, about
-    ), small  # fmt: skip
+    choice = _choose(named, check, small.get(CONFIG_NAME, b"{}"))
+    return replace(choice, source=pinned, about=about), small
 
 
 def check_model_folder(folder: Path) -> None:
@@ -176,10 +194,3 @@ def check_model_folder(folder: Path) -> None:
         raise ConfigError(f"--model {folder}: no {CONFIG_NAME} there; name the folder of a Hugging Face model")
     if not any(folder.glob(f"*{WEIGHTS_SUFFIX}")):
         raise ConfigError(f"--model {folder}: no {WEIGHTS_SUFFIX} file there; other formats are never read")
-
-
-def _get_number(settings: dict[str, Any], name: str, default: int, folder: Path) -> int:
-    value = settings.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"--model {folder}: {name} is {value!r}, must be a whole number above 0")
-    return value

@@ -1,20 +1,21 @@
 """The workload of a run's model: the size of its payloads, and the length of a sample.
 
 The simulated model is small; its payloads stand for those of the real model. Their size follows from the
-transform plan that the real trainer makes for the real tensors: exactly if a model.json or config.json gives
-their shapes, else estimated from the number of parameters alone.
+transform plan that the real trainer makes for the real tensors: exactly if transformers says what shapes a
+model.json or config.json leads to, else estimated from the number of parameters alone.
 """
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from psyche.config.load import LoadedRun
 from psyche.core.encoding.plan import compute_plan, get_payload_bytes
 from psyche.core.state.state import CheckpointKind, Model, Optimizer, OptimizerKind
 from psyche.errors import ConfigError
-from psyche.modeling.model_config import check_model_settings, get_sizes, list_tensors, read_model_fields
+from psyche.modeling.model_check import check_model
+from psyche.modeling.trainer.describe import describe_model
 from psyche.telemetry.text import format_count
 
 CONFIG_NAMES: Final = ("config.json", "model.json", "model.toml")
@@ -37,10 +38,18 @@ class Workload:
         return 4 * self.parameters
 
 
-def compute_llama_shapes(settings: dict[str, Any], place: str) -> Shapes:
-    """The trainable tensors of a Llama with these settings, as the trainer names and shapes them."""
-    check_model_settings(Path(place), settings)
-    return dict(list_tensors(get_sizes(settings)))
+def read_shapes(path: Path) -> Shapes:
+    """The trainable tensors of a model, as the trainer names and shapes them; without transformers, as its files do."""
+    if path.is_dir():
+        path = next((path / name for name in CONFIG_NAMES if (path / name).is_file()), path)
+    if (described := describe_model(path)) is not None:
+        return described.parameters
+    if tensors := check_model(path.parent).tensors:
+        return {name: tuple(dims) for name, dims in tensors.items()}
+    raise ConfigError(
+        f"{path}: transformers, which knows the tensors of such a model, is not installed -> --parameters 1e9, or "
+        "`pip install 'psyche-train[train]'`"
+    )
 
 
 def compute_even_shapes(parameters: int, chunk: int) -> Shapes:
@@ -67,7 +76,7 @@ def compute_workload(run: LoadedRun, *, parameters: int = 0, model_config: Path 
         raise ConfigError(f"--parameters {parameters}: must be a number of parameters up to {format_count(LARGEST)}")
     path = model_config or (None if parameters else find_model_config(run))
     if path is not None:
-        shapes, source = compute_llama_shapes(read_model_settings(path), str(path)), str(path)
+        shapes, source = read_shapes(path), str(path)
     else:
         parameters = parameters or run.metadata.num_parameters
         if not parameters:
@@ -89,10 +98,3 @@ def find_model_config(run: LoadedRun) -> Path | None:
     if checkpoint.kind is CheckpointKind.LOCAL:
         folders.insert(0, run.resolve(checkpoint.name))
     return next((f / name for f in folders for name in CONFIG_NAMES if (f / name).is_file()), None)
-
-
-def read_model_settings(path: Path) -> dict[str, Any]:
-    path = next((path / name for name in CONFIG_NAMES if (path / name).is_file()), path) if path.is_dir() else path
-    settings = read_model_fields(path)
-    check_model_settings(path, settings)
-    return settings

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers.models.llama import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.durable import describe_write_error, sync_file, write_file
-from psyche.errors import TrainerError
-from psyche.modeling.model import build_random_model, get_tensors, read_model_config
+from psyche.errors import TrainerError, UnusableModelError
+from psyche.modeling.architecture import Blueprint, build_loaded, read_blueprint
+from psyche.modeling.model import fill_tensor
+from psyche.modeling.model_check import find_differences
 from psyche.modeling.snapshot import (
     CONFIG_NAME,
     MANIFEST_NAME,
@@ -22,6 +24,7 @@ from psyche.modeling.snapshot import (
     MOMENTUM_NAME,
     TENSORS_NAME,
     SnapshotInfo,
+    compute_file_blob_id,
     compute_file_hash,
     get_file_entries,
     get_tensor_path,
@@ -31,7 +34,7 @@ from psyche.modeling.snapshot import (
     write_model_files,
 )
 from psyche.modeling.weights import get_bytes
-from psyche.wire.crypto import blake3_hash, blob_id_of
+from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, blob_id_of
 
 Progress = Callable[[], None]
 
@@ -75,22 +78,29 @@ def _write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], on_progres
     return entries
 
 
-def load_snapshot(info: SnapshotInfo, on_progress: Progress) -> LlamaForCausalLM:
+def load_snapshot(info: SnapshotInfo, on_progress: Progress, blueprint: Blueprint | None = None) -> PreTrainedModel:
     """Build the snapshot's model on the CPU with exactly its weights; every tensor is checked against the manifest."""
-    model = build_random_model(read_model_config(info.path / MODEL_NAME / CONFIG_NAME))
-    tensors = get_tensors(model)
-    expected = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
-    if [(entry.name, tuple(entry.dims)) for entry in info.entries] != expected:
-        raise TrainerError(f"snapshot {info.path}: its tensors do not match its config.json; use another snapshot")
-    for index, (entry, tensor) in enumerate(zip(info.entries, tensors.values(), strict=True)):
-        raw = get_tensor_path(info.path, index).read_bytes()
-        if blob_id_of(raw) != entry.blob_id:
-            raise TrainerError(f"snapshot {info.path}: the bytes of {entry.name} are damaged; use another snapshot")
-        values = np.frombuffer(raw, dtype="<f4").astype(np.float32).reshape(entry.dims)
-        with torch.no_grad():
-            tensor.copy_(torch.from_numpy(values))
+    config = info.path / MODEL_NAME / CONFIG_NAME
+    blueprint = blueprint or read_blueprint(config)
+    found = {entry.name: tuple(entry.dims) for entry in info.entries}
+    if wrong := find_differences(str(info.path / MODEL_NAME), found, blueprint.tensors, config):
+        raise UnusableModelError(f"snapshot {info.path}: {wrong}")
+    tensors: dict[str, torch.Tensor] = {}
+    for blob in info.blobs[: len(info.entries)]:
+        if compute_file_blob_id(blob.path) != (blob.size_bytes, blob.blob_id):
+            raise TrainerError(f"snapshot {info.path}: the bytes of {blob.name} are damaged; use another snapshot")
+        with blob.path.open("rb") as file:
+            tensors[blob.name] = fill_tensor(found[blob.name], iter(lambda: file.read(BLOB_CHUNK_BYTES), b""))
         on_progress()
-    return model
+    return build_loaded(blueprint, tensors, str(info.path))
+
+
+def map_tensors(info: SnapshotInfo) -> dict[str, torch.Tensor]:
+    """A snapshot's tensors as they lie on the disk, which reads what is used of them; nobody may change them."""
+    return {
+        blob.name: torch.from_numpy(np.memmap(blob.path, "<f4", "c", shape=tuple(entry.dims)))
+        for blob, entry in zip(info.blobs, info.entries, strict=False)
+    }
 
 
 def load_momentum(info: SnapshotInfo) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -1,70 +1,34 @@
-"""Llama models of transformers, built from a config or loaded from a folder; only safetensors, no remote code."""
+"""The values of a model: first weights, loading from a folder's files, and what is trained; no remote code."""
 
-import difflib
-import inspect
+import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.models.llama import LlamaConfig, LlamaForCausalLM
-from transformers.utils import logging
 
 from psyche.durable import naming
-from psyche.errors import ConfigError, TrainerError
-from psyche.modeling.model_config import check_model_settings, read_model_fields
-from psyche.modeling.snapshot import CONFIG_NAME
+from psyche.errors import ConfigError, TrainerError, UnusableModelError
+from psyche.modeling.architecture import (
+    Blueprint,
+    build_converted,
+    build_loaded,
+    build_random,
+    quiet,
+    read_blueprint,
+)
+from psyche.modeling.first_weights import StoredTensor, read_stored_tensors, read_values
+from psyche.modeling.model_check import describe_missing, find_differences
+from psyche.modeling.model_config import Dims
+from psyche.modeling.model_files import FolderFiles
+from psyche.modeling.snapshot import CONFIG_NAME, read_model_files
 
-WEIGHTS_PATTERN: Final = "*.safetensors"
-_NOTED_KEYS: Final = frozenset({"model_type", "architectures", "torch_dtype", "dtype", "transformers_version"})
-# Keys that transformers writes into a config in addition to the arguments of LlamaConfig.
-_LOAD_DTYPE: Final = torch.float32  # masters are fp32, whatever the dtype in the file
 _FP32_HOLDS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
-
-
-def read_model_config(path: Path) -> LlamaConfig:
-    """Read a `LlamaConfig` from a JSON or TOML file of llama fields, or from a model folder."""
-    path = path / CONFIG_NAME if path.is_dir() else path
-    settings = read_model_fields(path)
-    check_model_settings(path, settings)
-    known = set(inspect.signature(LlamaConfig).parameters) | _NOTED_KEYS | {"rope_theta", "rope_scaling", "head_dim"}
-    # A file written by transformers may have fields of other versions; in one written by hand they are mistakes.
-    if "transformers_version" not in settings:
-        for key in settings:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"model config {path}: unknown field {key!r}{hint}")
-    try:
-        return LlamaConfig(**{k: v for k, v in settings.items() if k not in _NOTED_KEYS})
-    except Exception as error:  # transformers raises errors of several libraries for bad values
-        raise ConfigError(f"model config {path}: {error}") from error
-
-
-def build_random_model(config: LlamaConfig, *, seed: int = 0) -> LlamaForCausalLM:
-    """Build an fp32 model with random weights on the CPU; torch's global generator is not changed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
-        return model.float()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide transformers' progress bars, which would garble ours."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def init_model(config_path: Path, out_dir: Path, seed: int, *, extra_files: Sequence[Path] = ()) -> int:
@@ -75,23 +39,44 @@ def init_model(config_path: Path, out_dir: Path, seed: int, *, extra_files: Sequ
     """
     if out_dir.exists() and any(out_dir.iterdir()):
         raise ConfigError(f"model folder {out_dir}: not empty; choose another or remove it")
-    config = read_model_config(config_path)
+    blueprint = read_blueprint(config_path)
     for file in extra_files:
         if file.name == "tokenizer.json":
-            _check_tokenizer(file, config.vocab_size)
-    model = build_random_model(config, seed=seed)
+            _check_tokenizer(file, blueprint.vocab_size)
+    write_model(build_random(blueprint, seed=seed), out_dir, extra_files)
+    return sum(map(math.prod, blueprint.tensors.values()))
+
+
+def write_model(model: PreTrainedModel, out_dir: Path, extra_files: Sequence[Path] = ()) -> None:
+    """Write a run's model: a Hugging Face folder with the names of memory (AR4); it appears whole or not at all."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out_dir.name}.tmp-", dir=out_dir.parent) as temporary:
         folder = Path(temporary) / "model"
         try:
-            with _quiet(), naming(out_dir):
-                model.save_pretrained(folder)
+            with quiet(), naming(out_dir):
+                model.save_pretrained(folder, save_original_format=False)
         except SafetensorError as error:  # in which the library wraps a full disk
             raise TrainerError(f"model folder {out_dir}: cannot be written: {error}") from error
         for file in extra_files:
             shutil.copyfile(file, folder / file.name)
         folder.rename(out_dir)  # replaces an empty folder
-    return count_parameters(get_parameters(model))
+
+
+def convert_model(source: Path, out_dir: Path) -> int:
+    """Write a model that transformers reads as one that a run can load (AR4); return the number of parameters.
+
+    The files get the names of memory, and fp32, which holds all values exactly.
+    """
+    if out_dir.exists() and any(out_dir.iterdir()):
+        raise ConfigError(f"model folder {out_dir}: not empty; choose another or remove it")
+    blueprint = read_blueprint(source)
+    model = build_converted(blueprint, source)
+    if wrong := find_differences(str(source), get_shapes(get_tensors(model)), blueprint.tensors, source / CONFIG_NAME):
+        raise TrainerError(wrong)
+    written = {CONFIG_NAME, "generation_config.json"}
+    small = [source / name for name in sorted(read_model_files(source).keys() - written)]
+    write_model(model, out_dir, small)
+    return count_parameters(get_tensors(model))
 
 
 def _check_tokenizer(file: Path, vocab_size: int) -> None:
@@ -108,31 +93,38 @@ def _check_tokenizer(file: Path, vocab_size: int) -> None:
         )
 
 
-def _check_folder(folder: Path) -> None:
-    if not (folder / CONFIG_NAME).is_file():
-        raise TrainerError(f"model folder {folder}: no {CONFIG_NAME}; make one with `psyche model init`")
-    if not any(folder.glob(WEIGHTS_PATTERN)):
-        raise TrainerError(
-            f"model folder {folder}: no .safetensors file (other formats can carry code and are never read)"
-        )
+def load_model(folder: Path, blueprint: Blueprint | None = None) -> PreTrainedModel:
+    """Load a local Hugging Face folder as fp32 on the CPU; nothing but the model itself is held in memory.
+
+    Raises:
+        TrainerError: files are missing or broken.
+        UnusableModelError: a value is not finite, or names and shapes are not those of the model (AR4).
+    """
+    files = FolderFiles(folder)
+    blueprint = blueprint or read_blueprint(folder)
+    names = files.get_sizes()
+    if not any(name.endswith(".safetensors") for name in names):
+        raise TrainerError(f"model folder {folder}: {describe_missing(names)}")
+    stored = read_stored_tensors(files)
+    found = {name: tensor.dims for name, tensor in stored.items()}
+    if wrong := find_differences(str(folder), found, blueprint.tensors, folder / CONFIG_NAME):
+        raise UnusableModelError(wrong)
+    return build_loaded(blueprint, {n: _read_tensor(files, n, t) for n, t in sorted(stored.items())}, str(folder))
 
 
-def load_model(folder: Path) -> LlamaForCausalLM:
-    """Load a local Hugging Face folder as fp32 on the CPU."""
-    _check_folder(folder)
-    config = read_model_config(folder)
-    try:
-        with _quiet():
-            model, report = cast("Any", LlamaForCausalLM).from_pretrained(
-                folder, config=config, dtype=_LOAD_DTYPE, use_safetensors=True, local_files_only=True,
-                output_loading_info=True,
-            )  # fmt: skip
-    except Exception as error:  # safetensors and transformers raise errors of many kinds for broken files
-        raise TrainerError(f"model folder {folder}: cannot be loaded: {error}") from error
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
-        if report.get(kind):
-            raise TrainerError(f"model folder {folder}: {kind.replace('_', ' ')}: {sorted(map(str, report[kind]))[:3]}")
-    return model
+def _read_tensor(files: FolderFiles, name: str, stored: StoredTensor) -> torch.Tensor:
+    return fill_tensor(stored.dims, read_values(files, name, stored))
+
+
+def fill_tensor(dims: Dims, parts: Iterable[bytes]) -> torch.Tensor:
+    """A tensor from parts of its fp32 little-endian bytes, of which one at a time is held beside it."""
+    tensor = torch.empty(dims, dtype=torch.float32)
+    raw = memoryview(tensor.reshape(-1).numpy().data).cast("B")
+    end = 0
+    for part in parts:
+        start, end = end, end + len(part)
+        raw[start:end] = part
+    return tensor
 
 
 def enable_checkpointing(model: PreTrainedModel) -> None:

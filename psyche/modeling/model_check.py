@@ -1,21 +1,22 @@
-"""Whether a run can train the model in a folder, by its config.json and the headers of its weight files; no torch."""
+"""Whether a run can train the model in a folder, by its config.json and the headers of its weight files; no torch.
+
+Transformers alone knows the names and shapes that a model has in memory. Whoever has asked it (`CheckReply`) passes
+them on as `expected`; the rest is checked without it.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from psyche.errors import ConfigError, TrainerError
 from psyche.modeling.first_weights import INDEX_NAME, WEIGHTS_NAME, read_stored_tensors
 from psyche.modeling.model_config import (
     MAX_CONFIG_BYTES,
     Dims,
-    LlamaSizes,
     check_model_settings,
-    check_positions,
-    get_sizes,
-    list_tensors,
+    get_vocab_size,
     parse_model_fields,
     read_model_fields,
 )
@@ -28,86 +29,83 @@ SHOWN: Final = 3  # tensors named in one message
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """The findings: `problems` (empty: there are none); `sizes` is None if the config cannot be used."""
+    """The findings: `problems` (empty: there are none), the size of the vocabulary, and of all tensors, if known."""
 
     problems: tuple[str, ...]
-    sizes: LlamaSizes | None = None
+    vocab_size: int | None = None
+    tensors: Mapping[str, Dims] | None = None
 
     @property
     def parameters(self) -> int | None:
-        return None if self.sizes is None else sum(math.prod(dims) for _, dims in list_tensors(self.sizes))
+        return None if self.tensors is None else sum(map(math.prod, self.tensors.values()))
 
 
-def check_model(path: Path, max_seq_len: int) -> ModelCheck:
-    """Check a model's folder, or a config file from which one is to be made, against a run; blocks on the disk."""
+def check_model(path: Path, expected: Mapping[str, Dims] | None = None) -> ModelCheck:
+    """Check a model's folder, or a config file from which one is to be made; blocks on the disk."""
     if path.is_dir():
-        return check_model_files(FolderFiles(path), max_seq_len)
+        return check_model_files(FolderFiles(path), expected)
     try:
-        return _check_settings(path, read_model_fields(path), max_seq_len)
+        settings = read_model_fields(path)
+        check_model_settings(path, settings)
+        return ModelCheck((), get_vocab_size(settings), expected)
     except ConfigError as error:
         return ModelCheck((str(error),))
 
 
-def check_model_files(files: ModelFiles, max_seq_len: int) -> ModelCheck:
-    """Check a model against a run; of the weights only the headers are read: names, shapes and the sizes of the files.
+def check_model_files(files: ModelFiles, expected: Mapping[str, Dims] | None = None) -> ModelCheck:
+    """Check a model; of the weights only the headers are read: names, shapes and the sizes of the files.
 
     Raises:
         StorageError, TrainerError: as `ModelFiles`.
     """
-    sizes_bytes = files.get_sizes()
-    if CONFIG_NAME not in sizes_bytes:
+    names = files.get_sizes()
+    if CONFIG_NAME not in names:
         return ModelCheck((f"model {files.address}: no {CONFIG_NAME}; make a model with `psyche model init`",))
     place = f"{files.address}/{CONFIG_NAME}"
-    if sizes_bytes[CONFIG_NAME] > MAX_CONFIG_BYTES:
+    if names[CONFIG_NAME] > MAX_CONFIG_BYTES:
         return ModelCheck((f"model config {place}: has more than {MAX_CONFIG_BYTES} bytes",))
     try:
-        settings = parse_model_fields(place, files.read(CONFIG_NAME, 0, sizes_bytes[CONFIG_NAME]))
-        check = _check_settings(place, settings, max_seq_len)
+        settings = parse_model_fields(place, files.read(CONFIG_NAME, 0, names[CONFIG_NAME]))
+        check_model_settings(place, settings)
     except ConfigError as error:
         return ModelCheck((str(error),))
-    assert check.sizes is not None, "settings that pass have sizes"
-    return replace(check, problems=(*check.problems, *_find_weight_problems(files, check.sizes)))
-
-
-def _check_settings(path: Path | str, settings: Mapping[str, Any], max_seq_len: int) -> ModelCheck:
-    check_model_settings(path, settings)
-    sizes = get_sizes(settings)
-    try:
-        check_positions(path, sizes.max_positions, max_seq_len)
-    except ConfigError as error:
-        return ModelCheck((str(error),), sizes)
-    return ModelCheck((), sizes)
-
-
-def _find_weight_problems(files: ModelFiles, sizes: LlamaSizes) -> list[str]:
-    names = files.get_sizes()
+    vocab_size = get_vocab_size(settings)
     if WEIGHTS_NAME not in names and INDEX_NAME not in names:
-        return [f"model {files.address}: {_describe_missing(names)}"]
+        return ModelCheck((f"model {files.address}: {describe_missing(names)}",), vocab_size)
     try:
-        found = _read_shapes(files)
+        found = {name: tensor.dims for name, tensor in read_stored_tensors(files).items()}
     except TrainerError as error:
-        return [f"model {files.address}: {str(error).removeprefix(f'{files.address}/')}; copy the file again"]
-    wrong = [
+        text = str(error).removeprefix(f"{files.address}/")
+        return ModelCheck((f"model {files.address}: {text}; copy the file again",), vocab_size)
+    wrong = "" if expected is None else find_differences(files.address, found, expected, settings)
+    return ModelCheck((wrong,) if wrong else (), vocab_size, found)
+
+
+def find_differences(
+    address: str, found: Mapping[str, Dims], expected: Mapping[str, Dims], settings: Mapping[str, object] | Path
+) -> str:
+    """AR4: how names and shapes in a model's files differ from those in memory, and the way out; empty: not at all."""
+    shapes = [
         f"{name} is {_format_dims(found[name])}, not {_format_dims(dims)}"
-        for name, dims in list_tensors(sizes)
-        if name in found and found[name] != dims
+        for name, dims in expected.items()
+        if name in found and tuple(found[name]) != tuple(dims)
     ]
-    missing = [name for name, _ in list_tensors(sizes) if name not in found]
-    advice = f"take the {CONFIG_NAME} and the weights from one model"
-    problems = [f"model {files.address}: {_list(wrong)} as {CONFIG_NAME} says; {advice}"] if wrong else []
-    if missing:
-        problems.append(f"model {files.address}: the weights lack {_list(missing)}; {advice}")
-    return problems
+    missing, extra = [n for n in expected if n not in found], [n for n in found if n not in expected]
+    parts = [(shapes, "{}"), (missing, "lacks {}"), (extra, "has {}, which is no part of the model")]
+    if not any(names for names, _ in parts):
+        return ""
+    if isinstance(settings, Path):
+        settings = read_model_fields(settings)
+    written = settings.get("transformers_version")
+    version = f"; {CONFIG_NAME} was written by transformers {written}: a client needs that version" if written else ""
+    return (
+        f"model {address}: AR4: {'; '.join(text.format(_list(names)) for names, text in parts if names)}, as this "
+        f"machine's transformers builds it from {CONFIG_NAME}{version}; a run's owner converts the model with "
+        f"`psyche model convert {address} NEW-FOLDER`"
+    )
 
 
-def _read_shapes(files: ModelFiles) -> dict[str, Dims]:
-    found = {name: tensor.dims for name, tensor in read_stored_tensors(files).items()}
-    if not any(name.startswith("model.") for name in found):  # saved without the head: transformers adds the prefix
-        found = {f"model.{name}": dims for name, dims in found.items()}
-    return found
-
-
-def _describe_missing(names: Iterable[str]) -> str:
+def describe_missing(names: Iterable[str]) -> str:
     others = sorted(name for name in names if name.endswith(OTHER_WEIGHTS))
     if others:
         return (

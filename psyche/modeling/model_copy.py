@@ -13,9 +13,9 @@ from psyche.core.state.state import ZERO32
 from psyche.durable import make_folder, sync_file, sync_folder
 from psyche.errors import StorageError, TrainerError
 from psyche.modeling.first_weights import INDEX_NAME, compute_weight_root, read_layout, read_stored_tensors
-from psyche.modeling.model_card import CARD_NAME
 from psyche.modeling.model_facts import WatchedFiles
 from psyche.modeling.model_files import FolderFiles, ModelFiles, StorageFiles, read_small_files
+from psyche.modeling.user_files import CARD_NAME
 from psyche.telemetry.text import format_bytes
 from psyche.wire.crypto import blake3_hash, compute_state_digest
 

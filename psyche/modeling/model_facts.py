@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.errors import TrainerError
@@ -14,8 +14,6 @@ from psyche.modeling.snapshot import CONFIG_NAME, get_file_entries
 from psyche.modeling.user_files import find_tokens
 from psyche.wire.crypto import blake3_hash, compute_state_digest
 from psyche.wire.tokenizer_files import TOKENIZER_NAME, read_json_table, read_token_ids
-
-_ANY_LENGTH: Final = 1  # of samples: the run that will have the model is not known
 
 
 class WatchedFiles:
@@ -112,7 +110,7 @@ def read_facts(files: ModelFiles, read_values: Callable[[int, int], None] | None
     sizes_bytes = known.get_sizes()
     tensors: Mapping[str, StoredTensor] = {}
     small: Mapping[str, bytes] = {}
-    chain, problems = b"", list(check_model_files(known, _ANY_LENGTH).problems)
+    chain, problems = b"", list(check_model_files(known).problems)
     try:
         layout = read_layout(known)
         tensors, small, chain = layout.tensors, layout.small, layout.chain

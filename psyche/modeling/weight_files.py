@@ -3,11 +3,9 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from psyche.core.state.state import ZERO32
 from psyche.durable import sync_file, write_file
 from psyche.modeling.first_weights import (
     CHAIN_KEY,
@@ -17,10 +15,9 @@ from psyche.modeling.first_weights import (
     read_stored_tensors,
     read_values,
 )
-from psyche.modeling.model_card import CARD_NAME
 from psyche.modeling.model_files import ModelFiles, read_small_files
 from psyche.modeling.snapshot import SnapshotInfo, read_snapshot_files, write_folder, write_model_files
-from psyche.modeling.user_files import build_user_files
+from psyche.modeling.user_files import CARD_NAME, build_user_files
 from psyche.wire.crypto import BLOB_CHUNK_BYTES
 
 MAX_SHARD_BYTES: Final = 5 << 30  # the largest weight file, as with the Hub's own tools
@@ -74,13 +71,10 @@ def _write_shard(path: Path, header: Mapping[str, object], parts: Iterable[bytes
     sync_file(path)
 
 
-def write_snapshot_folder(
-    path: Path, info: SnapshotInfo, card: str, *, dtype: str = "float32", max_shard_bytes: int = MAX_SHARD_BYTES
-) -> None:
+def write_snapshot_folder(path: Path, info: SnapshotInfo, card: str, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
     """Write a snapshot's weights as a Hugging Face folder; one that is there is replaced.
 
-    In float32 it is what the record's digest says: the run's own small files, and the chain digest in the metadata.
-    In bfloat16 it is for people: rounded, with completed small files.
+    It is what the record's digest says: names of memory, the run's own small files, the chain digest in the metadata.
     """
     paths = {blob.name: blob.path for blob in info.blobs[: len(info.entries)]}
 
@@ -89,9 +83,13 @@ def write_snapshot_folder(
             while chunk := file.read(BLOB_CHUNK_BYTES):
                 yield chunk
 
-    dims = {entry.name: entry.dims for entry in info.entries}
-    layout = _Layout(dims, read_snapshot_files(info), info.chain)
-    _write_folder(path, layout, read_fp32, card, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    with write_folder(path) as folder:
+        write_weights(
+            folder, {entry.name: entry.dims for entry in info.entries}, "F32", read_fp32,
+            metadata={CHAIN_KEY: info.chain.hex()}, max_shard_bytes=max_shard_bytes,
+        )  # fmt: skip
+        write_model_files(folder, read_snapshot_files(info))
+        write_file(folder / CARD_NAME, card.encode())
 
 
 def write_rounded_folder(path: Path, files: ModelFiles, card: str) -> None:
@@ -101,32 +99,10 @@ def write_rounded_folder(path: Path, files: ModelFiles, card: str) -> None:
         TrainerError: it has no weights that can be read.
     """
     tensors = read_stored_tensors(files)
-    layout = _Layout({name: tensor.dims for name, tensor in tensors.items()}, read_small_files(files), ZERO32)
-    _write_folder(path, layout, lambda name: read_values(files, name, tensors[name]), card, dtype="bfloat16")
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    dims: Mapping[str, Sequence[int]]
-    small: Mapping[str, bytes]
-    chain: bytes
-
-
-def _write_folder(
-    path: Path, layout: _Layout, read_fp32: Callable[[str], Iterable[bytes]], card: str, *, dtype: str,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> None:  # fmt: skip
-    is_exact = dtype == "float32"
-
-    def read_wanted(name: str) -> Iterable[bytes]:
-        return read_fp32(name) if is_exact else map(_round, read_fp32(name))
-
     with write_folder(path) as folder:
-        write_weights(
-            folder, layout.dims, "F32" if is_exact else "BF16", read_wanted,
-            metadata={CHAIN_KEY: layout.chain.hex()}, max_shard_bytes=max_shard_bytes,
-        )  # fmt: skip
-        write_model_files(folder, layout.small if is_exact else build_user_files(layout.small, dtype))
+        dims = {name: tensor.dims for name, tensor in tensors.items()}
+        write_weights(folder, dims, "BF16", lambda name: map(_round, read_values(files, name, tensors[name])))
+        write_model_files(folder, build_user_files(read_small_files(files), "bfloat16"))
         write_file(folder / CARD_NAME, card.encode())
 
 

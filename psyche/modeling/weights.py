@@ -6,8 +6,6 @@ import torch
 
 from psyche.core.encoding.manifest import FileEntry, TensorEntry, compute_slice_chunks, encode_manifest, encode_slice
 from psyche.core.state.limits import FULL_DIGEST_MAX_PARAMETERS, HASH_BYTES
-from psyche.errors import UnusableModelError
-from psyche.modeling.first_weights import NOT_FINITE
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, blob_id_of
 
 _CHUNK_ELEMENTS = BLOB_CHUNK_BYTES // 4
@@ -18,13 +16,6 @@ def get_bytes(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().to("cpu", torch.float32).contiguous().reshape(-1)
     array = flat.numpy().astype("<f4", copy=False)
     return memoryview(array.data).cast("B")
-
-
-def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise UnusableModelError, naming the tensor, if a value is not finite."""
-    for name, tensor in tensors.items():
-        if not bool(tensor.isfinite().all()):
-            raise UnusableModelError(f"{name} {NOT_FINITE}")
 
 
 def compute_entries(

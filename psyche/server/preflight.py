@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +14,7 @@ from psyche.data.provider import open_files, open_local
 from psyche.errors import ConfigError, DataError, StorageError, StorageRefused, TrainerError
 from psyche.modeling.model_check import ModelCheck, check_model, check_model_files
 from psyche.modeling.model_files import REMOTE, use_model_files
+from psyche.modeling.trainer.describe import describe_model
 from psyche.server.run import read_first_model
 from psyche.storage.port import StorageOptions
 
@@ -39,7 +39,7 @@ def validate_run(
     """Check a run's configuration as `validate_config` does, and what is on this machine of its model and data.
 
     Blocks on the disk: of tokens at most 256 MiB are read, of weights only headers, unless `reads_weights`. Then the
-    headers of a repository or bucket are read too.
+    headers of a repository or bucket are read too, and transformers is asked where it is installed; not within trio.
     """
     report = validate_config(state, data_config, data_manifest)
     if report.run is None:
@@ -56,9 +56,8 @@ def validate_run(
 
 def _check_remote_model(run: LoadedRun, storage: StorageOptions | None) -> tuple[list[Problem], list[str]]:
     """Problems of a model in a repository or bucket, and what kept it from being checked."""
-    check = partial(check_model_files, max_seq_len=run.model.max_seq_len)
     try:
-        found = use_model_files(run.model.checkpoint, None, check, storage)
+        found = use_model_files(run.model.checkpoint, None, check_model_files, storage)
     except (StorageRefused, TrainerError) as error:
         return [run.make_problem(_CHECKPOINT, str(error))], []
     except (StorageError, ImportError) as error:
@@ -70,7 +69,11 @@ def _find_weight_problems(run: LoadedRun) -> Iterator[Problem]:
     """Find values of which a new run's server would make no digest; what else it lacks, it says itself."""
     if run.model.checkpoint.kind in REMOTE:
         return  # all of them would have to be downloaded
+    path = _find_model(run)
     try:
+        described = None if path is None else describe_model(path, run.model.max_seq_len)
+        if path is not None and described is not None and (found := check_model(path, described.tensors).problems):
+            raise ConfigError("; ".join(found))
         read_first_model(run.model, run.model_folder)
     except ConfigError as error:
         yield run.make_problem(_CHECKPOINT, str(error))
@@ -88,7 +91,7 @@ def find_file_problems(run: LoadedRun, data: LoadedData | None) -> list[Problem]
     model = _check_model(run)
     problems = [run.make_problem(_CHECKPOINT, text) for text in model.problems]
     named = run.metadata.vocab_size
-    actual = model.sizes.vocab_size if model.sizes else None
+    actual = model.vocab_size
     if actual and named and actual != named:
         problems.append(run.make_problem(_VOCABULARY, f"is {named}, the model's is {actual}", f"vocab_size = {actual}"))
     return [*problems, *_find_data_problems(run, data, actual or named or None)]
@@ -96,13 +99,17 @@ def find_file_problems(run: LoadedRun, data: LoadedData | None) -> list[Problem]
 
 def _check_model(run: LoadedRun) -> ModelCheck:
     """Check the first weights, or what they are to be made from; nothing where neither is here."""
+    path = _find_model(run)
+    return ModelCheck(()) if path is None else check_model(path)
+
+
+def _find_model(run: LoadedRun) -> Path | None:
     if run.model.checkpoint.kind is not CheckpointKind.LOCAL:
-        return ModelCheck(())  # `_check_remote_model`
+        return None  # `_check_remote_model`
     folder = run.resolve(run.model.checkpoint.name)
     configs = (run.folder / name for name in MODEL_CONFIGS)
     is_here = folder.exists() or folder.is_symlink()  # of a link that leads nowhere, the check says so
-    path = folder if is_here else next((config for config in configs if config.is_file()), None)
-    return ModelCheck(()) if path is None else check_model(path, run.model.max_seq_len)
+    return folder if is_here else next((config for config in configs if config.is_file()), None)
 
 
 def _find_other_data(run: LoadedRun, rows: "TokenRows | PreparedRows") -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from psyche.errors import ConfigError
 HELD_OUT_ROWS: Final = 256
 ROWS_AT_ONCE: Final = 16
 TOP_K: Final = 40
+UNLIMITED_TOKENS: Final = 2_048
 SMALL_PARAMETERS: Final = 20_000_000  # in smaller models, threads wait for each other longer than they compute
 
 
@@ -68,12 +69,17 @@ def sample_model(
     return Sample(prompt, written, text, loss)
 
 
+def get_positions(model: Any) -> int:
+    """The longest context; of a model without a limit, what suits its users."""
+    return int(getattr(model.config, "max_position_embeddings", None) or UNLIMITED_TOKENS)
+
+
 @torch.no_grad()
 def write_tokens(model: Any, start: torch.Tensor, tokens: int, temperature: float) -> torch.Tensor:
     """`start` [1, n] continued by `tokens` ids; the context is at most the model's trained length."""
     ids = start
     for _ in range(tokens):
-        logits = model(ids[:, -model.config.max_position_embeddings :]).logits[0, -1]
+        logits = model(ids[:, -get_positions(model) :]).logits[0, -1]
         if temperature <= 0:
             chosen = logits.argmax().reshape(1)
         else:
@@ -85,7 +91,7 @@ def write_tokens(model: Any, start: torch.Tensor, tokens: int, temperature: floa
 
 @torch.no_grad()
 def compute_held_out_loss(model: Any, path: Path) -> float:
-    length = int(model.config.max_position_embeddings)
+    length = get_positions(model)
     ids = np.fromfile(path, dtype="<u2").astype(np.int64)
     rows = len(ids) // length
     if rows == 0:

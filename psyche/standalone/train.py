@@ -9,29 +9,30 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers.models.llama import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from psyche.config.places import parse_model
 from psyche.core.committee.schedule import compute_learning_rate
 from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.data.bytes_tokenizer import VOCAB_SIZE, write_tokenizer
 from psyche.errors import ConfigError, StorageError
+from psyche.modeling.architecture import Blueprint, read_blueprint
 from psyche.modeling.device import select_device
 from psyche.modeling.export import export_model
 from psyche.modeling.model import (
-    WEIGHTS_PATTERN,
     count_parameters,
     enable_checkpointing,
     get_parameters,
+    get_tensors,
     init_model,
     load_model,
-    read_model_config,
 )
-from psyche.modeling.model_card import format_card
 from psyche.modeling.model_copy import Progress
 from psyche.modeling.snapshot import read_model_files
 from psyche.modeling.trainer.batch import evaluate
 from psyche.modeling.trainer.memory import Fitting, Setup, Step
+from psyche.modeling.trainer.trial import try_model
+from psyche.modeling.user_files import format_card
 from psyche.standalone.corpus import Corpus
 from psyche.standalone.settings import OptimizerName, TrainSettings
 from psyche.standalone.sources import ReadingLoop, fetch_model
@@ -85,25 +86,27 @@ def train_model(
         torch.set_num_threads(settings.threads)
     device = select_device(settings.device)
     with ReadingLoop() as loop:
-        model, files = _get_model(settings, device, loop, on_read)
+        blueprint, model, files = _get_model(settings, device, loop, on_read)
         nn.Module.to(model, device)
         model.train()
         if settings.activation_checkpointing:
             enable_checkpointing(model)
         parameters = get_parameters(model)
-        result = _Training(settings, model, parameters, device, loop).execute(on_progress)
+        try_model(model, parameters, blueprint.vocab_size, settings.sequence_length, device)
+        result = _Training(settings, model, parameters, blueprint, device, loop).execute(on_progress)
     if settings.out is not None:
-        export_model(settings.out, parameters, files, "float32", build_training_card(settings, result))
+        card = build_training_card(settings, result)
+        export_model(settings.out, get_tensors(model), files, "float32", card, blueprint)
     return result
 
 
-def _check_memory(model: Path, settings: TrainSettings, device: torch.device) -> None:
+def _check_memory(blueprint: Blueprint, settings: TrainSettings, device: torch.device) -> None:
     is_distro = settings.optimizer is OptimizerName.DISTRO
     optimizer = Optimizer(
         kind=OptimizerKind.DISTRO if is_distro else OptimizerKind.ADAMW, compression_chunk=settings.chunk,
         compression_topk=settings.topk, compression_decay=settings.decay, quantize_1bit=not settings.values,
     )  # fmt: skip
-    step = Step(read_model_config(model), optimizer, settings.sequence_length, peers=settings.peers)
+    step = Step(blueprint.config, optimizer, settings.sequence_length, peers=settings.peers)
     share = -(-settings.total_batch // settings.peers)
     Fitting(step, device).fit(Setup(settings.micro_batch or share, settings.activation_checkpointing), share)
 
@@ -118,17 +121,22 @@ def build_training_card(settings: TrainSettings, result: TrainResult) -> str:
         ("held-out loss", loss),
         ("numbers", "float32"),
     )
-    return format_card(Path(settings.model).name, "A Llama that was trained with `psyche train` on one machine.", rows)
+    return format_card(Path(settings.model).name, "A model that was trained with `psyche train` on one machine.", rows)
 
 
 def _get_model(
     settings: TrainSettings, device: torch.device, loop: ReadingLoop, on_read: Progress
-) -> tuple[LlamaForCausalLM, dict[str, bytes]]:  # fmt: skip
+) -> tuple[Blueprint, PreTrainedModel, dict[str, bytes]]:  # fmt: skip
     """The model and the files that an export needs; the weights are random from the seed if there are none yet."""
+
+    def load(folder: Path) -> tuple[Blueprint, PreTrainedModel, dict[str, bytes]]:
+        blueprint = read_blueprint(folder, settings.sequence_length)
+        _check_memory(blueprint, settings, device)
+        return blueprint, load_model(folder, blueprint), read_model_files(folder)
+
     named = Path(settings.model)
-    if named.is_dir() and any(named.glob(WEIGHTS_PATTERN)):
-        _check_memory(named, settings, device)
-        return load_model(named), read_model_files(named)
+    if named.is_dir() and any(named.glob("*.safetensors")):
+        return load(named)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
         if (source := parse_model(str(settings.model))) is not None:
@@ -136,27 +144,28 @@ def _get_model(
                 loop.call(fetch_model, source, folder, settings.storage, on_read)
             except StorageError as error:
                 raise ConfigError(f"--model {settings.model}: is no folder here, and {error}") from error
-            _check_memory(folder, settings, device)
-            return load_model(folder), read_model_files(folder)
-        _check_memory(named, settings, device)
+            return load(folder)
         tokenizer = Path(temporary) / "tokenizer"
-        if read_model_config(named).vocab_size == VOCAB_SIZE:
+        blueprint = read_blueprint(named, settings.sequence_length)
+        _check_memory(blueprint, settings, device)  # before weights are made
+        if blueprint.vocab_size == VOCAB_SIZE:
             write_tokenizer(tokenizer)
         init_model(named, folder, settings.seed, extra_files=sorted(tokenizer.glob("*")))
-        return load_model(folder), read_model_files(folder)
+        return blueprint, load_model(folder, blueprint), read_model_files(folder)
 
 
 class _Training:
     def __init__(
         self,
         settings: TrainSettings,
-        model: LlamaForCausalLM,
+        model: PreTrainedModel,
         parameters: Mapping[str, nn.Parameter],
+        blueprint: Blueprint,
         device: torch.device,
         loop: ReadingLoop,
     ) -> None:
         self._settings, self._model, self._device = settings, model, device
-        self._corpus = Corpus(settings, model.config.vocab_size, loop)
+        self._corpus = Corpus(settings, blueprint.vocab_size, loop)
         self._parameters = count_parameters(parameters)
         self._schedule = settings.schedule.make(settings.steps)
         stepper = AdamWStepper if settings.optimizer is OptimizerName.ADAMW else DistroStepper

@@ -18,13 +18,29 @@ class SentResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckRequest(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
-    """Ask, before anything is loaded, whether the trainer can compute on a device of its machine."""
+    """Ask, before anything is loaded, whether the trainer can compute on a device of its machine.
+
+    With `config`, the path of a config.json or of a model folder, it also asks what transformers makes of it for
+    sequences of `max_seq_len` (0: of any length).
+    """
 
     device: str
+    config: str = ""
+    max_seq_len: int = 0
 
 
 class CheckReply(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
+    """The device; and of a model the names and shapes in memory of what is trained and of persistent buffers."""
+
     device: str
+    parameters: dict[str, tuple[int, ...]] = {}
+    buffers: dict[str, tuple[int, ...]] = {}
+    vocab_size: int = 0
+    positions: int | None = None
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        return {**self.parameters, **self.buffers}
 
 
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
@@ -67,7 +83,7 @@ class LoadReply(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     `plan` is the transform plan's canonical bytes (`core.encoding.plan`), `weight_root` the full weight part
     of the state digest, which covers the model's small files too (S2), `numeric_class` that of this device,
     `chain` the c of a snapshot (32 zero bytes for other sources), `train_count` the number of batches trained
-    with this momentum.
+    with this momentum, `notices` what the trainer does otherwise than config.json says (AR5, AR7).
     """
 
     plan: bytes
@@ -79,6 +95,7 @@ class LoadReply(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     chain: bytes
     train_count: int
     prev_commitment: bytes = bytes(32)
+    notices: tuple[str, ...] = ()
 
 
 class TrainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
@@ -149,7 +166,8 @@ class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot")
     """Write the current weights to disk.
 
     kind "resume": fp32 tensors as one file each, manifest, momentum, sent values, chain, digest.
-    kind "export": a Hugging Face folder with the tokenizer; `dtype` is that of its numbers, `card` its README.md.
+    kind "export": a Hugging Face folder with the tokenizer; `dtype` is that of its numbers, `card` its README.md. With
+    `source` a resume snapshot's weights are written, of a run with `max_seq_len`, and not the current ones.
     `decided` are the record's decisions on this client's results since the last train; a resume snapshot keeps them.
     """
 
@@ -163,6 +181,8 @@ class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot")
     prev_commitment: bytes = bytes(32)
     dtype: str = "float32"
     card: str = ""
+    source: str = ""
+    max_seq_len: int = 0
     decided: tuple[SentResult, ...] = ()
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import typer.main
 from kits.commands import call, refuse, run
-from safetensors.numpy import save_file
+from kits.models import write_header
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -34,7 +34,8 @@ from psyche.data.local import TokenRows
 from psyche.data.provider import open_local
 from psyche.data.tokenize import tokenize
 from psyche.drafting.model_choice import SIZES
-from psyche.forecast.workload import compute_llama_shapes, count_elements, read_model_settings
+from psyche.forecast.workload import count_elements, read_shapes
+from psyche.modeling.model_config import read_model_fields
 from psyche.server.preflight import validate_run
 from psyche.testnet.backends import get_bootstrap_address
 
@@ -83,9 +84,7 @@ def make_model(folder: Path) -> Path:
     at = folder / "their-model"
     write_tokenizer(at)
     (at / "config.json").write_text(json.dumps(SETTINGS))
-    tensors = {name: np.zeros(dims, np.float32)
-               for name, dims in compute_llama_shapes(SETTINGS, "test").items()}  # fmt: skip
-    save_file(tensors, at / "model.safetensors")
+    write_header(at / "model.safetensors", SETTINGS)
     (at / "training_args.bin").write_bytes(b"code")
     return at
 
@@ -109,8 +108,8 @@ def test_a_run_of_every_size_on_every_kind_of_data_is_valid_at_once(
     folder = tmp_path / "own-run"
     call("init", folder, "--model", size, "--data", kind(tmp_path), "--no-prepare", "--yes")
     assert_valid(folder)
-    settings = read_model_settings(folder / "model.toml")
-    shapes = compute_llama_shapes(settings, "test")
+    settings = read_model_fields(folder / "model.toml")
+    shapes = read_shapes(folder / "model.toml")
     least, most = PARAMETERS[size]
     assert least < count_elements(shapes) < most
     assert settings["hidden_size"] % settings["num_attention_heads"] == 0
@@ -244,7 +243,7 @@ def test_a_model_has_the_vocabulary_and_the_end_token_of_its_tokenizer(tmp_path:
     folder, tokenizer, text = tmp_path / "r", make_tokenizer(tmp_path), tmp_path / "words.txt"
     text.write_text("w7 w8 w9 " * 500)
     result = call("init", folder, "--tokenizer", tokenizer, "--data", text, "--no-prepare", "--yes")
-    settings = read_model_settings(folder / "model.toml")
+    settings = read_model_fields(folder / "model.toml")
     assert (settings["vocab_size"], settings["eos_token_id"]) == (1_024, 999), "rounded up to whole chunks"
     assert result.output.count(f"--tokenizer '{tokenizer}'") == 2, "for the tokens and for the weights"
     assert f"--tokenizer '{tokenizer}'" in (folder / "model.toml").read_text()
@@ -421,8 +420,8 @@ def make_wrong_model(folder: Path, **changes: object) -> tuple[object, ...]:
         (make_large_ids, "{}/ids/a.npy: token 256 at position 256"),
         (make_one_of_several, "other files of tokens (b.npy)"),
         # The owner's folder is named, not the copy that is gone.
-        (partial(make_wrong_model, model_type="qwen2"), "'qwen2'"),
-        (partial(make_wrong_model, vocab_size=4_000), "{}/their-model: model.embed_tokens.weight is"),
+        (partial(make_wrong_model, model_type="gpt_2"), "model_type 'gpt_2'"),
+        (partial(make_wrong_model, vocab_size=4_000), "{}/their-model: AR4: model.embed_tokens.weight is"),
         (partial(make_wrong_model, vocab_size=100), "--tokenizer {}/their-model"),
     ],
 )

@@ -15,9 +15,14 @@ async def test_nobody_waits_for_a_client_that_never_can_take_part(make_run: Make
     """The server lacks the model, so that the record does not say which one it is (S11)."""
     config = make_run(init_min_clients=1)
     (config / "model").unlink()
-    write_model_folder(tmp_path / "root" / "model", vocab_size=256, model_type="qwen2")
+    write_model_folder(
+        tmp_path / "root" / "model",
+        vocab_size=256,
+        max_position_embeddings=16,
+        rope_scaling={"rope_type": "dynamic", "factor": 2.0},
+    )
     cases = {
-        "client-1": (["--local-root", str(tmp_path / "root")], "model_type is 'qwen2', only 'llama' is supported"),
+        "client-1": (["--local-root", str(tmp_path / "root")], "AR7: max_position_embeddings is 16, below"),
         "client-2": (["--device", "cuda:99"], "device 'cuda:99': this machine has"),
     }
     async with open_cluster(tmp_path / "cluster", config) as cluster:

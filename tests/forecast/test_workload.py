@@ -6,49 +6,42 @@ from pathlib import Path
 
 import pytest
 from forecast_kit import ROOT, RUN
+from kits.models import write_config, write_model_folder
 
 from psyche.config.load import load_run
-from psyche.core.encoding.plan import compute_plan
 from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.errors import ConfigError
 from psyche.forecast.workload import (
     compute_even_shapes,
-    compute_llama_shapes,
     compute_payload_bytes,
     compute_workload,
     count_elements,
-    read_model_settings,
+    read_shapes,
 )
+from psyche.modeling.trainer import describe
 
 DISTRO = Optimizer(
     OptimizerKind.DISTRO, compression_decay=0.999, compression_topk=8, compression_chunk=64, quantize_1bit=True
 )
 LLAMA_1B = {
-    "vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
-    "num_attention_heads": 32, "num_key_value_heads": 4,
+    "model_type": "llama", "vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 5632,
+    "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"tie_word_embeddings": True}, {"num_key_value_heads": 2}, {"attention_bias": True, "mlp_bias": True}],
-)
-def test_the_plan_is_the_one_that_the_real_trainer_makes(changes: dict[str, object], tmp_path: Path) -> None:
-    from psyche.modeling.model import build_random_model, read_model_config
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v3"])
+def test_the_plan_is_the_one_that_the_real_trainer_makes(family: str, tmp_path: Path) -> None:
+    from psyche.modeling.architecture import build_random, read_blueprint
 
-    settings = json.loads((ROOT / "config" / "demo" / "model.json").read_text()) | changes
-    (tmp_path / "model.json").write_text(json.dumps(settings))
-    model = build_random_model(read_model_config(tmp_path / "model.json"))
-    real = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    ours = compute_llama_shapes(settings, "model.json")
-    assert count_elements(ours) == count_elements(real)
-    groups = [compute_plan(shapes, 64, 8, one_bit=True).groups for shapes in (ours, real)]
-    assert [(g.edges, g.chunks) for g in groups[0]] == [(g.edges, g.chunks) for g in groups[1]]
-    assert compute_payload_bytes(ours, DISTRO) == compute_payload_bytes(real, DISTRO)
+    config = write_config(tmp_path / "config.json", family)
+    real = {name: tuple(one.shape) for name, one in build_random(read_blueprint(config)).named_parameters()}
+    assert read_shapes(tmp_path) == dict(sorted(real.items()))
+    assert compute_payload_bytes(read_shapes(config), DISTRO) == compute_payload_bytes(real, DISTRO)
 
 
-def test_the_number_of_parameters_alone_gives_nearly_the_same_size() -> None:
-    shapes = compute_llama_shapes(LLAMA_1B, "x")
+def test_the_number_of_parameters_alone_gives_nearly_the_same_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_1B))
+    shapes = read_shapes(tmp_path)
     assert count_elements(shapes) == pytest.approx(1.1e9, rel=0.01)
     guessed = compute_payload_bytes(compute_even_shapes(count_elements(shapes), 64), DISTRO)
     assert guessed == pytest.approx(compute_payload_bytes(shapes, DISTRO), rel=0.01)
@@ -80,15 +73,24 @@ def test_an_optimizer_that_sends_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("{", "is not JSON"), ("[]", "must be a table"), ('{"model_type": "gpt2"}', "model_type is 'gpt2', only 'llama'")],
+    [
+        ("{", "is not JSON"),
+        ("[]", "must be a table"),
+        ('{"model_type": "gpt_2"}', "AR1: model_type 'gpt_2'"),
+    ],
 )
 def test_a_model_config_that_says_nothing_is_refused(text: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=told):
-        read_model_settings(tmp_path / "config.json")
+        read_shapes(tmp_path / "config.json")
 
 
-@pytest.mark.parametrize("value", [0, -1, "x", True, 1.5])
-def test_a_setting_that_is_no_count_is_named(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"c.json: hidden_size is"):
-        compute_llama_shapes(LLAMA_1B | {"hidden_size": value}, "c.json")
+def test_without_transformers_the_sizes_are_those_in_the_model_s_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describe, "find_spec", lambda _name: None)
+    folder = write_model_folder(tmp_path / "model")
+    assert read_shapes(folder)["model.norm.weight"] == (32,)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="is not installed -> --parameters 1e9"):
+        read_shapes(folder)

@@ -45,7 +45,7 @@ from independent_trainer import (
 from kits.reader import Page
 from kits.run_files import MODEL
 from kits.runs import build_run
-from transformers.models.llama import LlamaConfig
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 from psyche.core.committee.assignment import compute_assignments
 from psyche.core.committee.elections import get_witnesses
@@ -59,7 +59,7 @@ from psyche.data.permutation import Permutation
 from psyche.errors import WireError
 from psyche.modeling.distro import codec
 from psyche.modeling.distro.optimizer import Distro
-from psyche.modeling.model import build_random_model, get_parameters, get_shapes
+from psyche.modeling.model import get_parameters, get_shapes
 from psyche.modeling.trainer.batch import compute_gradients
 from psyche.wire.crypto import blake3_hash
 
@@ -391,7 +391,9 @@ def try_read(plan: psyche_plan.TransformPlan, body: bytes) -> list[list[Entries]
 
 def test_a_real_members_payload_is_decoded_and_applied_alike() -> None:
     """Two trainers train a Llama for three rounds; the independent peer follows their weights bit by bit."""
-    model = build_random_model(LlamaConfig(**{k: v for k, v in MODEL.items() if k != "architectures"}), seed=3)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = LlamaForCausalLM(LlamaConfig(**{k: v for k, v in MODEL.items() if k != "architectures"}))
     parameters = get_parameters(model)
     theirs = psyche_plan.compute_plan(get_shapes(parameters), 16, 16, one_bit=True)
     trainers = [Distro(parameters, theirs, 0.95) for _ in range(2)]

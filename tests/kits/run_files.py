@@ -3,7 +3,7 @@
 import contextlib
 import json
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -96,14 +96,14 @@ def choose_neighbours() -> int:
             return port
 
 
-def write_model(folder: Path) -> Path:
+def write_model(folder: Path, fields: Mapping[str, object] = MODEL) -> Path:
     """Write initial weights and a tokenizer as `psyche model init` does, without a process of its own."""
     from psyche.data.bytes_tokenizer import write_tokenizer
     from psyche.modeling.model import init_model
 
     config, tokenizer = folder / "model.json", folder / "tokenizer"
     folder.mkdir(parents=True)
-    config.write_text(json.dumps(MODEL))
+    config.write_text(json.dumps(fields))
     write_tokenizer(tokenizer)
     init_model(config, folder / "model", 7, extra_files=sorted(tokenizer.iterdir()))
     return folder / "model"

@@ -9,6 +9,7 @@ from psyche.core.state.state import Model, Optimizer, OptimizerKind
 from psyche.wire.trainer import LoadRequest
 
 TINY = {
+    "model_type": "llama",
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,

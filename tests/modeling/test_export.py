@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 
 from psyche.data.bytes_tokenizer import write_tokenizer
 from psyche.errors import TrainerError
+from psyche.modeling.architecture import build_random, read_blueprint
 from psyche.modeling.export import export_model
 from psyche.modeling.first_weights import INDEX_NAME
-from psyche.modeling.model import build_random_model, get_tensors, init_model, load_model, read_model_config
-from psyche.modeling.model_card import format_card
+from psyche.modeling.model import get_tensors, init_model, load_model
 from psyche.modeling.snapshot import read_model_files
+from psyche.modeling.user_files import format_card
 
 CARD = format_card("A title", "What it is.", [("run", "a | b"), ("steps", "240")])
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -33,7 +34,7 @@ def byte_model(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 def write_export(source: Path, target: Path, dtype: str = "bfloat16", **more: Any) -> dict[str, torch.Tensor]:
     tensors = get_tensors(load_model(source))
-    export_model(target, tensors, read_model_files(source), dtype, CARD, **more)
+    export_model(target, tensors, read_model_files(source), dtype, CARD, read_blueprint(source), **more)
     return tensors
 
 
@@ -67,10 +68,12 @@ def test_a_large_model_is_written_in_files_that_transformers_reads(byte_model: P
 
 def test_an_export_copies_one_tensor_at_a_time(tiny_config: Path, tmp_path: Path) -> None:
     """The largest tensor may be copied, not the model."""
-    config = read_model_config(tiny_config)
-    config.num_hidden_layers, config.hidden_size, config.intermediate_size = 8, 128, 1_024
-    tensors = get_tensors(build_random_model(config))
-    sizes = [2 * t.numel() for t in tensors.values()]
+    sizes = {"num_hidden_layers": 8, "hidden_size": 128, "intermediate_size": 1_024}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(tiny_config.read_text()) | sizes))
+    blueprint = read_blueprint(config)
+    tensors = get_tensors(build_random(blueprint))
+    halves = [2 * t.numel() for t in tensors.values()]
     seen: list[int] = []
     alive: list[weakref.ref[torch.Tensor]] = []
     rounded = torch.Tensor.to
@@ -83,9 +86,9 @@ def test_an_export_copies_one_tensor_at_a_time(tiny_config: Path, tmp_path: Path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "to", watch)
-        export_model(tmp_path / "e", tensors, {"config.json": b"{}"}, "bfloat16", CARD)
-    assert len(seen) == len(sizes)
-    assert max(seen) <= 2 * max(sizes) < sum(sizes) / 4
+        export_model(tmp_path / "e", tensors, {"config.json": b"{}"}, "bfloat16", CARD, blueprint)
+    assert len(seen) == len(halves)
+    assert max(seen) <= 2 * max(halves) < sum(halves) / 4
 
 
 def test_float16_is_refused_where_it_would_write_infinity(byte_model: Path, tmp_path: Path) -> None:
@@ -94,9 +97,9 @@ def test_float16_is_refused_where_it_would_write_infinity(byte_model: Path, tmp_
         tensors["model.norm.weight"][3] = 1e5
     files = read_model_files(byte_model)
     with pytest.raises(TrainerError, match=r"float16 cannot hold the values of model.norm.weight"):
-        export_model(tmp_path / "e", tensors, files, "float16", CARD)
+        export_model(tmp_path / "e", tensors, files, "float16", CARD, read_blueprint(byte_model))
     assert list(tmp_path.iterdir()) == []
-    export_model(tmp_path / "e", tensors, files, "bfloat16", CARD)
+    export_model(tmp_path / "e", tensors, files, "bfloat16", CARD, read_blueprint(byte_model))
 
 
 def test_a_batch_of_texts_of_unequal_length_is_continued_as_each_text_alone(byte_model: Path, tmp_path: Path) -> None:

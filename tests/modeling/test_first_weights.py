@@ -107,16 +107,6 @@ def cut(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-1])
 
 
-def drop(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    del tensors["model.norm.weight"]
-    save_file(tensors, folder / WEIGHTS)
-
-
-def add(folder: Path) -> None:
-    save_file(load_file(folder / WEIGHTS) | {"extra": torch.zeros(1)}, folder / WEIGHTS)
-
-
 def lead_away(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
     (folder / first_weights.INDEX_NAME).write_text('{"weight_map": {"model.norm.weight": "../other.safetensors"}}')
@@ -139,8 +129,6 @@ def damage_header(folder: Path) -> None:
     ("change", "reason"),
     [
         (cut, "cut off"),
-        (drop, "model.norm.weight is missing"),
-        (add, "extra is not part of the model"),
         (cast_to(torch.float64), "values of F64"),
         (lead_away, "not the name of a file in its folder"),
         (damage_header, "not a whole safetensors file"),

@@ -24,13 +24,13 @@ def complete(*special: str, **files: dict[str, Any]) -> dict[str, Any]:
     given = {f"{name}.json": json.dumps(table).encode() for name, table in files.items()}
     made = build_user_files(
         {"config.json": json.dumps(CONFIG).encode(), "tokenizer.json": build_tokenizer_json(*special)} | given,
-        "bfloat16",
-    )
+        "bfloat16", 512, {},
+    )  # fmt: skip
     return {name.removesuffix(".json"): json.loads(raw) for name, raw in made.items()}
 
 
 def test_a_bare_tokenizer_gets_its_own_end_token_padding_and_length() -> None:
-    """The ids in config.json are those of another tokenizer: what a Llama's config says if nobody says anything."""
+    """The ids in config.json are those of another tokenizer: what a config says if nobody says anything."""
     made = complete("<|endoftext|>")
     assert made["config"] == {
         "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": 3, "dtype": "bfloat16",
@@ -76,9 +76,10 @@ def test_tokens_that_nobody_named_are_found_by_their_usual_names(
 
 def test_a_model_without_a_tokenizer_and_one_with_sentencepiece_alone_keep_their_ids() -> None:
     config = json.dumps(CONFIG).encode()
-    bare = build_user_files({"config.json": config}, "float16")
+    bare = build_user_files({"config.json": config}, "float16", 64, {"max_position_embeddings": 64})
     assert bare.keys() == {"config.json"}
-    assert json.loads(bare["config.json"])["eos_token_id"] == 2
+    table = json.loads(bare["config.json"])
+    assert (table["eos_token_id"], table["max_position_embeddings"]) == (2, 64)
     made = build_user_files({"config.json": config, "tokenizer.model": b"\x0a"}, "float16")
     assert json.loads(made["config.json"])["eos_token_id"] == 2
     assert json.loads(made["tokenizer_config.json"]) == {"model_max_length": 512, "padding_side": "left"}
@@ -96,7 +97,7 @@ def test_a_bare_tokenizer_json_reads_text_as_it_did_before_the_export(tmp_path: 
         "config.json": json.dumps(CONFIG | {"model_type": "llama"}).encode(),
         "tokenizer.json": own.to_str().encode(),
     }
-    for name, raw in build_user_files(files, "float32").items():
+    for name, raw in build_user_files(files, "float32", 512, {}).items():
         (tmp_path / name).write_bytes(raw)
     read: Any = AutoTokenizer.from_pretrained(tmp_path)
     text = "def größe(x):  # two  spaces"

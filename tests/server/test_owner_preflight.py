@@ -38,12 +38,6 @@ def to_bin(config: Path) -> None:
     (config / "model" / "model.safetensors").rename(config / "model" / "pytorch_model.bin")
 
 
-def use_model_json(config: Path) -> None:
-    """Weights that are to be made."""
-    (config / "model").unlink()
-    (config / "model.json").write_text(json.dumps({**LLAMA, "vocab_size": 256, "max_position_embeddings": 16}))
-
-
 def tokenize_with_more(config: Path) -> None:
     sidecar = {"format": "psyche/tokens/1", "token_size_bytes": 2, "vocab_size": 4_096}
     (config / "data" / "tokens.json").write_text(json.dumps(sidecar))
@@ -62,15 +56,9 @@ def use_local_data(config: Path) -> None:
 
 
 CASES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
-    "qwen2": (rewrite_model(model_type="qwen2"), ("run.toml:", "model.LLM.checkpoint", "model_type is 'qwen2'")),
-    "gpt2": (rewrite_model(model_type="gpt2"), ("model.LLM.checkpoint", "model_type is 'gpt2'")),
-    "mistral": (rewrite_model(model_type="mistral"), ("model.LLM.checkpoint", "model_type is 'mistral'")),
+    "code": (rewrite_model(auto_map={"AutoModel": "x.X"}), ("run.toml:", "model.LLM.checkpoint", "AR1: auto_map")),
+    "no kind": (rewrite_model(model_type=None), ("model.LLM.checkpoint", "AR1: model_type is missing")),
     "weights in .bin": (to_bin, ("model.LLM.checkpoint", "has pytorch_model.bin", "write the model again")),
-    "too long sequences": (
-        rewrite_model(max_position_embeddings=16), ("max_position_embeddings is 16", "max_seq_len is 32"),
-    ),
-    "a model.json for shorter sequences": (use_model_json, ("model.json", "max_position_embeddings is 16")),
-    "rows that are missing": (rewrite_model(vocab_size=255), ("is 256 x 32, not 255 x 32",)),
     "token ids without rows": (tokenize_with_more, ("data.toml:2: dir", "a vocabulary of 4096", "model's has 256")),
     "such ids in local data": (use_local_data, ("model.LLM.data_location", "token 256 at position 0")),
     "another vocabulary in the run's description": (
@@ -97,6 +85,23 @@ async def test_what_no_client_could_train_is_refused_with_its_place(
     with pytest.raises(ConfigError, match=r"run\.toml|data\.toml"):
         await prepare(settings, print)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vocab_size": 255}, "AR4: model.embed_tokens.weight is 256 x 32, not 255 x 32"),
+        ({"model_type": "gpt_2"}, "AR1: model_type 'gpt_2' is no causal language model"),
+    ],
+)
+def test_validate_config_asks_transformers_where_it_is_installed(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    config = write_ready_run(tmp_path)
+    assert validate_run(config, reads_weights=True).problems == ()
+    rewrite_model(**changes)(config)
+    (problem,) = validate_run(config, reads_weights=True).problems
+    assert words in str(problem)
 
 
 def test_what_is_not_on_the_owner_s_machine_is_no_error(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from psyche.standalone.train import StepProgress, train_model
 
 LENGTH = 16
 CONFIG = {
+    "model_type": "llama",
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
     "max_position_embeddings": 32, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip

@@ -37,7 +37,7 @@ group = make_group(
 def init(
     *,
     config: Annotated[
-        Path, typer.Option(help="Fields of a Llama model: TOML, JSON, or a model folder to copy them from.")
+        Path, typer.Option(help="Fields of a model's config: TOML, JSON, or a model folder to copy them from.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make; it must be new or empty.")],
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
@@ -66,6 +66,26 @@ def make_first_weights(config: Path, output: Path, seed: int, tokenizer: Path | 
     with tempfile.TemporaryDirectory() as folder:
         extra = get_tokenizer_files(tokenizer, Path(folder))
         return init_model(config, output, seed, extra_files=extra)
+
+
+@group.command("convert", epilog=format_examples("psyche model convert my-run/model converted"))
+def convert(
+    source: Annotated[Path, typer.Argument(help="A model's folder: config.json and safetensors.")],
+    output: Annotated[Path, typer.Argument(help="The folder to make; it must be new or empty.")],
+) -> None:
+    """Write a model as a run needs it: with the names that its tensors have in memory, in fp32.
+
+    Files of many models have other names, such as one tensor for each expert. A run's files are those that members
+    hash and exchange, so their names are exactly those in memory. Exports of a run have the usual names again.
+    """
+    from psyche.telemetry.loading import loading
+
+    if not (source / "config.json").is_file():  # before the seconds that torch takes
+        raise ConfigError(f"{source}: no config.json there; name a model's folder")
+    with loading("torch"):
+        from psyche.modeling.model import convert_model
+
+    typer.echo(f"{output}: {convert_model(source, output)} parameters")
 
 
 @group.command(

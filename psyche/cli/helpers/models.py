@@ -17,11 +17,11 @@ from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordina
 from psyche.durable import read_file
 from psyche.errors import ConfigError, StorageError, TrainerError
 from psyche.modeling.first_weights import StoredTensor
-from psyche.modeling.model_card import CARD_NAME, format_card
 from psyche.modeling.model_config import MAX_CONFIG_BYTES
 from psyche.modeling.model_copy import Progress, check_digest, copy_model, list_model_files
 from psyche.modeling.model_facts import ModelFacts, read_facts
 from psyche.modeling.model_files import FolderFiles, use_model_files
+from psyche.modeling.user_files import CARD_NAME, format_card
 from psyche.modeling.weight_files import write_rounded_folder
 from psyche.storage.bucket_writer import BucketWriter
 from psyche.storage.hub import push_to_hub

@@ -14,7 +14,7 @@ from psyche.backends.port import Backend
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.data_manifests import DataManifests
-from psyche.client.runtime.preflight import check_participation, find_local_model
+from psyche.client.runtime.preflight import check_participation, find_local_model, find_model_problem
 from psyche.client.runtime.reporting import Reporter
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import Parts, Shell
@@ -247,8 +247,10 @@ async def check_before_join(
         await trainer.check(CheckRequest(device=settings.device))  # before it waits to be allowed
         async with aclosing(backend.states()) as states:
             state = await anext(states)
-        await trio.to_thread.run_sync(check_participation, state, settings)
-        if folder := await trio.to_thread.run_sync(find_local_model, state, settings):
+        model_problem = await find_model_problem(state, settings, trainer)
+        await trio.to_thread.run_sync(check_participation, state, settings, model_problem)
+        folder = None if model_problem else await trio.to_thread.run_sync(find_local_model, state, settings)
+        if folder is not None:
             await _check_memory(folder, state, settings, trainer, reporter)
     except (ConfigError, TrainerError) as error:
         reporter.emit(types.CannotTakePart(reason=str(error)))

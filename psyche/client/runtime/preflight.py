@@ -4,38 +4,90 @@ A member that can never load its weights holds up everybody's Warmup, in every e
 """
 
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import trio
+
 from psyche.client.engine.context import ACTIVE_STATES
 from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.weights.remote import open_place
 from psyche.config.load import find_local_data
 from psyche.config.rules import find_unsupported
 from psyche.core.state.limits import NO_UPLOADER
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, DataLocationKind, RunState
 from psyche.data.local import find_difference
 from psyche.data.provider import open_local
-from psyche.errors import ConfigError, DataError, TrainerError
+from psyche.errors import ConfigError, DataError, StorageError, TrainerError, UnusableModelError
 from psyche.modeling.first_weights import compute_first_digest
-from psyche.modeling.model_check import ModelCheck, check_model
-from psyche.modeling.model_files import FolderFiles
+from psyche.modeling.model_check import ModelCheck, check_model, find_differences
+from psyche.modeling.model_config import Dims
+from psyche.modeling.model_files import REMOTE, FolderFiles
+from psyche.modeling.snapshot import CONFIG_NAME, MODEL_NAME, list_snapshots
+from psyche.modeling.trainer.process import TrainerProcess
 from psyche.telemetry.text import format_bytes, format_count
+from psyche.wire.trainer import CheckRequest
 
 SNAPSHOTS: Final = 3  # P6: two are kept while a third is written
 PARAMETER_BYTES: Final = 8  # in a snapshot: weights and momentum in fp32
+HEADERS_S: Final = 30.0  # for the headers of a repository or bucket; without them the load says what is wrong
 
 
-def check_participation(state: Coordinator, settings: ClientSettings) -> None:
-    """Raise ConfigError with what to do if this client can never take part in the run; blocks on the disk."""
+async def find_model_problem(state: Coordinator, settings: ClientSettings, trainer: TrainerProcess) -> str:
+    """What keeps this machine's transformers from training the run's model (AR1 to AR4, AR7); values are not read.
+
+    Empty: nothing, or neither the model nor its headers can be read before the join.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        found = await _find_model(state, settings, Path(folder))
+        if found is None:
+            return ""
+        config, tensors = found
+        request = CheckRequest(device=settings.device, config=str(config), max_seq_len=state.model.max_seq_len)
+        try:
+            reply = await trainer.check(request)
+        except UnusableModelError as error:
+            return str(error)
+        return find_differences(state.model.checkpoint.name, tensors, reply.tensors, config)
+
+
+async def _find_model(
+    state: Coordinator, settings: ClientSettings, scratch: Path
+) -> tuple[Path, Mapping[str, Dims]] | None:
+    """The config.json of the run's model, and the names and shapes on record: in a snapshot, a folder, or far away."""
+    for one in await trio.to_thread.run_sync(list_snapshots, settings.snapshots_dir):
+        if one.digest == state.certified.digest:
+            return one.path / MODEL_NAME / CONFIG_NAME, {entry.name: tuple(entry.dims) for entry in one.entries}
+    source = _get_source(state)
+    folder = settings.local_root / source.name
+    if source.kind is CheckpointKind.LOCAL and source.name and folder.is_dir():
+        check = await trio.to_thread.run_sync(check_model, folder)
+        return None if check.tensors is None else (folder / CONFIG_NAME, check.tensors)
+    if source.kind in REMOTE:
+        with suppress(StorageError, TrainerError, trio.TooSlowError), trio.fail_after(HEADERS_S):
+            async with open_place(source, settings.storage) as place:
+                config = scratch / CONFIG_NAME
+                config.write_bytes(place.layout.small[CONFIG_NAME])
+                return config, {name: tensor.dims for name, tensor in place.layout.tensors.items()}
+    return None
+
+
+def check_participation(state: Coordinator, settings: ClientSettings, model_problem: str = "") -> None:
+    """Raise ConfigError with what to do if this client can never take part in the run; blocks on the disk.
+
+    `model_problem` is what `find_model_problem` has found.
+    """
     if state.run_state is RunState.FINISHED:
         return
-    if problems := list(find_obstacles(state, settings)):
+    if problems := list(find_obstacles(state, settings, model_problem)):
         raise ConfigError("; ".join(problems))
 
 
-def find_obstacles(state: Coordinator, settings: ClientSettings) -> Iterator[str]:
+def find_obstacles(state: Coordinator, settings: ClientSettings, model_problem: str = "") -> Iterator[str]:
     source, has_data = _get_source(state), state.model.data_location.kind is DataLocationKind.LOCAL
     yield from find_unsupported(replace(state.model, checkpoint=source))
     if source.kind is CheckpointKind.DUMMY and state.certified.digest == ZERO32:
@@ -46,10 +98,10 @@ def find_obstacles(state: Coordinator, settings: ClientSettings) -> Iterator[str
             "data lie in"
         )
         return
-    model = _check_first_weights(state, source, settings.local_root)
+    model = _check_first_weights(state, source, settings.local_root, model_problem)
     yield from model.problems
     if has_data:
-        vocab_size = state.metadata.vocab_size or (model.sizes.vocab_size if model.sizes else None)
+        vocab_size = state.metadata.vocab_size or model.vocab_size
         yield from _find_data_problems(state, settings.local_root, vocab_size)
     yield from _find_disk_problems(settings.snapshots_dir, model.parameters or state.metadata.num_parameters)
 
@@ -60,7 +112,7 @@ def find_local_model(state: Coordinator, settings: ClientSettings) -> Path | Non
     folder = settings.local_root / source.name
     if state.run_state is RunState.FINISHED or source.kind is not CheckpointKind.LOCAL or not source.name:
         return None
-    return folder if folder.is_dir() and not check_model(folder, state.model.max_seq_len).problems else None
+    return folder if folder.is_dir() and not check_model(folder).problems else None
 
 
 def _get_source(state: Coordinator) -> Checkpoint:
@@ -72,12 +124,14 @@ def _get_source(state: Coordinator) -> Checkpoint:
     return state.model.checkpoint if state.checkpoint.uploader == NO_UPLOADER else Checkpoint(CheckpointKind.LOCAL)
 
 
-def _check_first_weights(state: Coordinator, source: Checkpoint, local_root: Path) -> ModelCheck:
+def _check_first_weights(state: Coordinator, source: Checkpoint, local_root: Path, model_problem: str) -> ModelCheck:
     """Check the configured model if it is here; a client without it takes the weights from peers (S9, S11)."""
     folder = local_root / source.name
     if source.kind is not CheckpointKind.LOCAL or not source.name or not folder.is_dir():
-        return ModelCheck(())
-    check = check_model(folder, state.model.max_seq_len)
+        return ModelCheck((model_problem,) if model_problem else ())
+    check = check_model(folder)
+    if model_problem and not check.problems:
+        check = replace(check, problems=(model_problem,))
     if not check.problems:
         return check
     if state.certified.digest == ZERO32:

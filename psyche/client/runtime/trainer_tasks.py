@@ -64,6 +64,7 @@ class TrainerTasks:
         self, trainer: RestartableTrainer, loader: Loader, replay: ReplayStore, context: TrainerContext, *,
         settings: ClientSettings, snapshots: Path, payloads: PayloadCache, data: DataAhead,
     ) -> None:  # fmt: skip
+        self._told: set[str] = set()  # what the trainer does otherwise than config.json says
         self._trainer = trainer
         self._loader = loader
         self._replay = replay
@@ -258,6 +259,9 @@ class TrainerTasks:
         except TrainerError as error:
             reasons.note(source, error, action)
             return None
+        for change in set(reply.notices) - self._told:
+            self._told.add(change)
+            self._x.log(types.ModelAdapted(change=change))
         digest = compute_state_digest(reply.chain, reply.weight_root)
         if action.certified in (None, digest):
             return act.Loaded(action.epoch, digest, source.name, reply)

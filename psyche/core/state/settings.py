@@ -191,16 +191,16 @@ class Model:
         beyond=f"is more than the {MAX_COOLDOWN_SOURCES} sources that the record keeps",
     )  # fmt: skip  # of the certified weights (P10); here because Config has no byte left
     max_seq_len: int = key(
-        "u32", "length of a sequence, at most the model's max_position_embeddings", is_needed=True, unit="tokens",
-        least=1, example=512,
+        "u32", "length of a sequence; how far above the model's positions: rule AR7", is_needed=True,
+        unit="tokens", least=1, example=512,
     )  # fmt: skip
     cold_start_warmup_steps: int = key(
         "u32", ("length of the learning rate's rise from 0 after a pause; with epoch_time at most the rounds of an "
         "epoch"), unit="steps",
     )  # fmt: skip
     architecture: Architecture = key(
-        "enum", "kind of the model; only HfLlama can run", default=Architecture.HF_LLAMA, is_needed=True,
-        example="HfLlama",
+        "enum", "how the original builds the model; here all build any causal language model of transformers alike",
+        default=Architecture.HF_LLAMA, is_needed=True, example="HfAuto",
     )  # fmt: skip
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     data_type: DataType = key(

@@ -76,10 +76,11 @@ def count_predicted(rows: torch.Tensor) -> int:
     return int((rows[:, 1:, 1] != NOT_COUNTED).sum())
 
 
-def compute_loss_sum(model: Any, rows: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The summed next-token loss of some rows in nats, in fp32 whatever precision the forward pass has.
+def compute_loss_sum(model: Any, rows: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The summed next-token loss of some rows in nats, in fp32 whatever precision the forward pass has; and a router's.
 
-    With labels a token attends to those of its own sequence only.
+    With labels a token attends to those of its own sequence only. A mixture of experts has its router's own loss, which
+    is trained on and not reported, only if its config says `output_router_logits`; it counts as much as the rows do.
     """
     rows = rows.to(device)
     inputs, targets = {"input_ids": rows}, rows
@@ -89,11 +90,13 @@ def compute_loss_sum(model: Any, rows: torch.Tensor, device: torch.device) -> to
         mask = (sequences[:, None, :, None] == sequences[:, None, None, :]).tril()
         inputs = {"input_ids": ids, "position_ids": places & (BEGINS - 1), "attention_mask": mask}
     with autocast(device):
-        logits = model(**inputs, use_cache=False).logits
-    logits = logits[:, :-1].float().flatten(0, 1)
-    return functional.cross_entropy(
-        logits, targets[:, 1:].reshape(-1), reduction="sum", ignore_index=NOT_COUNTED
-    )  # fmt: skip
+        output = model(**inputs, use_cache=False)
+    logits = output.logits[:, :-1].float().flatten(0, 1)
+    loss = functional.cross_entropy(logits, targets[:, 1:].reshape(-1), reduction="sum", ignore_index=NOT_COUNTED)
+    own = getattr(output, "aux_loss", None)
+    if own is None:
+        return loss, loss.new_zeros(())
+    return loss, own.float() * model.config.router_aux_loss_coef * count_predicted(rows)
 
 
 def compute_gradients(
@@ -116,8 +119,8 @@ def compute_gradients(
     try:
         for rows in torch.split(tokens, micro_batch_size):
             check()
-            loss_sum = compute_loss_sum(model, rows, device)
-            torch.autograd.backward(loss_sum / predicted)
+            loss_sum, own = compute_loss_sum(model, rows, device)
+            torch.autograd.backward((loss_sum + own) / predicted)
             loss += loss_sum.item()
         check()
         # A parameter that was not used has no gradient: its momentum still decays.
@@ -144,5 +147,5 @@ def evaluate(model: nn.Module, tokens: torch.Tensor, *, micro_batch_size: int, d
     total = 0.0
     with torch.no_grad():
         for rows in torch.split(tokens, micro_batch_size):
-            total += compute_loss_sum(model, rows, device).item()
+            total += compute_loss_sum(model, rows, device)[0].item()
     return total / count_predicted(tokens)

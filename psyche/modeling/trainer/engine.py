@@ -16,13 +16,14 @@ from typing import Any, Final
 import msgspec
 import torch
 from torch import nn
-from transformers.models.llama import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from psyche.core.encoding.manifest import FileEntry
 from psyche.core.encoding.plan import TransformPlan, compute_plan, encode_plan
-from psyche.core.state.state import ZERO32, DataType, Optimizer, OptimizerKind
+from psyche.core.state.state import ZERO32, DataType, Model, Optimizer, OptimizerKind
 from psyche.errors import PsycheError, TrainerError
-from psyche.modeling.checkpoint import load_momentum, load_snapshot, write_snapshot
+from psyche.modeling.architecture import Blueprint, read_blueprint
+from psyche.modeling.checkpoint import load_momentum, load_snapshot, map_tensors, write_snapshot
 from psyche.modeling.device import (
     get_numeric_class,
     is_out_of_memory,
@@ -39,10 +40,9 @@ from psyche.modeling.model import (
     get_shapes,
     get_tensors,
     load_model,
-    read_model_config,
 )
-from psyche.modeling.model_config import check_positions
 from psyche.modeling.snapshot import (
+    CONFIG_NAME,
     MODEL_NAME,
     SnapshotInfo,
     get_file_entries,
@@ -53,7 +53,8 @@ from psyche.modeling.snapshot import (
 from psyche.modeling.trainer.batch import Cancelled, Gradients, compute_gradients, count_predicted, decode_tokens
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.memory import Fitting, Setup, Step
-from psyche.modeling.weights import check_finite, compute_blank_root, compute_weight_part, compute_weight_root
+from psyche.modeling.trainer.trial import try_model
+from psyche.modeling.weights import compute_blank_root, compute_weight_part, compute_weight_root
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,
@@ -76,7 +77,8 @@ PENDING_FIELD: Final = "pending"
 
 @dataclass(slots=True)
 class _Loaded:
-    model: LlamaForCausalLM
+    blueprint: Blueprint
+    model: PreTrainedModel
     parameters: dict[str, nn.Parameter]
     tensors: dict[str, torch.Tensor]  # all that the digest covers
     plan: TransformPlan
@@ -92,19 +94,34 @@ class _Loaded:
     pending: dict[int, SentResult] = field(default_factory=dict)
 
 
-def _load_source(request: LoadRequest, beat: Beat) -> tuple[LlamaForCausalLM, SnapshotInfo | None, dict[str, bytes]]:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What is loaded from: the blueprint is read, the values are not."""
+
+    blueprint: Blueprint
+    info: SnapshotInfo | None
+    files: dict[str, bytes]
+    path: Path
+
+    def load(self, beat: Beat) -> PreTrainedModel:
+        if self.info is None:
+            return load_model(self.path, self.blueprint)
+        return load_snapshot(self.info, beat, self.blueprint)
+
+
+def _open_source(request: LoadRequest) -> _Source:
     path = Path(request.path)
-    if not request.is_snapshot:
-        return load_model(path), None, read_model_files(path)
-    info = read_snapshot_info(path)
-    files = read_snapshot_files(info)
-    return load_snapshot(info, beat), info, files
+    info = read_snapshot_info(path) if request.is_snapshot else None
+    files = read_model_files(path) if info is None else read_snapshot_files(info)
+    blueprint = read_blueprint(path if info is None else path / MODEL_NAME, request.model.max_seq_len)
+    return _Source(blueprint, info, files, path)
 
 
 def _fit_memory(request: LoadRequest, beat: Beat) -> MemoryReply:
     path = Path(request.path) / MODEL_NAME if request.is_snapshot else Path(request.path)
     step = Step(
-        config=read_model_config(path), optimizer=request.model.optimizer, sequence_length=request.model.max_seq_len,
+        config=read_blueprint(path, request.model.max_seq_len).config, optimizer=request.model.optimizer,
+        sequence_length=request.model.max_seq_len,
         has_labels=request.model.data_type is DataType.FINETUNING,
     )  # fmt: skip
     setup = Setup(request.micro_batch_size, request.activation_checkpointing)
@@ -129,16 +146,28 @@ def _load_momentum(loaded: _Loaded, info: SnapshotInfo) -> None:
     loaded.pending = {int(h): SentResult(height=int(h), applied=bool(applied)) for h, applied in pending}
 
 
+def _describe_folder(path: Path, root: bytes, started: float) -> SnapshotReply:
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return SnapshotReply(path=str(path), size_bytes=size, weight_root=root, seconds=time.perf_counter() - started)
+
+
 class TrainerEngine:
     """One replica of the model with its momentum. After a failure it has nothing loaded and must load again."""
 
     def __init__(self) -> None:
         self._loaded: _Loaded | None = None
+        self._tried: object = None  # what of a model the last trial depended on, but for its values
 
     def check(self, request: CheckRequest) -> CheckReply:
         device = select_device(request.device)
         try_device(device)
-        return CheckReply(device=str(device))
+        if not request.config:
+            return CheckReply(device=str(device))
+        found = read_blueprint(Path(request.config), request.max_seq_len)
+        return CheckReply(
+            device=str(device), parameters=dict(found.parameters), buffers=dict(found.buffers),
+            vocab_size=found.vocab_size, positions=found.positions,
+        )  # fmt: skip
 
     def predict_memory(self, request: MemoryRequest, beat: Beat = lambda: None) -> MemoryReply:
         """Raise ConfigError unless training fits into the free memory; only a config.json is read."""
@@ -147,8 +176,8 @@ class TrainerEngine:
     def load(self, request: LoadRequest, beat: Beat = lambda: None) -> LoadReply:
         """Load weights, and the momentum of a snapshot that was made under the same plan.
 
-        Raises UnusableModelError for first weights that are not finite, ConfigError for a model that is no plain Llama
-        or not one for sequences of this length, TrainerError for files, optimizers or devices that cannot be used.
+        Raises UnusableModelError for first weights that are not finite or fail the trial (AR6), ConfigError for a model
+        that breaks another rule of AR1 to AR7, TrainerError for files, optimizers or devices that cannot be used.
         """
         self._loaded = None
         kind = request.model.optimizer.kind
@@ -159,21 +188,29 @@ class TrainerEngine:
         if request.micro_batch_size < 1:
             raise TrainerError(f"load: micro_batch_size is {request.micro_batch_size}, must be at least 1")
         device = select_device(request.device)
-        model, info, files = _load_source(request, beat)
-        check_positions(Path(request.path), model.config.max_position_embeddings, request.model.max_seq_len)
+        source = _open_source(request)
+        info, model = source.info, source.load(beat)
         nn.Module.to(model, device)  # in place; transformers types its own `to` as a plain function
-        loaded = self._prepare(request, model, device, files)
-        if info is None:
-            check_finite(loaded.tensors)
+        loaded = self._prepare(request, model, device, source)
+        self._try(loaded, source, request.model, beat)
         root = _compute_root(loaded, beat)
         if info is not None and request.keep_momentum:
             _load_momentum(loaded, info)
         self._loaded = loaded
         return self._describe(loaded, info, root)
 
-    def _prepare(
-        self, request: LoadRequest, model: LlamaForCausalLM, device: torch.device, files: dict[str, bytes]
-    ) -> _Loaded:
+    def _try(self, loaded: _Loaded, source: _Source, run: Model, beat: Beat) -> None:
+        """Try the model (AR6): first weights each time, a snapshot if this process has not tried its like."""
+        has_labels = run.data_type is DataType.FINETUNING
+        tried = (source.files[CONFIG_NAME], run.max_seq_len, has_labels, str(loaded.device))
+        if source.info is None or tried != self._tried:
+            try_model(
+                loaded.model, loaded.parameters, loaded.blueprint.vocab_size, run.max_seq_len, loaded.device, beat,
+                has_labels=has_labels,
+            )  # fmt: skip
+            self._tried = tried
+
+    def _prepare(self, request: LoadRequest, model: PreTrainedModel, device: torch.device, source: _Source) -> _Loaded:
         optimizer = request.model.optimizer
         parameters = get_parameters(model)
         plan = compute_plan(
@@ -185,8 +222,8 @@ class TrainerEngine:
         if request.activation_checkpointing:
             enable_checkpointing(model)
         return _Loaded(
-            model, parameters, get_tensors(model), plan, distro, optimizer, device, files, get_file_entries(files),
-            request.micro_batch_size,
+            source.blueprint, model, parameters, get_tensors(model), plan, distro, optimizer, device, source.files,
+            get_file_entries(source.files), request.micro_batch_size,
         )  # fmt: skip
 
     def _describe(self, loaded: _Loaded, info: SnapshotInfo | None, root: bytes) -> LoadReply:
@@ -194,12 +231,13 @@ class TrainerEngine:
             plan=encode_plan(loaded.plan),
             weight_root=root,
             parameters=count_parameters(loaded.tensors),
-            vocab_size=loaded.model.config.vocab_size,
+            vocab_size=loaded.blueprint.vocab_size,
             numeric_class=get_numeric_class(loaded.device),
             device=str(loaded.device),
             chain=ZERO32 if info is None else info.chain,
             train_count=loaded.train_count,
             prev_commitment=ZERO32 if info is None or loaded.train_count == 0 else info.prev_commitment,
+            notices=loaded.blueprint.notices,
         )
 
     def _get_loaded(self) -> _Loaded:
@@ -216,7 +254,7 @@ class TrainerEngine:
         loaded = self._get_loaded()
         started = time.perf_counter()
         tokens = decode_tokens(
-            request.tokens, request.samples, request.sequence_length, loaded.model.config.vocab_size,
+            request.tokens, request.samples, request.sequence_length, loaded.blueprint.vocab_size,
             has_labels=request.has_labels,
         )  # fmt: skip
         loaded.pending.update((sent.height, sent) for sent in request.decided)
@@ -301,6 +339,8 @@ class TrainerEngine:
 
     def snapshot(self, request: SnapshotRequest, beat: Beat = lambda: None) -> SnapshotReply:
         """Write a resume snapshot (kind "resume") or a Hugging Face folder (kind "export"); an error leaves nothing."""
+        if request.source:
+            return self._export_snapshot(request)
         loaded = self._get_loaded()
         started = time.perf_counter()
         path = Path(request.path)
@@ -308,13 +348,19 @@ class TrainerEngine:
             case "resume":
                 root = self._write_resume(loaded, path, request, beat)
             case "export":
-                export_model(path, loaded.tensors, loaded.model_files, request.dtype, request.card)
+                export_model(path, loaded.tensors, loaded.model_files, request.dtype, request.card, loaded.blueprint)
                 root = _compute_root(loaded, beat)
             case _:
                 raise TrainerError(f"snapshot: kind {request.kind!r}, must be resume or export")
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        seconds = time.perf_counter() - started
-        return SnapshotReply(path=str(path), size_bytes=size, weight_root=root, seconds=seconds)
+        return _describe_folder(path, root, started)
+
+    @staticmethod
+    def _export_snapshot(request: SnapshotRequest) -> SnapshotReply:
+        started, path = time.perf_counter(), Path(request.path)
+        info = read_snapshot_info(Path(request.source))
+        blueprint = read_blueprint(info.path / MODEL_NAME, request.max_seq_len)
+        export_model(path, map_tensors(info), read_snapshot_files(info), request.dtype, request.card, blueprint)
+        return _describe_folder(path, info.weight_root, started)
 
     def _write_resume(self, loaded: _Loaded, path: Path, request: SnapshotRequest, beat: Beat) -> bytes:
         info = SnapshotInfo(

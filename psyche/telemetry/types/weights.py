@@ -45,6 +45,12 @@ class ModelLoaded(Event, level=INFO):
     parameters: int
 
 
+class ModelAdapted(Event, level=INFO):
+    """The trainer does otherwise than the model's config.json says, as the rules AR5 and AR7 ask."""
+
+    change: str
+
+
 class LoadFailed(Event, level=WARNING):
     """The trainer could not load the weights."""
 

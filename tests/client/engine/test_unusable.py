@@ -9,7 +9,7 @@ from psyche.core.state.state import ZERO32, RunState
 from psyche.telemetry import types
 from psyche.telemetry.types import LeaveCause
 
-REASON = "model config config.json: model_type is 'qwen2', only 'llama' is supported"
+REASON = "model config config.json: AR1: model_type 'gpt_2' is no causal language model"
 
 
 def load_in_warmup() -> Bench:

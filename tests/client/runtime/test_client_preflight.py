@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,11 +13,11 @@ import pytest
 import trio
 import trio.testing
 from kits.log import Log
-from kits.models import write_model_folder
+from kits.models import LLAMA, list_tensors, write_header, write_model_folder
 
 from psyche.backends.port import Backend
 from psyche.client.runtime import app
-from psyche.client.runtime.preflight import check_participation
+from psyche.client.runtime.preflight import check_participation, find_model_problem
 from psyche.client.runtime.reporting import Reporter
 from psyche.client.runtime.settings import ClientSettings
 from psyche.core.state.state import (
@@ -33,6 +33,7 @@ from psyche.core.state.state import (
 from psyche.errors import ConfigError, PsycheError, TrainerError, UnusableModelError
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.modeling.model_files import FolderFiles
+from psyche.modeling.trainer.process import TrainerProcess
 from psyche.telemetry import types
 from psyche.telemetry.events import EventLog
 from psyche.testing.builders import build_hash, build_model, build_state
@@ -82,10 +83,6 @@ def to_bin(place: Place) -> None:
     (place.root / "model" / "model.safetensors").rename(place.root / "model" / "pytorch_model.bin")
 
 
-def set_length(place: Place) -> None:
-    place.state.model.max_seq_len = 33
-
-
 def miss_root(place: Place) -> None:
     place.settings.local_root = place.root / "nowhere"
 
@@ -108,9 +105,8 @@ def write_sidecar(place: Place) -> None:
 
 
 CASES: dict[str, tuple[Callable[[Place], object], tuple[str, ...]]] = {
-    "qwen2": (lambda p: p.rewrite(model_type="qwen2"), ("model_type is 'qwen2'", "take a Llama model")),
+    "code": (lambda p: p.rewrite(auto_map={"AutoModel": "x.X"}), ("AR1: auto_map is not supported",)),
     "weights in .bin": (to_bin, ("has pytorch_model.bin", "write the model again")),
-    "too long sequences": (set_length, ("max_position_embeddings is 32", "max_seq_len is 33", "32 or less")),
     "tokens beyond the vocabulary": (
         lambda p: p.write_tokens(64), ("tokens.bin: token 64 at position 0", "tokenize with the model's tokenizer"),
     ),
@@ -134,9 +130,9 @@ def test_what_never_can_work_is_named_with_a_way_out(
 
 
 def test_several_obstacles_are_told_together(place: Place) -> None:
-    place.rewrite(max_position_embeddings=8)
+    to_bin(place)
     place.write_tokens(64)
-    assert "max_position_embeddings is 8" in place.describe()
+    assert "has pytorch_model.bin" in place.describe()
     assert "token 64" in place.describe()
 
 
@@ -171,8 +167,37 @@ def test_whoever_can_get_the_weights_from_peers_needs_no_model_of_its_own(
     """S9."""
     place.state.certified = Mark(digest=build_hash("weights")) if certified else Mark()
     place.state.run_state = run_state
-    place.rewrite(model_type="qwen2")
+    place.rewrite(auto_map="x")
     assert place.describe() == ""
+
+
+async def test_a_model_that_this_machine_s_transformers_names_otherwise_is_found_before_the_join(place: Place) -> None:
+    """AR4: the names on record count."""
+    folder = place.root / "model"
+    trainer = TrainerProcess()
+    try:
+        assert await find_model_problem(place.state, place.settings, trainer) == ""
+        place.rewrite(transformers_version="4.30.1")
+        write_header(folder / "model.safetensors", LLAMA, prefix="decoder.")
+        problem = await find_model_problem(place.state, place.settings, trainer)
+        assert "AR4: lacks model.embed_tokens.weight" in problem
+        assert "written by transformers 4.30.1: a client needs that version" in problem
+        place.state.model.max_seq_len = 33
+        place.rewrite(rope_scaling={"rope_type": "yarn", "factor": 4.0})
+        assert "AR7: max_position_embeddings is 32" in await find_model_problem(place.state, place.settings, trainer)
+    finally:
+        await trainer.stop()
+    check_participation(replace(place.state, run_state=RunState.FINISHED), place.settings, problem)
+    with pytest.raises(ConfigError, match="AR4"):
+        check_participation(place.state, place.settings, problem)
+
+
+async def test_what_a_member_has_named_is_not_looked_at_before_the_join(place: Place) -> None:
+    """S10: a hostile one would keep everybody from joining."""
+    place.state.certified = place.state.checkpoint = Mark(digest=build_hash("weights"), epoch=1, uploader=3)
+    for kind in (CheckpointKind.HUB, CheckpointKind.GCS, CheckpointKind.LOCAL):
+        place.state.model.checkpoint = Checkpoint(kind, "liar/model", "main")
+        assert await find_model_problem(place.state, place.settings, TrainerProcess()) == ""
 
 
 def test_without_a_model_folder_a_client_joins_and_fetches_the_weights(place: Place) -> None:
@@ -203,8 +228,10 @@ def test_weights_on_record_that_nobody_can_train_are_an_obstacle_too(place: Plac
     """Such a run's server would not start today."""
     digest = compute_first_digest(FolderFiles(place.root / "model"), is_exact=True)
     place.state.certified = Mark(digest=digest)
-    place.state.model.max_seq_len = 33
-    assert "max_position_embeddings is 32" in place.describe()
+    with pytest.raises(ConfigError, match="AR7"):
+        check_participation(place.state, place.settings, "AR7: too long")
+    place.state.certified = Mark(digest=build_hash("others"))
+    check_participation(place.state, place.settings, "AR7: too long")  # peers have other weights
 
 
 # --- before the join
@@ -232,7 +259,8 @@ class FakeTrainer:
         await trio.lowlevel.checkpoint()
         if request.device == self.refused:
             raise TrainerError(f"device {request.device!r}: this machine has 0 CUDA devices; use cpu")
-        return CheckReply(device=request.device)
+        tensors = {name: tuple(dims) for name, dims in list_tensors(LLAMA)} if request.config else {}
+        return CheckReply(device=request.device, parameters=tensors)
 
     async def predict_memory(self, request: MemoryRequest) -> MemoryReply:
         await trio.lowlevel.checkpoint()

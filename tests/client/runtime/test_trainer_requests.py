@@ -209,9 +209,9 @@ async def test_without_the_configured_model_the_way_to_get_it_is_said(place: Pla
 @pytest.mark.parametrize(
     ("certified", "error", "for_good"),
     [
-        (False, UnusableModelError("model_type is 'qwen2'"), True),
+        (False, UnusableModelError("AR1: model_type is missing"), True),
         (False, TrainerError("no room"), False),
-        (True, UnusableModelError("model_type is 'qwen2'"), False),
+        (True, UnusableModelError("AR1: model_type is missing"), False),
     ],
 )
 async def test_a_configured_model_that_cannot_be_trained_is_for_good_only_where_the_run_begins_with_it(

@@ -14,11 +14,10 @@ from pyarrow import parquet
 from safetensors.numpy import save_file
 
 from kits.commands import call
-from kits.models import LLAMA
+from kits.models import LLAMA, list_tensors
 from kits.storage.hub import HubDouble, open_hub_double
 from kits.storage.servers import put_objects, serve_buckets, serve_folder, write_files
 from psyche.data.bytes_tokenizer import write_tokenizer
-from psyche.modeling.model_config import get_sizes, list_tensors
 
 LENGTH = 16
 VOCAB = 256
@@ -43,7 +42,7 @@ def write_model(folder: Path) -> Path:
     write_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps(SETTINGS))
     rng = np.random.default_rng(3)
-    tensors = {name: rng.normal(0, 0.05, dims).astype("<f4") for name, dims in list_tensors(get_sizes(SETTINGS))}
+    tensors = {name: rng.normal(0, 0.05, dims).astype("<f4") for name, dims in list_tensors(SETTINGS)}
     save_file(tensors, folder / "model.safetensors")
     return folder
 

@@ -12,9 +12,10 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from psyche.core.state.state import DataType, Model
 from psyche.errors import ConfigError
+from psyche.modeling.architecture import read_blueprint
 from psyche.modeling.device import get_available_bytes
 from psyche.modeling.distro.optimizer import Distro
-from psyche.modeling.model import init_model, read_model_config
+from psyche.modeling.model import init_model
 from psyche.modeling.trainer import memory
 from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.modeling.trainer.memory import Fitting, Setup, Step, predict_bytes
@@ -29,6 +30,7 @@ LENGTH, VOCABULARY, MICRO_BATCH = 128, 2048, 16
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose activations outweigh everything else."""
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    sizes["model_type"] = "llama"
     more = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": LENGTH}
     folder = tmp_path_factory.mktemp("wide")
     (folder / "wide.json").write_text(json.dumps(sizes | more))
@@ -47,7 +49,7 @@ def request_(wide_model: Path, run_model: Model) -> LoadRequest:
 
 @pytest.fixture
 def step(request_: LoadRequest) -> Step:
-    return Step(read_model_config(Path(request_.path)), request_.model.optimizer, LENGTH)
+    return Step(read_blueprint(Path(request_.path)).config, request_.model.optimizer, LENGTH)
 
 
 def count_step(request: LoadRequest) -> tuple[int, int]:

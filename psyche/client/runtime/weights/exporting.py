@@ -7,9 +7,9 @@ from psyche.client.engine.actions import Export, ExportTime
 from psyche.client.runtime.settings import ClientSettings
 from psyche.core.state.state import Coordinator
 from psyche.durable import read_file
-from psyche.modeling.model_card import CARD_NAME, format_card
 from psyche.modeling.model_config import MAX_CONFIG_BYTES
 from psyche.modeling.snapshot import CONFIG_NAME
+from psyche.modeling.user_files import CARD_NAME, format_card
 from psyche.wire.tokenizer_files import read_json_table
 
 
@@ -38,7 +38,7 @@ def build_run_card(state: Coordinator, action: Export, dtype: str, loss: float |
         ("digest on record", f"`{action.digest.hex()}`"),
         ("trained with", state.client_version),
     ]
-    summary = metadata.description or "A Llama that the members of a Psyche run trained together."
+    summary = metadata.description or "A model that the members of a Psyche run trained together."
     return format_card(metadata.name or state.run_id, summary, [row for row in rows if row[1] not in ("", "0")])
 
 

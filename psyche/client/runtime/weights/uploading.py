@@ -17,8 +17,9 @@ from psyche.core.committee.elections import compute_uploads, order_uploaders
 from psyche.core.state.limits import MAX_COOLDOWN_SOURCES, STRING_BYTES
 from psyche.core.state.state import Checkpoint, CheckpointKind, ClientState, Coordinator
 from psyche.errors import ConfigError, NetworkError, StorageError, StorageRefused
-from psyche.modeling.model_card import CARD_NAME
 from psyche.modeling.snapshot import SnapshotInfo, get_tensor_bytes
+from psyche.modeling.trainer.process import TrainerProcess
+from psyche.modeling.user_files import CARD_NAME
 from psyche.modeling.weight_files import write_snapshot_folder
 from psyche.storage.bucket_writer import BucketWriter
 from psyche.storage.hub import check_repo_id, push_to_hub
@@ -26,10 +27,12 @@ from psyche.telemetry import types
 from psyche.telemetry.text import format_bytes
 from psyche.wire.nursery import open_plain_nursery
 from psyche.wire.ports import Network, SyncRequest
+from psyche.wire.trainer import SnapshotRequest
 
 LOOKED_EVERY_S: Final = 1.0
 LEAST_EXPECTED_S: Final = 30.0
 ASKED_S: Final = 5.0
+STOP_S: Final = 10.0
 FIRST_PACE: Final = 4 << 20  # bytes a second, before the first upload
 _SET: Final = re.compile(r"step-\d{10}-[0-9a-f]{8}/")
 PATIENCE: Final = 20  # times what an upload is expected to take: then it has failed
@@ -201,7 +204,7 @@ class Uploader:
         return Checkpoint(CheckpointKind.HUB, self._settings.hub_repo, commit)
 
     async def _push(self, info: SnapshotInfo, loss: float | None, dtype: str, *, branch: str) -> str:
-        folder = await trio.to_thread.run_sync(self._write, info, loss, dtype)
+        folder = await self._write(info, loss, dtype)
         message = f"{self._settings.run_id}, step {info.step - 1}"
         return await push_to_hub(
             folder, self._settings.hub_repo, self._settings.storage, message=message, branch=branch,
@@ -210,7 +213,7 @@ class Uploader:
 
     async def _fill(self, info: SnapshotInfo, loss: float | None) -> Checkpoint:
         """Put a set of weights into a folder of its own in the bucket; its list comes last, once and for all."""
-        folder = await trio.to_thread.run_sync(self._write, info, loss, "float32")
+        folder = await self._write(info, loss, "float32")
         settings = self._settings
         prefix = get_set_folder(settings, info.step, info.digest)
         about = {"epoch": info.epoch, "step": info.step, "run_id": settings.run_id, "digest": info.digest.hex()}
@@ -231,12 +234,32 @@ class Uploader:
                 if file.name.partition("/")[0] in old:
                     await writer.remove(file)
 
-    def _write(self, info: SnapshotInfo, loss: float | None, dtype: str) -> Path:
+    async def _write(self, info: SnapshotInfo, loss: float | None, dtype: str) -> Path:
         """Write what is to be uploaded, or find it; what was left of other weights goes."""
         path = self._root / f"{info.digest.hex()[:16]}-{dtype}"
-        if not path.exists():
-            shutil.rmtree(self._root, ignore_errors=True)
-            parameters = sum(map(get_tensor_bytes, info.entries)) // 4
-            action = Export(info.epoch, info.step, info.data_index, info.digest, parameters)
-            write_snapshot_folder(path, info, build_run_card(self._get_state(), action, dtype, loss), dtype=dtype)
+        if path.exists():
+            return path
+        await trio.to_thread.run_sync(shutil.rmtree, self._root, True)
+        parameters = sum(map(get_tensor_bytes, info.entries)) // 4
+        action = Export(info.epoch, info.step, info.data_index, info.digest, parameters)
+        card = build_run_card(self._get_state(), action, dtype, loss)
+        if dtype == "float32":
+            await trio.to_thread.run_sync(write_snapshot_folder, path, info, card)
+        else:
+            await self._export(info, path, dtype, card)
         return path
+
+    async def _export(self, info: SnapshotInfo, path: Path, dtype: str, card: str) -> None:
+        """Have a trainer of its own write what is for people: only transformers knows the names in their files."""
+        trainer = TrainerProcess(log_path=self._settings.data_dir / "export.log")
+        request = SnapshotRequest(
+            kind="export", path=str(path), epoch=info.epoch, step=info.step, data_index=info.data_index,
+            chain=info.chain, digest=info.digest, dtype=dtype, card=card, source=str(info.path),
+            max_seq_len=self._get_state().model.max_seq_len,
+        )  # fmt: skip
+        try:
+            await trainer.snapshot(request)
+        finally:
+            with trio.move_on_after(STOP_S) as scope:
+                scope.shield = True
+                await trainer.stop()

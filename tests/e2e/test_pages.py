@@ -19,6 +19,11 @@ def test_every_command_of_the_tutorial_is_one_line_and_it_shows_pause_kill_and_r
     assert all(word in "".join(commands) for word in WORDS)
 
 
+async def test_a_reader_stops_at_the_line_of_a_block_that_fails(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="No such file"):
+        await Reader(tmp_path, {}).follow(Block("bash", {}, "ls missing\necho goes on\n"))
+
+
 async def follow(reader: Reader, blocks: list[Block]) -> None:
     for block in blocks:
         with trio.fail_after(DEADLINE_S):

@@ -72,7 +72,7 @@ class Reader:
         )
 
     def _get_script(self, command: str, folder: Path) -> str:
-        return f"cd {shlex.quote(str(folder))} && export PATH={shlex.quote(str(self._bin))}:$PATH && {command}"
+        return f"set -e; cd {shlex.quote(str(folder))}; export PATH={shlex.quote(str(self._bin))}:$PATH; {command}"
 
     async def _run(self, command: str, options: dict[str, str], folder: Path) -> None:
         wanted = re.compile(options.get("until", ""))

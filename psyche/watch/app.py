@@ -1,6 +1,7 @@
 """The watcher: refreshes sources, wakes who draws them, prints them on a console, and raises alerts."""
 
 import errno
+import logging
 import os
 import shutil
 import time
@@ -66,10 +67,24 @@ class ConsoleView:
     def __init__(self, watcher: Watcher, console: Console, *, now: Callable[[], float] = time.time) -> None:
         self._watcher, self._console, self._now = watcher, console, now
         self._paces = {id(view): Pace(PLAIN_EVERY_S) for view in watcher.views}
+        self._told = {id(view): 0 for view in watcher.views}
         self._page = ""
+
+    def skip_lines(self) -> None:
+        """Pass over what happened before: only what comes gets lines."""
+        for view in self._watcher.views:
+            self._told[id(view)] = max((line.number for line in view.get_lines()), default=0)
+
+    def _tell_lines(self, view: RunView) -> None:
+        for line in view.get_lines(self._told[id(view)]):
+            self._told[id(view)] = line.number
+            if line.level >= logging.WARNING:
+                self._console.print(f"{format_clock(line.t)}  {line.node} {line.text}")
 
     def refresh(self) -> None:
         now = self._now()
+        for view in self._watcher.views:
+            self._tell_lines(view)
         if self._console.live:
             columns = self._console.columns - 1
             self._page = "\n\n".join(format_view(view, now, columns) for view in self._watcher.views)
@@ -101,6 +116,7 @@ async def watch(
         async with open_plain_nursery() as nursery:
             nursery.start_soon(watcher.run)
             await watcher.is_read.wait()
+            view.skip_lines()
             while not once:
                 view.refresh()
                 if watcher.is_over:

@@ -195,6 +195,7 @@ def test_the_command_prints_lines_raises_alerts_and_ends_at_a_signal(tmp_path: P
     with run_watch(str(logs), "--alert", alert) as process:
         log.emit(types.Diverged(height=1, digest=KEY, agreed=KEY))
         wait_until(told.exists)
+        log.emit(types.TrainerLost(reason="gone"))
         log.emit(types.Healed(height=2))
         wait_until(lambda: told.read_text().count("\n") == 2)
         process.send_signal(signal.SIGINT)
@@ -202,4 +203,5 @@ def test_the_command_prints_lines_raises_alerts_and_ends_at_a_signal(tmp_path: P
         assert process.returncode == 0
     assert told.read_text().splitlines() == ["weights begun ada", "weights over ada"]
     assert "ada holds other weights" in output
+    assert "ada lost its trainer: gone\n" in output, "a line when it happens"
     assert os.linesep in output

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psyche.cli.commands.run.group import group
-from psyche.cli.helpers.common import format_examples
 from psyche.cli.helpers.target import ON_CHAIN, OWNED, Access, command
 
 if TYPE_CHECKING:
@@ -39,8 +38,9 @@ def explain(
         typer.echo(line)
 
 
-@group.command("preview-lr", epilog=format_examples("psyche run preview-lr my-run"))
+@_command("preview-lr", "psyche run preview-lr my-run", shared={})
 def preview_lr(
+    *,
     state: Annotated[Path, typer.Argument(help="run.toml, or its folder.")],
 ) -> None:
     """Draw the learning rates of a run's settings.

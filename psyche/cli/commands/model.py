@@ -73,7 +73,9 @@ def convert(
     source: Annotated[Path, typer.Argument(help="A model's folder: config.json and safetensors.")],
     output: Annotated[Path, typer.Argument(help="The folder to make; it must be new or empty.")],
 ) -> None:
-    """Write a model as a run needs it: with the names that its tensors have in memory, in fp32.
+    """Rename a model's tensors as a run needs them.
+
+    The tensors get the names that they have in memory, and fp32.
 
     Files of many models have other names, such as one tensor for each expert. A run's files are those that members
     hash and exchange, so their names are exactly those in memory. Exports of a run have the usual names again.

@@ -156,7 +156,7 @@ def validate_config(*, state: State, data_config: DataConfig = None, remote: Rem
 
 
 def load_runnable(
-    state: Path, data_config: Path | None, data_manifest: str | None
+    state: Path, data_config: Path | None, data_manifest: str | None = None
 ) -> "tuple[LoadedRun, LoadedData | None]":  # fmt: skip
     """Load a run that can start, and its data.toml; print warnings about unusual settings."""
     from psyche.config.problems import ConfigProblems

@@ -38,6 +38,11 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
         )
     if model.optimizer.kind == OptimizerKind.ADAMW:
         found.append("model.LLM.optimizer 'AdamW' trains in one process only (`psyche train`); what runs: 'Distro'")
+    if config is not None and config.data_root != ZERO32 and model.data_location.kind is DataLocationKind.WEIGHTED_HTTP:
+        found.append(
+            "config.data_root must not be set with data_location 'WeightedHttp': a manifest is of one place, a mix has "
+            "several; #sha256= and its hash behind the address pin the mix"
+        )
     # Settings of safety without effect in this version: to ignore them would be worse than a refusal.
     unbuilt = () if config is None else (
         (config.reveal_gate, "reveal_gate cannot be true yet: bodies are served as soon as they are announced"),  # R6
@@ -67,11 +72,8 @@ def find_warnings(config: Config, model: Model, *, has_manifest: bool = False) -
             "config.data_root is set, but the manifest that it stands for is not here: if that has hashes, no client "
             "can read the data without it; put it beside this file as data.manifest, or name it with --data-manifest"
         )
-    if location.kind in (DataLocationKind.WEIGHTED_HTTP, DataLocationKind.PREPROCESSED) and config.data_root != ZERO32:
-        kind = get_variant_name(location.kind)
-        found.append(f"config.data_root has no effect with data_location {kind!r}: nothing compares its files yet")
     may_be_remote = location.kind is DataLocationKind.PREPROCESSED and location.address.count("/") == 1
-    if may_be_remote and "@" not in location.address:
+    if may_be_remote and "@" not in location.address and config.data_root == ZERO32:
         found.append(
             "model.LLM.data_location 'Preprocessed': if this is a data set of the Hub, members that start later may "
             "read other rows; put @ and the commit behind its name"

@@ -25,17 +25,25 @@ TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """A checked file: `tokens` ids of `token_size_bytes` each, starting at byte `offset`."""
+    """A checked file: `tokens` ids of `token_size_bytes` each, starting at byte `offset`.
+
+    `name` is its name in a manifest, if it is not the path's last part.
+    """
 
     path: Path
     token_size_bytes: int
     offset: int
     tokens: int
+    name: str = ""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.offset + self.tokens * self.token_size_bytes
 
     def map(self) -> TokenArray:
         """Memory-map the ids: uint16 or uint32 [tokens]."""
         try:
-            if self.path.stat().st_size != self.offset + self.tokens * self.token_size_bytes:
+            if self.path.stat().st_size != self.size_bytes:
                 raise DataError(f"{self.path}: its size has changed since it was opened; restart the process")
             dtype = DTYPES[self.token_size_bytes]
             return np.memmap(self.path, dtype=dtype, mode="r", offset=self.offset, shape=(self.tokens,))

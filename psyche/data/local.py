@@ -15,13 +15,20 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche.core.encoding.data_manifest import DATA_CHUNK_BYTES, DataFile
+from psyche.core.encoding.data_manifest import (
+    DATA_CHUNK_BYTES,
+    MAX_DATA_MANIFEST_BYTES,
+    DataFile,
+    DataManifest,
+    decode_data_manifest,
+)
+from psyche.core.state.limits import HASH_BYTES
 from psyche.core.state.state import ZERO32
 from psyche.data.files import TokenArray, TokenFile, encode_files, find_files, open_token_file
 from psyche.data.order import RowOrder, count_rows
 from psyche.data.scan import ForeignToken, find_foreign_token
-from psyche.durable import open_file
-from psyche.errors import DataError, UnusableDataError
+from psyche.durable import open_file, read_file
+from psyche.errors import DataError, UnusableDataError, WireError
 from psyche.wire.crypto import blob_id_of, compute_chunk_hashes
 
 MAX_OPEN_FILES: Final = 64  # memory maps kept open; other files are mapped again when they are read
@@ -100,10 +107,11 @@ def make_folder_manifest(
         DataError: one cannot be read, or two have the same name.
     """
     files: list[DataFile] = []
-    sizes = [one.offset + one.tokens * one.token_size_bytes for one in opened]
-    for one, size_bytes in zip(opened, sizes, strict=True):
-        files.append(DataFile(one.path.name, "", size_bytes, one.offset, one.tokens, _hash(one) if is_hashed else b""))
-        progress(sum(file.size_bytes for file in files), sum(sizes))
+    total = sum(one.size_bytes for one in opened)
+    for one in opened:
+        hashes = _hash(one) if is_hashed else b""
+        files.append(DataFile(one.name or one.path.name, "", one.size_bytes, one.offset, one.tokens, hashes))
+        progress(sum(file.size_bytes for file in files), total)
     return encode_files(files, opened[0].token_size_bytes, is_hashed=is_hashed)
 
 
@@ -115,13 +123,59 @@ def _hash(opened: TokenFile) -> bytes:
         raise DataError(f"{opened.path}: cannot be read: {error.strerror}") from error
 
 
-def find_difference(files: Sequence[TokenFile], root: bytes) -> str:
-    """Say that token files are not those of `root`; empty if they are, or no root is on record (D1)."""
-    if root == ZERO32 or any(
-        blob_id_of(make_folder_manifest(files, is_hashed=is_hashed)) == root for is_hashed in (False, True)
-    ):
+def find_difference(files: Sequence[TokenFile], root: bytes, beside: Path | None = None) -> str:
+    """Say that data files are not those of `root`; empty if they are, or no root is on record (D1).
+
+    `beside` is where the manifest may be: it says which file differs. Where it has hashes, versions do not matter.
+    """
+    if root == ZERO32:
         return ""
-    return (
-        f"{files[0].path.parent}: the token files are not those of the run (config.data_root {root.hex()[:16]}); "
-        "take the run's own files, all of them and no others"
+    manifest = _read_manifest(beside, root)
+    if manifest is not None and manifest.is_hashed:
+        differing = _find_differing_file(files, manifest)
+    elif any(blob_id_of(make_folder_manifest(files, is_hashed=is_hashed)) == root for is_hashed in (False, True)):
+        differing = ""
+    else:
+        named = _find_differing_file(files, manifest) if manifest is not None else ""
+        differing = named or "which of them differ, only its manifest says"
+    return differing and (
+        f"{files[0].path.parent}: the data files are not those of the run (config.data_root {root.hex()[:16]}): "
+        f"{differing}; take the run's own files, all of them and no others"
     )
+
+
+def read_data_manifest(paths: Sequence[Path | None], root: bytes) -> bytes | None:
+    """Read the first of these files that has this id; None: none has."""
+    for path in filter(None, paths):
+        try:
+            raw = read_file(path, MAX_DATA_MANIFEST_BYTES)
+        except OSError:
+            continue
+        if blob_id_of(raw) == root:
+            return raw
+    return None
+
+
+def _read_manifest(path: Path | None, root: bytes) -> DataManifest | None:
+    raw = read_data_manifest((path,), root)
+    try:
+        return decode_data_manifest(raw) if raw is not None else None
+    except WireError:
+        return None
+
+
+def _find_differing_file(files: Sequence[TokenFile], manifest: DataManifest) -> str:
+    here = {file.name or file.path.name: file for file in files}
+    for one in manifest.files:
+        file = here.pop(one.name, None)
+        if file is None:
+            return f"{one.name} is missing"
+        if file.size_bytes != one.size_bytes:
+            return f"{one.name} has {file.size_bytes} bytes, not {one.size_bytes}"
+        if (file.token_size_bytes, file.offset) != (manifest.token_size_bytes, one.offset):
+            return f"{one.name} has ids of {file.token_size_bytes} bytes from byte {file.offset} on"
+        hashes = _hash(file) if manifest.is_hashed else one.hashes
+        for at in range(0, len(hashes), HASH_BYTES):
+            if hashes[at : at + HASH_BYTES] != one.hashes[at : at + HASH_BYTES]:
+                return f"{one.name} has other bytes in its MiB {at // HASH_BYTES}"
+    return f"{next(iter(here))} is none of them" if here else ""

@@ -124,6 +124,15 @@ def open_local(
     return TokenRows([files.folder], files.token_size_bytes, sequence_length, files.shuffle_seed, vocab_size)
 
 
+def find_rows(location: DataLocation, folder: Path) -> Path:
+    """Where the rows of a Preprocessed location would be on this machine; else they are on the Hub."""
+    return folder / expand_user(location.address)
+
+
+def has_own_rows(location: DataLocation, folder: Path) -> bool:
+    return location.kind is DataLocationKind.PREPROCESSED and find_rows(location, folder).exists()
+
+
 def open_provider(
     location: DataLocation,
     *,
@@ -143,7 +152,7 @@ def open_provider(
     `folder` is where relative local paths start; `files` is the data.toml of a Local location, if it names one.
     `expected_server` is the data server's public key, the same as the coordinator server's; None: any.
     `storage` says how remote files are read; None: as the environment says. `has_labels`: for fine-tuning.
-    `root` is the id of the manifest of files over HTTP, which `find_manifest` finds (D1).
+    `root` is the id of the manifest of files elsewhere, which `find_manifest` finds (D1).
     """
     match location.kind:
         case DataLocationKind.DUMMY:
@@ -163,9 +172,10 @@ def open_provider(
                 expected_server=expected_server,
                 has_labels=has_labels,
             )
-        case DataLocationKind.PREPROCESSED if (path := folder / expand_user(location.address)).exists():
+        case DataLocationKind.PREPROCESSED if has_own_rows(location, folder):
             from psyche.data.prepared.rows import open_rows
 
+            path = find_rows(location, folder)
             return LocalProvider(open_rows(path, sequence_length, has_labels=has_labels, vocab_size=vocab_size))
         case _:
             return open_remote_rows(
@@ -202,4 +212,7 @@ def open_remote_rows(
         return WeightedRows(location.address, options, sequence_length=sequence_length, vocab_size=vocab_size)
     from psyche.data.prepared.remote import HubRows
 
-    return HubRows(location.address, options, sequence_length, has_labels=has_labels, vocab_size=vocab_size)
+    return HubRows(
+        location.address, options, sequence_length, has_labels=has_labels, vocab_size=vocab_size, root=root,
+        find_manifest=find_manifest,
+    )  # fmt: skip

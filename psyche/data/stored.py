@@ -11,12 +11,13 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from psyche.core.encoding.data_manifest import DataFile, DataManifest, FindManifest
+from psyche.core.encoding.data_manifest import WHOLE_BYTES, DataFile, DataManifest, FindManifest
 from psyche.core.state.enums import HttpLocationKind, TokenSize
 from psyche.core.state.settings import DataLocation, HttpLocation
 from psyche.core.state.state import ZERO32
 from psyche.data.files import DTYPES, SUFFIXES, encode_files, measure_tokens
 from psyche.data.order import RemoteSize, RowOrder, count_rows
+from psyche.data.prepared.rows import choose_files
 from psyche.data.scan import ForeignToken
 from psyche.errors import DataError, StorageError, UnusableDataError
 from psyche.storage.cache import CachedStorage, DiskCache, open_cache
@@ -224,38 +225,15 @@ class StoredRows:
         return self.size_bytes
 
     async def _open_files(self) -> list[StoredTokens]:
-        find = None if self._root == ZERO32 else self._find_manifest
-        manifest = await find(self._root) if find is not None else None
-        if manifest is not None:
-            files = self._take_files(manifest)
-        else:
-            files = await list_tokens(self._storage, self._names, self._token_size_bytes)
-            if self._root != ZERO32 and blob_id_of(encode_tokens(files, self._token_size_bytes)) != self._root:
-                raise DataError(
-                    f"{self._storage.address}: its files are not those that the record's data_root stands for, or "
-                    "their hashes are part of it, and nobody here has its manifest: ask the owner for it, and name it "
-                    "with --data-manifest"
-                )
+        files, manifest = await find_tokens(
+            self._storage, self._names, self._token_size_bytes, self._root, self._find_manifest
+        )
         self.size_bytes = sum(one.file.size_bytes for one in files)
         source = self._storage
         if self._cache is not None and (self._shuffle_seed is None or self.size_bytes <= self._cache.limit_bytes):
             self._storage = CachedStorage(self._storage, self._cache)
-        if manifest is not None and manifest.is_hashed:
-            hashes = {file.name: file.hashes for file in manifest.files}
-            self._storage = JudgedStorage(self._storage, hashes, source)
+        self._storage = judge(self._storage, source, manifest)
         return files
-
-    def _take_files(self, manifest: DataManifest) -> list[StoredTokens]:
-        known = {file.name: file for file in manifest.files}
-        names = list(known) if self._names is None else self._names
-        if manifest.token_size_bytes != self._token_size_bytes or known.keys() != set(names):
-            raise DataError(
-                f"{self._storage.address}: the manifest on record (data_root) is of other files: "
-                f"{len(known):,} with ids of {manifest.token_size_bytes} bytes"
-            )
-        files = {name: StoredFile(name, file.size_bytes, file.version) for name, file in known.items()}
-        sort_files(self._storage.address, files.values())  # whether these names can be
-        return [StoredTokens(files[name], known[name].offset, known[name].tokens) for name in names]
 
     async def aclose(self) -> None:
         await self._storage.aclose()
@@ -271,6 +249,49 @@ class StoredRows:
         return ids.tobytes()
 
 
+async def find_tokens(
+    storage: Storage, names: Sequence[str] | None, token_size_bytes: int, root: bytes,
+    find_manifest: FindManifest | None,
+) -> tuple[list[StoredTokens], DataManifest | None]:  # fmt: skip
+    """Find the files that a manifest on record names; without it, those that are listed if they have its id (D1).
+
+    Raises:
+        DataError, StorageError: as `list_tokens`, or they are not those of the record.
+    """
+    manifest = await find_manifest(root) if find_manifest is not None and root != ZERO32 else None
+    if manifest is not None:
+        return _take_files(storage.address, names, token_size_bytes, manifest), manifest
+    files = await list_tokens(storage, names, token_size_bytes)
+    if root != ZERO32 and blob_id_of(encode_tokens(files, token_size_bytes)) != root:
+        raise DataError(
+            f"{storage.address}: its files are not those that the record's data_root stands for, or their hashes are "
+            "part of it, and nobody here has its manifest: ask the owner for it, and name it with --data-manifest"
+        )
+    return files, None
+
+
+def _take_files(
+    address: str, wanted: Sequence[str] | None, token_size_bytes: int, manifest: DataManifest
+) -> list[StoredTokens]:
+    known = {file.name: file for file in manifest.files}
+    names = list(known) if wanted is None else wanted
+    if manifest.token_size_bytes != token_size_bytes or known.keys() != set(names):
+        raise DataError(
+            f"{address}: the manifest on record (data_root) is of other files: {len(known):,} with ids of "
+            f"{manifest.token_size_bytes} bytes"
+        )
+    files = {name: StoredFile(name, file.size_bytes, file.version) for name, file in known.items()}
+    sort_files(address, files.values())  # whether these names can be
+    return [StoredTokens(files[name], known[name].offset, known[name].tokens) for name in names]
+
+
+def judge(storage: Storage, source: Storage, manifest: DataManifest | None) -> Storage:
+    """Let no bytes of a storage pass but those of the manifest's hashes, if it has some; see `JudgedStorage`."""
+    if manifest is None or not manifest.is_hashed:
+        return storage
+    return JudgedStorage(storage, {file.name: file.hashes for file in manifest.files}, source)
+
+
 async def _open_file(storage: Storage, file: StoredFile, token_size_bytes: int) -> StoredTokens:
     head = b""
     if file.name.endswith(".npy"):
@@ -282,14 +303,19 @@ async def _open_file(storage: Storage, file: StoredFile, token_size_bytes: int) 
 async def list_tokens(storage: Storage, names: Sequence[str] | None, token_size_bytes: int) -> list[StoredTokens]:
     """List the token files of a storage, in their order, and measure each; `names` as for `StoredRows`.
 
+    Of Parquet files, whose bytes are counted (`WHOLE_BYTES`), None means those of the split.
+
     Raises:
         DataError: there is none, or one is no token file of this size.
         StorageError: they cannot be read.
     """
     listed = {file.name: file for file in await storage.list_files()}
-    names = [name for name in listed if name.endswith(SUFFIXES)] if names is None else names
+    has_rows = token_size_bytes == WHOLE_BYTES
+    if names is None:
+        names = choose_files(listed) if has_rows else [name for name in listed if name.endswith(SUFFIXES)]
     if not names:
-        raise DataError(f"{storage.address}: contains no token file ({', '.join(SUFFIXES)})")
+        kind = "Parquet file" if has_rows else f"token file ({', '.join(SUFFIXES)})"
+        raise DataError(f"{storage.address}: contains no {kind}")
     return await gather([partial(_open_file, storage, listed[name], token_size_bytes) for name in names])
 
 

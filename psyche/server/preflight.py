@@ -10,7 +10,7 @@ from psyche.config.problems import ConfigProblems, Problem
 from psyche.config.validate import ConfigReport, has_token_files, validate_config
 from psyche.core.state.state import CheckpointKind, DataLocationKind, DataType
 from psyche.data.prepared.rows import open_rows
-from psyche.data.provider import open_files, open_local
+from psyche.data.provider import find_rows, has_own_rows, open_files, open_local
 from psyche.errors import ConfigError, DataError, StorageError, StorageRefused, TrainerError
 from psyche.modeling.model_check import ModelCheck, check_model, check_model_files
 from psyche.modeling.model_files import REMOTE, use_model_files
@@ -113,9 +113,9 @@ def _find_model(run: LoadedRun) -> Path | None:
 
 
 def _find_other_data(run: LoadedRun, rows: "TokenRows | PreparedRows") -> Iterator[Problem]:
-    from psyche.data.local import TokenRows, find_difference
+    from psyche.data.local import find_difference
 
-    if isinstance(rows, TokenRows) and (different := find_difference(rows.files, run.config.data_root)):
+    if different := find_difference(rows.files, run.config.data_root, run.data_manifest):
         yield run.make_problem(("config", "data_root"), different)
 
 
@@ -129,10 +129,13 @@ def _find_data_problems(run: LoadedRun, data: LoadedData | None, vocab_size: int
             yield from _find_other_data(run, rows)
         except DataError as error:
             yield Problem(data.path, data.lines.get(("dir",)), "dir", str(error))
-    if location.kind is DataLocationKind.PREPROCESSED and (path := run.resolve(location.address)).exists():
+    if has_own_rows(location, run.folder):
         try:
+            path = find_rows(location, run.folder)
             length, has_labels = run.model.max_seq_len, run.model.data_type is DataType.FINETUNING
-            open_rows(path, length, has_labels=has_labels, vocab_size=vocab_size).check_vocabulary()
+            rows = open_rows(path, length, has_labels=has_labels, vocab_size=vocab_size)
+            rows.check_vocabulary()
+            yield from _find_other_data(run, rows)
         except DataError as error:
             yield run.make_problem(_DATA, str(error))
     if location.kind is DataLocationKind.LOCAL and run.resolve(location.address).exists():

@@ -24,6 +24,7 @@ from psyche.core.encoding.account import decode_state
 from psyche.core.state.bits import get_members
 from psyche.core.state.limits import MAX_CLIENTS
 from psyche.core.state.state import Coordinator, DataLocationKind, DataType
+from psyche.data.local import find_difference
 from psyche.data.provider import LocalFiles, open_files
 from psyche.data.server import DataServer, PortStatus
 from psyche.errors import BackendError, ConfigError
@@ -101,7 +102,9 @@ class RunData:
         await self.server.serve(self._host, self._port, task_status=task_status)
 
 
-def open_run_data(state: Coordinator, files: LocalFiles | None, identity: Identity, host: str) -> RunData:
+def open_run_data(
+    state: Coordinator, files: LocalFiles | None, identity: Identity, host: str, manifest: Path | None = None
+) -> RunData:
     """Open the data server of a run whose `data_location` is Server; blocks on the disk, so call it in a thread."""
     address = state.model.data_location.address
     port = address.rpartition(":")[2]
@@ -116,6 +119,8 @@ def open_run_data(state: Coordinator, files: LocalFiles | None, identity: Identi
         )
     has_labels = state.model.data_type is DataType.FINETUNING
     source = open_files(files, state.metadata.vocab_size or None, has_labels=has_labels)
+    if different := find_difference(source.files, state.config.data_root, manifest):
+        raise ConfigError(different)
     return RunData(DataServer(source, identity), host, int(port), source.kept_files)
 
 
@@ -273,7 +278,7 @@ class _Server:
         if state.model.data_location.kind is not DataLocationKind.SERVER:
             return None
         self._data = await trio.to_thread.run_sync(
-            open_run_data, state, settings.data_files, settings.identity, settings.host
+            open_run_data, state, settings.data_files, settings.identity, settings.host, settings.data_manifest
         )
         port: int = await nursery.start(self._data.serve)  # pyright: ignore[reportArgumentType]  # stubs lag behind
         return port

@@ -19,7 +19,7 @@ from psyche.core.state.settings import Checkpoint, DataLocation
 from psyche.data.files import SUFFIXES
 from psyche.data.local import TokenRows
 from psyche.data.prepared.remote import find_remote_form
-from psyche.data.prepared.rows import SUFFIX, RowForm, find_form, list_files, open_rows
+from psyche.data.prepared.rows import SUFFIX, RowForm, find_folder_form, open_rows
 from psyche.data.provider import RemoteRows, SampleSource, open_remote_rows
 from psyche.errors import ConfigError
 from psyche.modeling.model_copy import Progress, copy_model
@@ -100,7 +100,7 @@ def open_source(
         return _open_place(location, settings, vocab_size, loop)
     if not _is_prepared(first):
         return TokenRows([Path(one) for one in named], settings.token_size_bytes, length, None, vocab_size)
-    form = find_form(*list_files(first)[0])
+    form = find_folder_form(first)
     _check_length(form, first, length)
     return open_rows(first, length, has_labels=form.has_labels, vocab_size=vocab_size)
 

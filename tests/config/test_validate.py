@@ -189,7 +189,12 @@ def test_remote_data_that_no_manifest_pins_is_warned_about() -> None:
     assert any("the manifest that it stands for is not here" in text for text in find_warnings(run.config, run.model))
     assert not any("data_root" in text for text in find_warnings(run.config, run.model, has_manifest=True))
     run.model.data_location = DataLocation(DataLocationKind.WEIGHTED_HTTP, "https://example.org/mix.json#sha256=0")
-    assert any("data_root has no effect" in warning for warning in find_warnings(run.config, run.model))
+    assert any("data_root must not be set" in text for text in find_unsupported(run.model, run.config))
+    run.model.data_location = DataLocation(DataLocationKind.PREPROCESSED, "owner/rows")
+    assert not any("data_" in text for text in find_unsupported(run.model, run.config))
+    assert not any("data_" in warning for warning in find_warnings(run.config, run.model))
+    run.config.data_root = bytes(32)
+    assert any("put @ and the commit behind its name" in warning for warning in find_warnings(run.config, run.model))
 
 
 def test_everything_that_is_not_built_is_refused_by_name() -> None:

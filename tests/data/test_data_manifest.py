@@ -1,14 +1,23 @@
 """The data that a manifest on record stands for: no other rows, whatever a server lists or gives (D1, B22, F22)."""
 
+import os
+import re
+import sys
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
 
+import numpy as np
+import pyarrow as pa
 import pytest
+import trio
 from kits.storage.faults import FaultyWay, open_way
+from kits.storage.hub import open_hub_double
 from kits.storage.servers import OPTIONS, put_objects, serve_buckets, serve_folder
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from psyche.cli.app import app
@@ -19,9 +28,11 @@ from psyche.core.encoding.data_manifest import DataManifest, FindManifest, decod
 from psyche.core.state.state import ZERO32, DataLocation, DataLocationKind, HttpLocation, HttpLocationKind
 from psyche.data.files import open_token_file
 from psyche.data.local import TokenRows, find_difference, make_folder_manifest
+from psyche.data.provider import open_provider
 from psyche.data.stored import StoredRows, open_http_rows, open_location
 from psyche.errors import DataError
 from psyche.storage.port import StorageOptions, gather
+from psyche.testing.builders import build_identity
 from psyche.wire.crypto import blob_id_of
 
 LENGTH = 1_000
@@ -200,13 +211,75 @@ async def test_a_manifest_of_other_files_than_the_location_s_is_refused(way: Fau
 @pytest.mark.parametrize("is_hashed", [True, False], ids=["hashes", "no hashes"])
 def test_a_folder_is_compared_with_the_root_on_record(folder: Path, is_hashed: bool) -> None:
     files = [open_token_file(path, 2) for path in sorted(folder.iterdir())]
-    root = blob_id_of(make_folder_manifest(files, is_hashed=is_hashed))
-    assert find_difference(files, root) == find_difference(files, ZERO32) == ""
+    raw = make_folder_manifest(files, is_hashed=is_hashed)
+    root, beside = blob_id_of(raw), folder.parent / "data.manifest"
+    beside.write_bytes(raw)
+    assert find_difference(files, root) == find_difference(files, root, beside) == find_difference(files, ZERO32) == ""
     changed = bytearray(TOKENS["t-9.bin"])
     changed[-1] ^= 1
     (folder / "t-9.bin").write_bytes(changed)
     assert bool(find_difference(files, root)) == is_hashed
+    assert ("t-9.bin has other bytes in its MiB 1;" in find_difference(files, root, beside)) == is_hashed
     assert "not those of the run" in find_difference(files[:1], root)
+    (folder / "t-9.bin").write_bytes(TOKENS["t-9.bin"])
+    assert "t-9.bin is missing;" in find_difference(files[:1], root, beside)
+    (folder / "x.bin").write_bytes(bytes(8))
+    assert "x.bin is none of them;" in find_difference([*files, open_token_file(folder / "x.bin", 2)], root, beside)
+    wider = [open_token_file(file.path, 4) for file in files]
+    assert "t-10.bin has ids of 4 bytes from byte 0 on;" in find_difference(wider, root, beside)
+    (folder / "t-9.bin").write_bytes(bytes(18))
+    shorter = [files[0], open_token_file(folder / "t-9.bin", 2)]
+    assert "t-9.bin has 18 bytes, not 1401000;" in find_difference(shorter, root, beside)
+
+
+async def test_a_folder_with_the_bytes_of_files_elsewhere_is_taken_for_them_whatever_their_versions(
+    way: FaultyWay, folder: Path
+) -> None:
+    raw = await make(is_hashed=True)
+    (folder.parent / "data.manifest").write_bytes(raw)
+    files = [open_token_file(path, 2) for path in sorted(folder.iterdir())]
+    assert find_difference(files, blob_id_of(raw), folder.parent / "data.manifest") == ""
+    assert "only its manifest says" in find_difference(files, blob_id_of(raw))
+
+
+@pytest.mark.parametrize("words", [[], ["--hash"]], ids=["no hashes", "hashes"])
+async def test_rows_of_a_data_set_are_held_to_the_manifest_that_the_command_makes(
+    tmp_path: Path, words: list[str]
+) -> None:
+    parquet.write_table(pa.table({"inputs": pa.array([[7] * 4] * 3)}), tmp_path / "rows.parquet")
+    raw_rows = (tmp_path / "rows.parquet").read_bytes()
+    text = (CONFIG / "demo" / "run.toml").read_text()
+    location = '[model.LLM.data_location]\nPreprocessed = "owner/rows"\n'
+    (tmp_path / "run.toml").write_text(re.sub(r"\[model.LLM.data_location\]\n[^\n]*\n", location, text))
+    async with open_hub_double() as hub:
+        files = {f"data/{name}.parquet": raw_rows for name in ("train-0", "test-0")}
+        tree = hub.add("owner/rows", files, kind="dataset").commits
+        command = [sys.executable, "-m", "psyche", "data", "manifest", str(tmp_path), *words, "--allow-private-hosts"]
+        await trio.run_process(command, env=os.environ | {"HF_ENDPOINT": hub.address})
+        raw, root = (tmp_path / "data.manifest").read_bytes(), load_run(tmp_path).config.data_root
+        assert [file.name for file in decode_data_manifest(raw).files] == ["data/train-0.parquet"]
+        read = partial(read_rows, replace(OPTIONS, hub_endpoint=hub.address), tmp_path, root)
+        assert await read(raw) == [7] * 8
+        if words:
+            (blob,) = [blob for tree in tree.values() for name, blob in tree.items() if "train" in name]
+            right, _ = blob.raw, (blob.oid, blob.sha256)  # the Hub goes on saying that it is this object
+            blob.raw = right[:6] + bytes([right[6] ^ 1]) + right[7:]
+            with pytest.raises(DataError, match=r"data/train-0.parquet: gives other bytes.*BLAKE3 of MiB 0"):
+                await read(raw)
+            blob.raw = right
+        hub.add("owner/rows", files | {"data/train-1.parquet": raw_rows}, kind="dataset")
+        assert await read(raw) == [7] * 8
+        with pytest.raises(DataError, match="not those that the record's data_root stands for"):
+            await read(None)
+
+
+async def read_rows(options: StorageOptions, folder: Path, root: bytes, raw: bytes | None) -> list[int]:
+    provider = open_provider(
+        DataLocation(DataLocationKind.PREPROCESSED, "owner/rows"), sequence_length=4, vocab_size=9, folder=folder,
+        identity=build_identity("alice"), storage=options, root=root, find_manifest=give(raw),
+    )  # fmt: skip
+    async with aclosing(provider):
+        return np.frombuffer(await provider.get(0, 1), "<u4").tolist()
 
 
 def test_the_command_writes_the_manifest_beside_the_run_which_gets_its_id(folder: Path) -> None:

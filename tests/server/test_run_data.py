@@ -12,9 +12,12 @@ from psyche.config.load import LoadedData
 from psyche.core.committee.assignment import compute_assignments
 from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind, RunState
 from psyche.data.client import RemoteData
+from psyche.data.files import open_token_file
+from psyche.data.local import make_folder_manifest
 from psyche.errors import ConfigError, DataError
 from psyche.server.server import ServerSettings, open_run_data, run_server
 from psyche.testing.builders import build_model
+from psyche.wire.crypto import blob_id_of
 from psyche.wire.data import PURPOSE
 from psyche.wire.line.framing import FrameStream
 from psyche.wire.line.handshake import client_handshake
@@ -110,3 +113,16 @@ async def test_a_server_of_a_run_with_served_data_listens_on_the_port_of_its_dat
         await client_handshake(frames, CLIENTS[0], PURPOSE, channel, SERVER.public, 30)
         await frames.aclose()
         nursery.cancel_scope.cancel()
+
+
+def test_a_server_with_other_data_than_the_record_s_does_not_serve_it_and_names_the_file(tmp_path: Path) -> None:
+    state, data, manifest = build_training(), write_data(tmp_path / "data"), tmp_path / "data.manifest"
+    raw = make_folder_manifest([open_token_file(data.folder / "data.bin", 2)], is_hashed=True)
+    manifest.write_bytes(raw)
+    state.config.data_root = blob_id_of(raw)
+    open_run_data(state, data, SERVER, "127.0.0.1", manifest)
+    (TOKENS ^ 1).tofile(data.folder / "data.bin")
+    with pytest.raises(ConfigError, match=r"not those of the run .*: data.bin has other bytes in its MiB 0; take the"):
+        open_run_data(state, data, SERVER, "127.0.0.1", manifest)
+    with pytest.raises(ConfigError, match="only its manifest says"):
+        open_run_data(state, data, SERVER, "127.0.0.1")

@@ -11,7 +11,7 @@ from psyche.cli.helpers.preparing import run as run_preparation
 from psyche.cli.helpers.remote import SOURCES, Remote
 from psyche.cli.helpers.target import command
 from psyche.errors import DataError
-from psyche.telemetry.text import format_number
+from psyche.telemetry.text import format_bytes, format_number
 
 if TYPE_CHECKING:
     from psyche.data.tokenize import TokenizedFile
@@ -138,7 +138,7 @@ def manifest(
     ] = None,
     remote: Remote,
 ) -> None:
-    """Write which token files are a run's data.
+    """Write which files are a run's data.
 
     The manifest has names, sizes, versions and numbers of tokens. Beside a run.toml it sets config.data_root when the
     run is made: all clients then read the same files, without a listing. With --hash each MiB that a client reads is
@@ -148,7 +148,7 @@ def manifest(
     from psyche.cli.helpers.outputs import check_target
     from psyche.cli.helpers.progress import ProgressBar
     from psyche.config.load import DATA_MANIFEST_NAME
-    from psyche.core.encoding.data_manifest import decode_data_manifest
+    from psyche.core.encoding.data_manifest import WHOLE_BYTES, decode_data_manifest
     from psyche.durable import replace_file
     from psyche.wire.crypto import blob_id_of
 
@@ -158,8 +158,9 @@ def manifest(
     with ProgressBar("reading the data") as bar:
         raw = make(run, addresses, token_size, remote.get_options(), is_hashed=with_hashes, progress=bar.set)
     replace_file(path, raw, path.with_suffix(".part"))
-    files = decode_data_manifest(raw).files
-    total = format_number(sum(file.tokens for file in files), "token")
+    made = decode_data_manifest(raw)
+    files, count = made.files, sum(file.tokens for file in made.files)
+    total = format_bytes(count) if made.token_size_bytes == WHOLE_BYTES else format_number(count, "token")
     typer.echo(f"{path}: {format_number(len(files), 'file')}, {total}, data_root {blob_id_of(raw).hex()}")
 
 

@@ -10,9 +10,12 @@ import trio
 
 from psyche.config.load import NO_MANIFEST, RUN_FILE_NAMES, LoadedRun, find_local_data, load_run
 from psyche.config.places import parse_data
-from psyche.core.state.state import DataLocationKind
-from psyche.data.files import find_files, find_token_size, open_token_file
+from psyche.core.encoding.data_manifest import WHOLE_BYTES
+from psyche.core.state.state import DataLocation, DataLocationKind, DataType
+from psyche.data.files import TokenFile, find_files, find_token_size, open_token_file
 from psyche.data.local import make_folder_manifest
+from psyche.data.prepared.rows import list_row_files
+from psyche.data.provider import REMOTE_KINDS, find_rows, has_own_rows
 from psyche.data.stored import encode_tokens, get_token_size, list_tokens, open_location
 from psyche.errors import DataError
 from psyche.storage.port import MAX_RANGE_BYTES, Storage, StorageOptions
@@ -32,8 +35,8 @@ def find_run(addresses: Sequence[str]) -> LoadedRun | None:
 
 
 def make(
-    run: LoadedRun | None, addresses: Sequence[str], token_size: int | None, options: StorageOptions,
-    *, is_hashed: bool, progress: Progress,
+    run: LoadedRun | None, addresses: Sequence[str], token_size: int | None, options: StorageOptions, *,
+    is_hashed: bool, progress: Progress,
 ) -> bytes:  # fmt: skip
     """Make the manifest of a run's data, or of the files at these addresses.
 
@@ -41,40 +44,50 @@ def make(
         ConfigError, DataError, StorageError: the files cannot be read, or are no token files.
     """
     location = run.model.data_location if run else None
-    if location is None and len(addresses) == 1 and not addresses[0].startswith("hf://"):
+    if location is None and len(addresses) == 1:
         location = parse_data(addresses[0], token_size or USUAL_TOKEN_SIZE)
-    if location is not None and location.kind in (DataLocationKind.WEIGHTED_HTTP, DataLocationKind.PREPROCESSED):
-        raise DataError(f"model.LLM.data_location {location.kind.name}: there is no manifest of such data yet")
-    if location is not None and location.kind is DataLocationKind.HTTP:
-        opened, size = open_location(location.http, options), get_token_size(location)
+    if location is not None and location.kind in REMOTE_KINDS and not (run and has_own_rows(location, run.folder)):
+        opened, size = _open_place(location, options)
     elif any("://" in address for address in addresses):
-        opened, size = open_addresses(addresses, options), USUAL_TOKEN_SIZE
-    else:
-        paths = [Path(address) for address in addresses]
-        if run is not None and location is not None:
-            paths = [run.resolve(location.address if location.kind is DataLocationKind.LOCAL else "")]
-        data = find_local_data(paths[0])
-        found = find_files([data.folder] if data else paths)
-        size = token_size or (data.token_size_bytes if data else find_token_size(found[0], None))
-        files = [open_token_file(path, size) for path in found]
-        return make_folder_manifest(files, is_hashed=is_hashed, progress=progress)
-    return trio.run(partial(make_manifest, *opened, token_size or size, is_hashed=is_hashed, progress=progress))
-
-
-def open_addresses(addresses: Sequence[str], options: StorageOptions) -> tuple[Storage, Sequence[str] | None]:
-    """Open hf://datasets/owner/name, or https addresses, and say which files are meant (None: all).
-
-    Raises:
-        StorageError: an address cannot be one of these.
-    """
-    path = addresses[0].removeprefix("hf://")
-    if len(addresses) > 1 or path == addresses[0]:
         urls = open_urls(addresses, options)
-        return urls, urls.names
+        opened, size = (urls, urls.names), USUAL_TOKEN_SIZE
+    else:
+        files = _find_folder_files(run, [Path(address) for address in addresses], token_size)
+        return make_folder_manifest(files, is_hashed=is_hashed, progress=progress)
+    if size != WHOLE_BYTES:
+        size = token_size or size
+    return trio.run(partial(make_manifest, *opened, size, is_hashed=is_hashed, progress=progress))
+
+
+def _open_place(
+    location: DataLocation, options: StorageOptions
+) -> tuple[tuple[Storage, Sequence[str] | None], int]:  # fmt: skip
+    """Open a place; say which of its files are meant (None: all) and how many bytes a token has."""
+    if location.kind is DataLocationKind.HTTP:
+        return open_location(location.http, options), get_token_size(location)
+    if location.kind is DataLocationKind.WEIGHTED_HTTP:
+        raise DataError(
+            "data_location 'WeightedHttp': a mix has no manifest; #sha256= and its hash behind the address pin the "
+            "mix, addresses of a commit of the Hub its data"
+        )
     from psyche.storage.hub import open_hub
 
-    name, _, revision = path.removeprefix("datasets/").partition("@")
-    return open_hub(name, revision, options, kind="dataset" if path.startswith("datasets/") else "model"), None
+    name, _, revision = location.address.partition("@")
+    return (open_hub(name, revision, options, kind="dataset"), None), WHOLE_BYTES
+
+
+def _find_folder_files(run: LoadedRun | None, paths: Sequence[Path], token_size: int | None) -> list[TokenFile]:
+    if run is not None:
+        location = run.model.data_location
+        if location.kind is DataLocationKind.PREPROCESSED:
+            return list_row_files(find_rows(location, run.folder))
+        paths = [run.resolve(location.address if location.kind is DataLocationKind.LOCAL else "")]
+    data = find_local_data(paths[0])
+    if run is not None and data is not None and run.model.data_type is DataType.FINETUNING:
+        return list_row_files(data.folder)
+    found = find_files([data.folder] if data else paths)
+    size = token_size or (data.token_size_bytes if data else find_token_size(found[0], None))
+    return [open_token_file(path, size) for path in found]
 
 
 async def make_manifest(

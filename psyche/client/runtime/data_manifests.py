@@ -1,7 +1,6 @@
 """The manifest of a run's data: found on this machine, at peers or at the server, and offered to others (D1)."""
 
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +9,8 @@ import trio
 
 from psyche.backends.port import Backend
 from psyche.core.encoding.data_manifest import MAX_DATA_MANIFEST_BYTES, DataManifest, decode_data_manifest
-from psyche.durable import make_folder, read_file, replace_file
+from psyche.data.local import read_data_manifest
+from psyche.durable import make_folder, replace_file
 from psyche.errors import BackendError, DataError, NetworkError, WireError
 from psyche.wire.crypto import blob_id_of
 from psyche.wire.ports import Network, SyncRequest
@@ -102,18 +102,6 @@ class DataManifests:
                 _log.info("data_manifest_not_fetched", reason=str(error))
         is_right = await trio.to_thread.run_sync(blob_id_of, bytes(raw)) == root
         return bytes(raw) if is_right else None
-
-
-def read_data_manifest(paths: Sequence[Path | None], root: bytes) -> bytes | None:
-    """Read the first of these files that has this id; None: none has."""
-    for path in filter(None, paths):
-        try:
-            raw = read_file(path, MAX_DATA_MANIFEST_BYTES)
-        except OSError:
-            continue
-        if blob_id_of(raw) == root:
-            return raw
-    return None
 
 
 def _write(path: Path, raw: bytes) -> None:

@@ -7,13 +7,13 @@ from contextlib import aclosing
 import trio
 
 from psyche.client.runtime.app import lock_data_dir
-from psyche.client.runtime.data_manifests import read_data_manifest
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.weights.loading import Progress, fetch_from_place
 from psyche.client.runtime.weights.remote import list_places
 from psyche.config.load import NO_MANIFEST, find_data_manifest
 from psyche.core.encoding.data_manifest import DataManifest, decode_data_manifest
 from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator, DataLocationKind
+from psyche.data.local import read_data_manifest
 from psyche.data.stored import open_http_rows
 from psyche.errors import DataError, PsycheError, StorageError, TrainerError
 from psyche.modeling.snapshot import list_snapshots

@@ -16,12 +16,21 @@ import trio
 from psyche.client.engine.context import ACTIVE_STATES
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.weights.remote import open_place
-from psyche.config.load import find_local_data
+from psyche.config.load import find_data_manifest, find_local_data
 from psyche.config.rules import find_unsupported
 from psyche.core.state.limits import NO_UPLOADER
-from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, DataLocationKind, RunState
+from psyche.core.state.state import (
+    ZERO32,
+    Checkpoint,
+    CheckpointKind,
+    Coordinator,
+    DataLocationKind,
+    DataType,
+    RunState,
+)
 from psyche.data.local import find_difference
-from psyche.data.provider import open_local
+from psyche.data.prepared.rows import open_rows
+from psyche.data.provider import find_rows, has_own_rows, open_local
 from psyche.errors import ConfigError, DataError, StorageError, TrainerError, UnusableModelError
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.modeling.model_check import ModelCheck, check_model, find_differences
@@ -88,7 +97,8 @@ def check_participation(state: Coordinator, settings: ClientSettings, model_prob
 
 
 def find_obstacles(state: Coordinator, settings: ClientSettings, model_problem: str = "") -> Iterator[str]:
-    source, has_data = _get_source(state), state.model.data_location.kind is DataLocationKind.LOCAL
+    source, location = _get_source(state), state.model.data_location
+    has_data = location.kind is DataLocationKind.LOCAL
     yield from find_unsupported(replace(state.model, checkpoint=source))
     if source.kind is CheckpointKind.DUMMY and state.certified.digest == ZERO32:
         yield "the run names no weights: its owner sets model.LLM.checkpoint to a folder"
@@ -100,9 +110,9 @@ def find_obstacles(state: Coordinator, settings: ClientSettings, model_problem: 
         return
     model = _check_first_weights(state, source, settings.local_root, model_problem)
     yield from model.problems
-    if has_data:
+    if has_data or has_own_rows(location, settings.local_root):
         vocab_size = state.metadata.vocab_size or model.vocab_size
-        yield from _find_data_problems(state, settings.local_root, vocab_size)
+        yield from _find_data_problems(state, settings, vocab_size)
     yield from _find_disk_problems(settings.snapshots_dir, model.parameters or state.metadata.num_parameters)
 
 
@@ -150,13 +160,18 @@ def _is_certified(folder: Path, state: Coordinator) -> bool:
     return digest == state.certified.digest
 
 
-def _find_data_problems(state: Coordinator, local_root: Path, vocab_size: int | None) -> Iterator[str]:
-    location = state.model.data_location
+def _find_data_problems(state: Coordinator, settings: ClientSettings, vocab_size: int | None) -> Iterator[str]:
+    location, length, local_root = state.model.data_location, state.model.max_seq_len, settings.local_root
     try:
-        files = find_local_data(local_root / location.address)
-        rows = open_local(location, files, local_root, state.model.max_seq_len, vocab_size)
+        if location.kind is DataLocationKind.PREPROCESSED:
+            has_labels = state.model.data_type is DataType.FINETUNING
+            rows = open_rows(find_rows(location, local_root), length, has_labels=has_labels, vocab_size=vocab_size)
+        else:
+            files = find_local_data(local_root / location.address)
+            rows = open_local(location, files, local_root, length, vocab_size)
         rows.check_vocabulary()
-        if different := find_difference(rows.files, state.config.data_root):
+        manifest = find_data_manifest(settings.data_manifest, local_root)
+        if different := find_difference(rows.files, state.config.data_root, manifest):
             yield different
     except (ConfigError, DataError) as error:
         yield str(error)

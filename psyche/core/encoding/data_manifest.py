@@ -1,4 +1,4 @@
-"""The canonical list of a run's token files; its blob id is `config.data_root` (D1)."""
+"""The canonical list of a run's data files; its blob id is `config.data_root` (D1)."""
 
 import itertools
 import struct
@@ -15,6 +15,7 @@ DATA_CHUNK_BYTES: Final = 1 << 20
 MAX_DATA_FILES: Final = 100_000
 MAX_DATA_NAME_BYTES: Final = 1_024
 MAX_DATA_MANIFEST_BYTES: Final = 256 << 20  # 8 TB of tokens with hashes
+WHOLE_BYTES: Final = 1  # the token size of files in another form, such as Parquet: their bytes are counted
 _NUMBERS: Final = struct.Struct("<QIQ")
 
 
@@ -99,8 +100,8 @@ def decode_data_manifest(raw: bytes) -> DataManifest:
 
 def _check(manifest: DataManifest) -> None:
     """Names rise and have 1 to 1,024 bytes; the ids fill a file from their offset on; each MiB has its hash."""
-    if manifest.token_size_bytes not in (2, 4):
-        raise WireError(f"data manifest: token size is {manifest.token_size_bytes} bytes, must be 2 or 4")
+    if manifest.token_size_bytes not in (WHOLE_BYTES, 2, 4):
+        raise WireError(f"data manifest: token size is {manifest.token_size_bytes} bytes, must be 1, 2 or 4")
     if not 0 < len(manifest.files) <= MAX_DATA_FILES:
         raise WireError(f"data manifest: {len(manifest.files)} files, must be 1 to {MAX_DATA_FILES}")
     for before, after in itertools.pairwise(manifest.files):

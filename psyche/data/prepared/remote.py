@@ -7,8 +7,11 @@ from typing import cast
 
 import trio
 
+from psyche.core.encoding.data_manifest import WHOLE_BYTES, FindManifest
+from psyche.core.state.state import ZERO32
 from psyche.data.order import RemoteSize
-from psyche.data.prepared.rows import Opener, PreparedRows, RowForm, choose_files, find_form
+from psyche.data.prepared.rows import Opener, PreparedRows, RowForm, find_form
+from psyche.data.stored import find_tokens, judge
 from psyche.errors import DataError, StorageError
 from psyche.storage.hub import HubStorage
 from psyche.storage.port import MAX_RANGE_BYTES, Storage, StorageOptions, StoredFile
@@ -21,8 +24,9 @@ class HubRows:
     """
 
     def __init__(
-        self, address: str, options: StorageOptions, sequence_length: int, *, has_labels: bool, vocab_size: int | None
-    ) -> None:
+        self, address: str, options: StorageOptions, sequence_length: int, *, has_labels: bool, vocab_size: int | None,
+        root: bytes = ZERO32, find_manifest: FindManifest | None = None,
+    ) -> None:  # fmt: skip
         repo_id, _, revision = address.partition("@")
         try:
             self._storage = HubStorage(repo_id, revision or None, options, kind="dataset")
@@ -32,6 +36,8 @@ class HubRows:
         self.sequence_length = sequence_length
         self._has_labels = has_labels
         self._vocab_size = vocab_size
+        self._root = root
+        self._find_manifest = find_manifest
         self._rows: PreparedRows | None = None
         self._size_bytes = 0
         self._lock = trio.Lock()
@@ -71,14 +77,10 @@ class HubRows:
             return self._rows
 
     async def _list(self) -> list[tuple[str, Opener]]:
-        listed = {file.name: file for file in await self._storage.list_files()}
-        names = choose_files(list(listed))
-        if not names:
-            raise DataError(f"{self._storage.address}: contains no Parquet file")
-        self._size_bytes = sum(listed[name].size_bytes for name in names)
-
-        place = self._storage.address
-        return [(f"{place}/{name}", partial(open_stored, self._storage, listed[name])) for name in names]
+        files, manifest = await find_tokens(self._storage, None, WHOLE_BYTES, self._root, self._find_manifest)
+        storage = judge(self._storage, self._storage, manifest)
+        self._size_bytes = sum(one.file.size_bytes for one in files)
+        return [(f"{storage.address}/{one.file.name}", partial(open_stored, storage, one.file)) for one in files]
 
 
 async def find_remote_form(address: str, options: StorageOptions) -> RowForm:

@@ -9,12 +9,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from psyche.core.encoding.data_manifest import WHOLE_BYTES
+from psyche.data.files import TokenFile
 from psyche.data.order import RowOrder, count_rows
 from psyche.durable import open_file
 from psyche.errors import DataError, UnusableDataError
@@ -60,24 +63,27 @@ def open_rows(
     vocab_size: int | None = None,
 ) -> "PreparedRows":  # fmt: skip
     """Open a folder, or a single file."""
-    return PreparedRows(list_files(path), sequence_length, has_labels, shuffle_seed, vocab_size)
+    files = list_row_files(path)
+    rows = PreparedRows(list(map(_make_opener, files)), sequence_length, has_labels, shuffle_seed, vocab_size)
+    rows.files = files
+    return rows
 
 
-def list_files(path: Path) -> list[tuple[str, Opener]]:
-    """The files of a folder, or a single one, with what opens each.
+def list_row_files(path: Path) -> list[TokenFile]:
+    """List the files that a folder's rows are in, or a single one, as a manifest has them.
 
     Raises:
         DataError: there is none.
     """
-
-    def make_opener(file: Path) -> Opener:
-        return lambda: open_file(file)
-
     files = {file.relative_to(path).as_posix(): file for file in path.rglob(f"*{SUFFIX}") if file.is_file()}
-    chosen = [path] if path.is_file() else [files[name] for name in choose_files(list(files))]
+    chosen = {path.name: path} if path.is_file() else {name: files[name] for name in choose_files(files)}
     if not chosen:
         raise DataError(f"{path}: contains no {SUFFIX} file")
-    return [(str(file), make_opener(file)) for file in chosen]
+    return [TokenFile(file, WHOLE_BYTES, 0, file.stat().st_size, name) for name, file in chosen.items()]
+
+
+def _make_opener(file: TokenFile) -> tuple[str, Opener]:
+    return str(file.path), partial(open_file, file.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +108,15 @@ def find_form(name: str, opener: Opener) -> RowForm:
         return RowForm(len(batch.column(0)[0]), "labels" in names)
 
 
+def find_folder_form(path: Path) -> RowForm:
+    return find_form(*_make_opener(list_row_files(path)[0]))
+
+
 class PreparedRows:
     """A `SampleSource` of rows of Parquet files, in the order of `RowOrder`; thread-safe."""
 
     kept_files = 2  # open at once, at most
+    files: Sequence[TokenFile] = ()  # those on this machine
 
     def __init__(
         self, files: Sequence[tuple[str, Opener]], sequence_length: int, has_labels: bool,

@@ -9,11 +9,13 @@ from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import trio
 import trio.testing
 from kits.log import Log
 from kits.models import LLAMA, list_tensors, write_header, write_model_folder
+from pyarrow import parquet
 
 from psyche.backends.port import Backend
 from psyche.client.runtime import app
@@ -26,10 +28,13 @@ from psyche.core.state.state import (
     Coordinator,
     DataLocation,
     DataLocationKind,
+    DataType,
     Mark,
     OptimizerKind,
     RunState,
 )
+from psyche.data.local import make_folder_manifest
+from psyche.data.prepared.rows import list_row_files
 from psyche.errors import ConfigError, PsycheError, TrainerError, UnusableModelError
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.modeling.model_files import FolderFiles
@@ -37,6 +42,7 @@ from psyche.modeling.trainer.process import TrainerProcess
 from psyche.telemetry import types
 from psyche.telemetry.events import EventLog
 from psyche.testing.builders import build_hash, build_model, build_state
+from psyche.wire.crypto import blob_id_of
 from psyche.wire.report import SelfReport
 from psyche.wire.trainer import CheckReply, CheckRequest, LoadRequest, MemoryReply, MemoryRequest
 
@@ -104,6 +110,25 @@ def write_sidecar(place: Place) -> None:
     (place.root / "data" / "tokens.json").write_text(json.dumps(sidecar))
 
 
+def prepare_rows(place: Place, length: int = 16, **columns: object) -> None:
+    """Rows of another kind, in the place of the tokens."""
+    lists = {"inputs": [[1] * length] * 3, "labels": [[-100] * length] * 3} | columns
+    (place.root / "rows").mkdir()
+    table = pa.table({name: values for name, values in lists.items() if values is not None})
+    parquet.write_table(table, place.root / "rows" / "train.parquet")
+    place.state.model.data_location = DataLocation(DataLocationKind.PREPROCESSED, "rows")
+    place.state.model.data_type = DataType.FINETUNING
+
+
+def prepare_other_rows(place: Place) -> None:
+    prepare_rows(place)
+    raw = make_folder_manifest(list_row_files(place.root / "rows"), is_hashed=True)
+    place.state.config.data_root = blob_id_of(raw)
+    (place.root / "data.manifest").write_bytes(raw)
+    shutil.rmtree(place.root / "rows")
+    prepare_rows(place, inputs=[[2] * 16] * 3)
+
+
 CASES: dict[str, tuple[Callable[[Place], object], tuple[str, ...]]] = {
     "code": (lambda p: p.rewrite(auto_map={"AutoModel": "x.X"}), ("AR1: auto_map is not supported",)),
     "weights in .bin": (to_bin, ("has pytorch_model.bin", "write the model again")),
@@ -114,6 +139,16 @@ CASES: dict[str, tuple[Callable[[Place], object], tuple[str, ...]]] = {
     "a local root that is missing": (miss_root, ("--local-root", "nowhere: there is no such folder; name the folder")),
     "data that is missing": (lambda p: shutil.rmtree(p.root / "data"), ("data: there is no such file or folder",)),
     "data of another length": (write_data_toml, ("seq_len of its data.toml is 8", "max_seq_len is 16")),
+    "rows without labels": (lambda p: prepare_rows(p, labels=None), ("train.parquet: has no column 'labels'",)),
+    "rows of another length": (
+        lambda p: prepare_rows(p, 15), ("row 0: inputs has 15 numbers, must have 16, the model's max_seq_len",),
+    ),
+    "rows beyond the vocabulary": (
+        lambda p: prepare_rows(p, inputs=[[64] * 16] * 3), ("train.parquet: row 0: token 64 at position 0",),
+    ),
+    "other rows than the record's": (
+        prepare_other_rows, ("not those of the run", "train.parquet has other bytes in its MiB 0; take the run's own"),
+    ),
     "a run without weights": (use_dummy, ("the run names no weights: its owner sets model.LLM.checkpoint",)),
     "an optimizer of `psyche train`": (use_adamw, ("'AdamW' trains in one process only",)),
 }  # fmt: skip

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from psyche.core.encoding.data_manifest import (
     DATA_CHUNK_BYTES,
+    WHOLE_BYTES,
     DataFile,
     DataManifest,
     count_data_chunks,
@@ -90,8 +91,13 @@ def test_files_that_break_a_rule_are_refused(changes: dict[str, Any], text: str)
 def test_no_files_and_another_token_size_are_refused() -> None:
     with pytest.raises(WireError, match="0 files"):
         encode_data_manifest(2, [], is_hashed=False)
-    with pytest.raises(WireError, match="token size is 3"):
+    with pytest.raises(WireError, match="token size is 3 bytes, must be 1, 2 or 4"):
         encode_data_manifest(3, FILES, is_hashed=True)
+
+
+def test_of_files_in_another_form_the_bytes_are_counted() -> None:
+    rows = DataFile("train.parquet", "", 7, 0, 7)
+    assert decode_data_manifest(encode_data_manifest(WHOLE_BYTES, [rows], is_hashed=False)).files == (rows,)
 
 
 def test_what_the_format_cannot_hold_is_refused_by_the_name_of_the_file() -> None:

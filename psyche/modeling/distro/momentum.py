@@ -32,6 +32,11 @@ def _name(group: PlanGroup) -> str:
     return f"{height}x{width}"
 
 
+def find_group(plan: TransformPlan, name: str) -> tuple[int, int] | None:
+    """The chunk edges that a tensor of the state (`Momentum.get_state`) has rows for; None: it has none."""
+    return next((group.edges for group in plan.groups if _name(group) in name.split(".")), None)
+
+
 class Momentum:
     """The momentum of all groups, and the sent values of the last two own results.
 

@@ -13,7 +13,7 @@ from psyche.core.encoding.plan import TransformPlan
 from psyche.errors import TrainerError
 from psyche.modeling.distro.apply import Applier, decay_weights
 from psyche.modeling.distro.blocks import Block, iterate_chunks, view_all_strips
-from psyche.modeling.distro.codec import decode_payload
+from psyche.modeling.distro.codec import ChunkSets, decode_payload
 from psyche.modeling.distro.momentum import Chosen, Momentum
 from psyche.modeling.distro.transform import invert, pack, select, transform
 from psyche.wire.trainer import SentResult
@@ -77,7 +77,10 @@ class Distro:
         mode the result is exact: equal payloads and masters give equal bytes on every machine. If a payload breaks the
         format, nothing is changed.
         """
-        decoded = [decode_payload(self._plan, payload) for payload in payloads]
+        self.apply_sets([decode_payload(self._plan, payload) for payload in payloads], lr, weight_decay)
+
+    def apply_sets(self, decoded: Sequence[Sequence[ChunkSets]], lr: float, weight_decay: float) -> None:
+        """Apply payloads that are decoded already, each as one `ChunkSets` for each group of the plan."""
         decay_weights(self._strips, lr, weight_decay)
         self._applier.apply(decoded, lr)
 

@@ -16,7 +16,7 @@ from psyche.modeling.distro.optimizer import Distro
 
 torch.set_num_threads(1)  # threads cost more than they bring at these sizes
 
-VECTORS = Path(__file__).parents[1] / "vectors"
+VECTORS = Path(__file__).parents[2] / "vectors"
 SHAPES = {"a": (48, 32), "b": (20,), "c": (3, 7, 16), "d": (16, 37), "e": (13, 64), "f": ()}
 
 

@@ -80,6 +80,7 @@ async def test_a_model_is_described_by_its_headers_alone(hub: HubDouble, tmp_pat
     assert here.partition("\n")[2] == there.partition("\n")[2]
     assert "llama, 6,417,568 parameters, 25.7 MB" in there
     assert re.search(r"^model\.layers\.\*\.mlp\.up_proj\.weight +2 +48 x 32 +F32$", there, re.MULTILINE)
+    assert "devices of one client divide 99.7 % among 2, 99.7 % among 4, 99.7 % among 8 (compression_chunk 64)" in there
     assert "a run can begin with it" in there
 
 

@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,11 @@ import trio
 from psyche.cli.helpers.common import say
 from psyche.client.runtime.weights.remote import list_places
 from psyche.config.places import MODELS, parse_model_address
+from psyche.core.encoding.plan import compute_plan
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator
 from psyche.durable import read_file
 from psyche.errors import ConfigError, StorageError, TrainerError
+from psyche.modeling.distro.layout import compute_cut_share
 from psyche.modeling.first_weights import StoredTensor
 from psyche.modeling.model_config import MAX_CONFIG_BYTES
 from psyche.modeling.model_copy import Progress, check_digest, copy_model, list_model_files
@@ -30,6 +32,8 @@ from psyche.telemetry.text import format_bytes, format_table
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _NUMBER: Final = re.compile(r"\.\d+(?=\.|$)")
+CHUNK: Final = 64  # the usual one
+DEVICES: Final = (2, 4, 8)
 _UPLOAD: Final = "psyche model push"
 
 
@@ -62,10 +66,17 @@ def describe(facts: ModelFacts) -> str:
     if rows:
         table = [[name, str(count), shape, dtype] for (name, shape, dtype), count in sorted(rows.items())]
         lines += ["", format_table(["tensor", "times", "shape", "type"], table)]
+        lines += ["", _describe_division(facts.tensors)]
     files = [[name, f"{size:,}"] for name, size in sorted(facts.sizes_bytes.items())]
     lines += ["", format_table(["file", "bytes"], files), ""]
     lines += [f"a run refuses it: {problem}" for problem in facts.problems] or ["a run can begin with it"]
     return "\n".join(lines)
+
+
+def _describe_division(tensors: Mapping[str, StoredTensor]) -> str:
+    plan = compute_plan({name: tensor.dims for name, tensor in tensors.items()}, CHUNK, 1, one_bit=True)
+    shares = ", ".join(f"{100 * compute_cut_share(plan, ranks):.3g} % among {ranks}" for ranks in DEVICES)
+    return f"several devices of one client divide {shares} (compression_chunk {CHUNK}); one has the rest"
 
 
 def to_json(facts: ModelFacts) -> dict[str, Any]:

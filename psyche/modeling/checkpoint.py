@@ -33,7 +33,7 @@ from psyche.modeling.snapshot import (
     write_info,
     write_model_files,
 )
-from psyche.modeling.weights import get_bytes
+from psyche.modeling.weights import Tensors, get_bytes
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, blob_id_of
 
 Progress = Callable[[], None]
@@ -41,7 +41,7 @@ Progress = Callable[[], None]
 
 def write_snapshot(
     info: SnapshotInfo,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Tensors,
     momentum: Mapping[str, torch.Tensor],
     momentum_fields: Mapping[str, Any],
     model_files: Mapping[str, bytes],
@@ -67,7 +67,7 @@ def write_snapshot(
     return root
 
 
-def _write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], on_progress: Progress) -> list[TensorEntry]:
+def _write_tensors(folder: Path, tensors: Tensors, on_progress: Progress) -> list[TensorEntry]:
     (folder / TENSORS_NAME).mkdir()
     entries: list[TensorEntry] = []
     for index, (name, tensor) in enumerate(tensors.items()):

@@ -10,6 +10,7 @@ import torch
 
 from psyche.core.encoding.header import NumericClass
 from psyche.errors import TrainerError
+from psyche.wire.trainer import Devices
 
 # Where a control group of Linux says what it may use, uses, and can give up: of version 2, and of version 1.
 _GROUP_FILES: Final = (
@@ -19,18 +20,47 @@ _GROUP_FILES: Final = (
 
 
 def select_device(name: str) -> torch.device:
-    """Select a device: "auto" (CUDA if available, otherwise CPU), "cpu", "cuda" or "cuda:N"."""
+    """Select a device: "auto" (CUDA if available, otherwise CPU), "cpu", "mps", "cuda" or "cuda:N"."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise TrainerError(f"device {name!r}: unknown; use auto, cpu, cuda or cuda:N") from error
-    if device.type not in {"cpu", "cuda"}:
-        raise TrainerError(f"device {name!r}: only cpu and cuda are supported")
+        raise TrainerError(f"device {name!r}: unknown; use auto, cpu, mps, cuda or cuda:N") from error
+    if device.type not in {"cpu", "mps", "cuda"}:
+        raise TrainerError(f"device {name!r}: only cpu, mps and cuda are supported")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise TrainerError(f"device {name!r}: this machine has none; use cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise TrainerError(f"device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu")
     return device
+
+
+def list_devices(name: str) -> list[torch.device]:
+    """All devices that a name means: "cuda" and "auto" are all GPUs, "cuda:0,2" these two."""
+    kind, _, numbers = name.partition(":")
+    if "," in numbers:
+        return [select_device(f"{kind}:{number}") for number in numbers.split(",")]
+    device = select_device(name)
+    if device.type != "cuda" or device.index is not None:
+        return [device]
+    return [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+
+
+def select_devices(asked: Devices) -> list[torch.device]:
+    """This machine's devices for the ranks of a trainer; a CPU may have several ranks."""
+    found = list_devices(asked.device)
+    if found[0].type == "cpu":
+        return found if asked.rendezvous else found * asked.ranks
+    if found[0].type == "mps":
+        raise TrainerError(f"--device {asked.device}: one device of this kind trains alone; leave out --*-parallelism")
+    if len(found) < asked.ranks and not asked.rendezvous:
+        raise TrainerError(
+            f"--data-parallelism {asked.data_parallelism} times --tensor-parallelism {asked.tensor_parallelism} needs "
+            f"{asked.ranks} devices, --device {asked.device} has {len(found)}; lower one of them, name more devices, "
+            "or add another machine's with --rendezvous"
+        )
+    return found[: asked.ranks]
 
 
 def try_device(device: torch.device) -> None:

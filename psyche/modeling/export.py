@@ -16,6 +16,7 @@ from psyche.modeling.model_config import Dims
 from psyche.modeling.snapshot import write_folder, write_model_files
 from psyche.modeling.user_files import CARD_NAME, build_user_files
 from psyche.modeling.weight_files import MAX_SHARD_BYTES, write_weights
+from psyche.modeling.weights import Tensors
 
 # By what users call them: torch's type, and its name in a safetensors file.
 EXPORT_DTYPES: Final = {
@@ -30,7 +31,7 @@ class DiskView:
     Names, shapes and values follow from what transformers does when it saves; a layer at a time is converted.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], blueprint: Blueprint) -> None:
+    def __init__(self, tensors: Tensors, blueprint: Blueprint) -> None:
         self._tensors = tensors
         self._model = cast("Any", blueprint.model)
         conversions = get_model_conversion_mapping(self._model, add_legacy=False)
@@ -65,7 +66,7 @@ class DiskView:
 
 
 def export_model(
-    path: Path, tensors: Mapping[str, torch.Tensor], model_files: Mapping[str, bytes], dtype: str, card: str,
+    path: Path, tensors: Tensors, model_files: Mapping[str, bytes], dtype: str, card: str,
     blueprint: Blueprint, *, max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:  # fmt: skip
     """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads; replace an old one atomically.

@@ -1,6 +1,8 @@
 """The bytes and hashes of weights: blobs, manifest, weight part of the digest (`docs/protocol-reference.md` S2)."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -11,16 +13,31 @@ from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, blob_id_of
 _CHUNK_ELEMENTS = BLOB_CHUNK_BYTES // 4
 
 
-def get_bytes(tensor: torch.Tensor) -> memoryview:
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor whose values several ranks hold; `read` fetches elements [start, stop) of it as a flat tensor."""
+
+    shape: tuple[int, ...]
+    read: Callable[[int, int], torch.Tensor]
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def detach(self) -> torch.Tensor:
+        return self.read(0, self.numel()).view(self.shape)
+
+
+Tensors = Mapping[str, torch.Tensor | Stored]
+
+
+def get_bytes(tensor: torch.Tensor | Stored) -> memoryview:
     """The values as fp32, little-endian, row-major; on a CPU without a copy where the tensor is so already."""
     flat = tensor.detach().to("cpu", torch.float32).contiguous().reshape(-1)
     array = flat.numpy().astype("<f4", copy=False)
     return memoryview(array.data).cast("B")
 
 
-def compute_entries(
-    tensors: Mapping[str, torch.Tensor], on_progress: Callable[[], None] = lambda: None
-) -> list[TensorEntry]:
+def compute_entries(tensors: Tensors, on_progress: Callable[[], None] = lambda: None) -> list[TensorEntry]:
     entries: list[TensorEntry] = []
     for name, tensor in tensors.items():
         entries.append(TensorEntry(name, tuple(tensor.shape), blob_id_of(get_bytes(tensor))))
@@ -29,23 +46,23 @@ def compute_entries(
 
 
 def compute_weight_root(
-    tensors: Mapping[str, torch.Tensor], files: Sequence[FileEntry], on_progress: Callable[[], None] = lambda: None
+    tensors: Tensors, files: Sequence[FileEntry], on_progress: Callable[[], None] = lambda: None
 ) -> bytes:
     """The full weight part: BLAKE3 of the manifest of all tensors and small files (32 bytes)."""
     return blake3_hash(encode_manifest(compute_entries(tensors, on_progress), files))
 
 
-def compute_blank_root(tensors: Mapping[str, torch.Tensor], files: Sequence[FileEntry]) -> bytes:
+def compute_blank_root(tensors: Tensors, files: Sequence[FileEntry]) -> bytes:
     """The weight part in full-value mode: it covers names, shapes and files but no values, so it never changes."""
     entries = tuple(TensorEntry(name, tuple(tensor.shape), bytes(HASH_BYTES)) for name, tensor in tensors.items())
     return blake3_hash(encode_manifest(entries, files))
 
 
-def get_chunk_count(tensor: torch.Tensor) -> int:
+def get_chunk_count(tensor: torch.Tensor | Stored) -> int:
     return -(-tensor.numel() // _CHUNK_ELEMENTS)
 
 
-def compute_slice_root(tensors: Mapping[str, torch.Tensor], files: Sequence[FileEntry], random_seed: int) -> bytes:
+def compute_slice_root(tensors: Tensors, files: Sequence[FileEntry], random_seed: int) -> bytes:
     """The weight part of a round's slice: the chunks whose number modulo 64 equals that of the seed, and all files.
 
     Chunks are numbered across all tensors, in manifest order; the last chunk of a tensor may be shorter.
@@ -57,17 +74,22 @@ def compute_slice_root(tensors: Mapping[str, torch.Tensor], files: Sequence[File
     items: list[tuple[int, bytes]] = []
     for tensor in tensors.values():
         end = first + get_chunk_count(tensor)
-        flat = tensor.detach().reshape(-1)
         while number is not None and number < end:
             start = (number - first) * _CHUNK_ELEMENTS
-            items.append((number, blake3_hash(get_bytes(flat[start : start + _CHUNK_ELEMENTS]))))
+            items.append((number, blake3_hash(get_bytes(_read(tensor, start, start + _CHUNK_ELEMENTS)))))
             number = next(wanted, None)
         first = end
     return blake3_hash(encode_slice(items, files))
 
 
+def _read(tensor: torch.Tensor | Stored, start: int, stop: int) -> torch.Tensor:
+    if isinstance(tensor, Stored):
+        return tensor.read(start, min(stop, tensor.numel()))
+    return tensor.detach().reshape(-1)[start:stop]
+
+
 def compute_weight_part(
-    tensors: Mapping[str, torch.Tensor], files: Sequence[FileEntry], *, is_exact: bool, full: bool, random_seed: int
+    tensors: Tensors, files: Sequence[FileEntry], *, is_exact: bool, full: bool, random_seed: int
 ) -> tuple[bytes, bool]:
     """The weight part of D(h), and whether it is full: it is up to 100M parameters, otherwise if `full` is set.
 

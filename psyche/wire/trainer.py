@@ -17,14 +17,29 @@ class SentResult(msgspec.Struct, frozen=True, kw_only=True):
     applied: bool
 
 
-class CheckRequest(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
-    """Ask, before anything is loaded, whether the trainer can compute on a device of its machine.
+class Devices(msgspec.Struct, frozen=True, kw_only=True):
+    """The devices of one trainer: `data_parallelism` times `tensor_parallelism` of them.
+
+    With `rendezvous` (HOST:PORT of this machine), those that this machine lacks are other machines'.
+    """
+
+    device: str = "auto"
+    data_parallelism: int = 1
+    tensor_parallelism: int = 1
+    rendezvous: str = ""
+
+    @property
+    def ranks(self) -> int:
+        return self.data_parallelism * self.tensor_parallelism
+
+
+class CheckRequest(Devices, frozen=True, kw_only=True, tag="check"):
+    """Ask, before anything is loaded, whether the trainer can compute on its devices.
 
     With `config`, the path of a config.json or of a model folder, it also asks what transformers makes of it for
     sequences of `max_seq_len` (0: of any length).
     """
 
-    device: str
     config: str = ""
     max_seq_len: int = 0
 
@@ -43,7 +58,7 @@ class CheckReply(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
         return {**self.parameters, **self.buffers}
 
 
-class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
+class LoadRequest(Devices, frozen=True, kw_only=True, tag="load"):
     """Load weights from a folder.
 
     `path` is a Hugging Face folder or a resume snapshot (`is_snapshot`), whose `chain` and `digest` the client checks,
@@ -56,7 +71,6 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     is_snapshot: bool
     model: Model
     micro_batch_size: int
-    device: str = "auto"
     keep_momentum: bool = True
     activation_checkpointing: bool = False
     batch_size: int = 0

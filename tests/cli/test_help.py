@@ -36,7 +36,7 @@ DOCUMENTED = {
     "create close tick checkpoint list can-join explain preview-lr",
     "auth": "create read delegate delete",
     "rewards": "claim top-up withdraw show close",
-    "client": "train predownload show-identity show-wallet",
+    "client": "train sidecar predownload show-identity show-wallet",
     "dev": "airdrop deploy idl mint replay validator",
     "local-testnet": "start",
 }

@@ -99,7 +99,7 @@ class Place:
         """The digest of the newcomer's model, and what it computes with."""
         engine = TrainerEngine()
         reply = engine.load(LoadRequest(path=str(path), is_snapshot=True, model=self.model, micro_batch_size=1))
-        config = engine._get_loaded().model.config
+        config = engine._get_loaded().replica.model.config
         return compute_state_digest(reply.chain, reply.weight_root), float(config.rms_norm_eps)
 
 

@@ -69,7 +69,7 @@ def resume(load_request: LoadRequest, path: Path, **changes: object) -> tuple[Tr
 
 def read_all(engine: TrainerEngine) -> dict[str, bytes]:
     loaded = engine._get_loaded()
-    state = {**loaded.parameters, **loaded.distro.momentum.get_state()}
+    state = {**loaded.replica.parameters, **loaded.replica.distro.momentum.get_state()}
     return {name: tensor.detach().numpy().tobytes() for name, tensor in state.items()}
 
 
@@ -110,7 +110,7 @@ def test_loading_says_what_was_loaded(load_request: LoadRequest) -> None:
     [
         ({"micro_batch_size": 0}, "micro_batch_size is 0"),
         ({"device": "abacus"}, "device 'abacus'"),
-        ({"device": "meta"}, "only cpu and cuda"),
+        ({"device": "meta"}, "only cpu, mps and cuda"),
         ({"path": "/nowhere"}, "/nowhere"),
         ({"path": "/nowhere", "is_snapshot": True}, "snapshot /nowhere"),
     ],
@@ -130,8 +130,8 @@ def test_only_distro_trains_in_a_run(load_request: LoadRequest, run_model: Model
 def test_activations_that_are_computed_again_change_no_bit(load_request: LoadRequest, engine: TrainerEngine) -> None:
     other = TrainerEngine()
     other.load(msgspec.structs.replace(load_request, activation_checkpointing=True))
-    assert other._get_loaded().model.model.layers[0].gradient_checkpointing
-    assert not engine._get_loaded().model.model.layers[0].gradient_checkpointing
+    assert other._get_loaded().replica.model.model.layers[0].gradient_checkpointing
+    assert not engine._get_loaded().replica.model.model.layers[0].gradient_checkpointing
     payloads: tuple[list[bytes], list[bytes]] = ([], [])
     assert run_rounds(other, range(3), payloads[0]) == run_rounds(engine, range(3), payloads[1])
     assert payloads[0] == payloads[1]
@@ -306,7 +306,7 @@ def test_the_look_ahead_is_taken_only_where_something_is_in_flight(load_request:
 def test_a_non_finite_gradient_is_refused_and_the_next_round_goes_on(engine: TrainerEngine) -> None:
     engine.train(train_request(0))
     loaded = engine._get_loaded()
-    parameter = loaded.parameters["model.norm.weight"]
+    parameter = loaded.replica.parameters["model.norm.weight"]
     kept = parameter.detach().clone()
     with torch.no_grad():
         parameter[0] = math.inf
@@ -370,12 +370,12 @@ def test_weight_decay_runs_with_an_empty_set(load_request: LoadRequest, run_mode
     engine = TrainerEngine()
     engine.load(msgspec.structs.replace(load_request, model=replace(run_model, optimizer=optimizer)))
     name = "model.embed_tokens.weight"
-    before = engine._get_loaded().parameters[name].detach().clone()
+    before = engine._get_loaded().replica.parameters[name].detach().clone()
     engine.apply(apply_request(2, (), run_update=False))
-    assert torch.equal(engine._get_loaded().parameters[name], before)
+    assert torch.equal(engine._get_loaded().replica.parameters[name], before)
     engine.apply(apply_request(3, ()))
     factor = np.float32(1 - 1e-2 * 0.5)
-    assert torch.equal(engine._get_loaded().parameters[name], before * torch.tensor(factor))
+    assert torch.equal(engine._get_loaded().replica.parameters[name], before * torch.tensor(factor))
 
 
 def test_the_weight_part_is_that_of_the_snapshot(engine: TrainerEngine, tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ def test_momentum_is_left_behind_where_asked_or_where_the_plan_changed(
     for changed in ({"keep_momentum": False}, {"model": replace(run_model, optimizer=optimizer)}):
         fresh, reply = resume(load_request, tmp_path / "s", **changed)
         assert (reply.train_count, reply.prev_commitment) == (0, bytes(32))
-        state = fresh._get_loaded().distro.momentum.get_state()
+        state = fresh._get_loaded().replica.distro.momentum.get_state()
         assert all(not tensor.any() for name, tensor in state.items() if name.startswith("momentum"))
 
 
@@ -484,7 +484,7 @@ def test_a_tied_model_trains_resumes_and_exports(tiny_config: Path, load_request
     assert resume(load_request, tmp_path / "s")[1].weight_root == root
     engine.snapshot(snapshot_request(tmp_path / "e", kind="export"))
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "e")
-    assert torch.equal(exported.lm_head.weight, engine._get_loaded().parameters["model.embed_tokens.weight"])
+    assert torch.equal(exported.lm_head.weight, engine._get_loaded().replica.parameters["model.embed_tokens.weight"])
 
 
 def test_an_impossible_snapshot_leaves_nothing(engine: TrainerEngine, tmp_path: Path) -> None:

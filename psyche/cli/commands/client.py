@@ -27,6 +27,7 @@ from psyche.cli.helpers.target import FINDING, JOINING, WALLET_PATH, Access, com
 from psyche.client.runtime.settings import ClientSettings
 from psyche.durable import expand_user
 from psyche.errors import ConfigError, WireError
+from psyche.modeling.device_name import MAX_RANKS, check_devices
 from psyche.wire.peer_address import PeerAddress, parse_peer_address
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ SIOCGIFADDR: Final = 0x8915
 IFREQ_BYTES: Final = 256
 ALL: Final = "0.0.0.0"  # noqa: S104 - a participant wants to be reached
 MAX_BOOTSTRAP: Final = 32  # addresses that one person names
+DEVICE_HELP: Final = "auto, cpu, mps, cuda, cuda:N, or several as cuda:0,2."
 group = make_group(
     "Take part in a run.",
     "psyche client show-identity --run-id my-run --create",
@@ -128,10 +130,16 @@ TRAINING: Final = share_fields(
         kind=list[str] | None, callback=parse_bootstrap,
     ),
     local_root=option("The folder that the run's relative Local paths (model, data) start from.", default=Path()),
-    device=option("auto, cpu, cuda or cuda:N.", envvar=None),
+    device=option(DEVICE_HELP, envvar=None),
+    data_parallelism=option("Devices among which samples and weights are divided (FSDP2).", min=1, max=MAX_RANKS),
+    tensor_parallelism=option("Devices among which each layer is divided; may be combined.", min=1, max=MAX_RANKS),
+    rendezvous=option(
+        "HOST:PORT of this machine, where `psyche client sidecar` brings the devices that it lacks. Only in a network "
+        "that you trust.",
+    ),
     threads=option("Threads of the trainer; 0: all cores.", min=0),
     micro_batch_size=option(
-        "Samples at a time, or auto: as many as fit into memory.", kind=str, metavar="NUMBER|auto",
+        "Samples at a time on each device, or auto: as many as fit into memory.", kind=str, metavar="NUMBER|auto",
         default="1", callback=parse_micro_batch_size,
     ),
     activation_checkpointing=option(CHECKPOINTING_HELP, "--activation-checkpointing"),
@@ -251,6 +259,32 @@ def predownload(
                 run_async(fetch, record, settings, say, bar.set)
 
 
+@command(
+    group,
+    "sidecar",
+    "psyche client sidecar --rendezvous 10.0.0.1:29500",
+    "psyche client sidecar --rendezvous 10.0.0.1:29500 --device cuda:0,1",
+)
+def sidecar(
+    *,
+    rendezvous: Annotated[str, typer.Option(help="The HOST:PORT that `psyche client train --rendezvous` has.")],
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Threads for all its devices; 0: all cores.")] = 0,
+) -> None:
+    """Lend this machine's devices to a client on another machine.
+
+    It does so until Ctrl-C. The client runs `psyche client train --rendezvous` with --data-parallelism or
+    --tensor-parallelism for the devices of all machines. A sidecar needs neither key, model nor data: the client sends
+    what its devices compute with. When the client's trainer starts again, so do they.
+
+    Whoever reaches that port can run programs on both machines: use a network that you trust.
+    """
+    from psyche.client.runtime.sidecar import run_sidecar
+
+    check_devices(device, MAX_RANKS, rendezvous)
+    run_async(run_sidecar, rendezvous, device, threads, say)
+
+
 def load_record(path: Path, data_manifest: str | None) -> "tuple[Coordinator, str]":
     """The record that a run of this file begins with, but for what only a server or a chain knows; and the file of
     the manifest of its data.
@@ -276,9 +310,8 @@ def check_target(target: "Target") -> None:
 def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
     """Check device and folders, before anything is made and anybody is asked."""
     from psyche.config.load import NO_MANIFEST, find_data_manifest
-    from psyche.modeling.device_name import check_device_name
 
-    check_device_name(settings.device)
+    check_devices(settings.device, settings.data_parallelism * settings.tensor_parallelism, settings.rendezvous)
     check_source_folder("--local-root", settings.local_root)
     manifest = find_data_manifest(settings.data_manifest, settings.local_root)
     if settings.data_manifest and manifest and not manifest.is_file():

@@ -53,7 +53,7 @@ SETTINGS: Final = share_fields(
     write_log=option("Also write log lines as JSON.", "--write-log"),
     log="Level of the processes' logs, as in warn,psyche=debug.",
     events_dir="Event logs go here. Default: events in the run's folder.",
-    device="auto, cpu, cuda or cuda:N, for all clients.",
+    device="auto, cpu, mps, cuda or cuda:N, for all clients.",
     threads=option("Threads of each trainer; 0: an equal share of the cores.", min=0),
     micro_batch_size=option(
         "Samples at a time, or auto: as many as fit into memory.", kind=str, metavar="NUMBER|auto",

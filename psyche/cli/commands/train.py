@@ -52,7 +52,7 @@ SETTINGS: Final = share_fields(
     peers="DisTrO: peers simulated in this process.",
     overlap=option("DisTrO: apply two steps late, with look-ahead, as a run does.", "--overlap"),
     seed="Seed of the data's order, and of a new model.",
-    device="auto, cpu, cuda or cuda:N.",
+    device="auto, cpu, mps, cuda or cuda:N.",
     threads=option("CPU threads; 0: all cores.", min=0),
     out="Write the trained model to this folder (Hugging Face); new or empty.",
 )

@@ -29,7 +29,7 @@ from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind,
 from psyche.data.provider import DataProvider, open_provider
 from psyche.durable import make_folder, open_lock, warn_of_others
 from psyche.errors import ConfigError, TrainerError
-from psyche.modeling.device_name import check_device_name
+from psyche.modeling.device_name import check_devices
 from psyche.modeling.snapshot import clean_leftovers
 from psyche.modeling.trainer.process import TrainerProcess
 from psyche.network.limits import NetworkLimits
@@ -146,7 +146,7 @@ def lock_data_dir(path: Path) -> int:
 
 def check_client_settings(settings: ClientSettings) -> None:
     """Check what can be known before anything is started: the device, and that checkpoints can be shared."""
-    check_device_name(settings.device)
+    check_devices(settings.device, settings.data_parallelism * settings.tensor_parallelism, settings.rendezvous)
     check_upload(settings)
     if not settings.share_checkpoints:
         return
@@ -244,7 +244,7 @@ async def check_before_join(
 ) -> None:
     """Check before the join whether this client can take part (M2): first its device, then the run; tell the owner."""
     try:
-        await trainer.check(CheckRequest(device=settings.device))  # before it waits to be allowed
+        await trainer.check(CheckRequest(**settings.devices))  # before it waits to be allowed
         async with aclosing(backend.states()) as states:
             state = await anext(states)
         model_problem = await find_model_problem(state, settings, trainer)
@@ -264,7 +264,7 @@ async def _check_memory(
     """Predict what training takes, from config.json; a model that comes from elsewhere is predicted at its load."""
     load = LoadRequest(
         path=str(folder), is_snapshot=False, model=state.model, micro_batch_size=settings.micro_batch_size,
-        device=settings.device, activation_checkpointing=settings.activation_checkpointing,
+        **settings.devices, activation_checkpointing=settings.activation_checkpointing,
         batch_size=state.config.global_batch_size_end,
     )  # fmt: skip
     reply = await trainer.predict_memory(MemoryRequest(load=load))

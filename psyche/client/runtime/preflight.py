@@ -56,7 +56,7 @@ async def find_model_problem(state: Coordinator, settings: ClientSettings, train
         if found is None:
             return ""
         config, tensors = found
-        request = CheckRequest(device=settings.device, config=str(config), max_seq_len=state.model.max_seq_len)
+        request = CheckRequest(**settings.devices, config=str(config), max_seq_len=state.model.max_seq_len)
         try:
             reply = await trainer.check(request)
         except UnusableModelError as error:

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from psyche.network.limits import NetworkLimits
 from psyche.storage.port import StorageOptions
 from psyche.wire.peer_address import PeerAddress
+from psyche.wire.trainer import Devices
 
 _USUAL = NetworkLimits()
 
@@ -29,6 +31,9 @@ class ClientSettings:
     local_root: Path = field(default_factory=Path.cwd)
     data_manifest: str | None = None  # file with the manifest of the data, or "none"; None: below `local_root` (D1)
     device: str = "auto"
+    data_parallelism: int = 1
+    tensor_parallelism: int = 1
+    rendezvous: str = ""  # HOST:PORT where other machines' devices join; "": all are on this machine
     threads: int = 0  # of torch; 0: all cores
     micro_batch_size: int = 1  # 0: the largest that fits into memory
     is_memory_checked: bool = False  # whether training with these settings is known to fit
@@ -51,6 +56,11 @@ class ClientSettings:
     max_concurrent_parameter_requests: int = _USUAL.blobs_in_flight
     storage: StorageOptions = field(default_factory=StorageOptions)  # of remote data and weights
     stop_grace_s: float = 4.0  # F26: Ctrl-C ends within five seconds
+
+    @property
+    def devices(self) -> dict[str, Any]:
+        """The fields of `wire.trainer.Devices`, as every request to the trainer repeats them."""
+        return {name: getattr(self, name) for name in Devices.__struct_fields__}
 
     @property
     def snapshots_dir(self) -> Path:

@@ -277,7 +277,7 @@ class TrainerTasks:
                 is_snapshot=source.is_snapshot,
                 model=self._x.state.model,
                 micro_batch_size=settings.micro_batch_size,
-                device=settings.device,
+                **settings.devices,
                 keep_momentum=keep_momentum,
                 activation_checkpointing=settings.activation_checkpointing,
                 batch_size=0 if settings.is_memory_checked else self._x.state.config.global_batch_size_end,

@@ -67,7 +67,8 @@ class Applier:
             check_exact(*group.edges)
         self._plan = plan
         self._strips = strips
-        self._device = strips[0].device
+        # an Apple GPU has no float64
+        self._device = torch.device("cpu") if strips[0].device.type == "mps" else strips[0].device
         elements = get_block_elements(self._device)
         self.blocks = [compute_blocks(plan, group, elements) for group in plan.groups]
         self.largest = largest = max(elements, *(group.area for group in plan.groups))
@@ -164,4 +165,4 @@ class Applier:
         steps = self._steps[: inverse.numel()].view(height, chunks, width).permute(1, 0, 2)
         steps.copy_(inverse).sign_().mul_(lr)
         for weight, step in iterate_chunks(block, self._strips, steps):
-            weight.sub_(step)
+            weight.sub_(step.to(weight.device))

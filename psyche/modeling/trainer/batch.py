@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -37,6 +37,32 @@ class Gradients:
     @property
     def finite(self) -> bool:
         return math.isfinite(self.norm)
+
+
+class Share:
+    """The part of a batch that one rank computes: of a trainer's only rank, the whole."""
+
+    ranks = 1  # that divide the rows of a micro-batch
+
+    def take(self, rows: torch.Tensor, micro_batch_size: int) -> tuple[torch.Tensor, float]:
+        """The rank's rows of up to `ranks` times `micro_batch_size`, and their weight: 0 for rows that only fill up."""
+        del micro_batch_size
+        return rows, 1.0
+
+    def collect(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+        # A parameter that was not used has no gradient: its momentum still decays.
+        return {n: p.grad if p.grad is not None else torch.zeros_like(p) for n, p in parameters.items()}
+
+    def add(self, loss: float) -> float:
+        """The sum of all ranks' losses."""
+        return loss
+
+    def add_norm(self, norm: float) -> float:
+        """The norm of all ranks' gradients together."""
+        return norm
+
+
+ALONE: Final = Share()
 
 
 def decode_tokens(
@@ -108,33 +134,35 @@ def compute_gradients(
     device: torch.device,
     clip: float | None,
     check: Callable[[], None] = lambda: None,
+    share: Share = ALONE,
 ) -> Gradients:
     """Forward and backward over one batch in micro-batches, accumulated in fp32; `tokens` are those of `decode_tokens`.
 
     Every micro-batch is weighted by its number of predicted tokens, so that a smaller last one counts correctly.
     `check` is called before every micro-batch and at the end; if it raises `Cancelled`, parameters are unchanged.
+    With several ranks, each does its `share`, and has its part of the gradient.
     """
     predicted = count_predicted(tokens)
     loss = 0.0
     try:
-        for rows in torch.split(tokens, micro_batch_size):
+        for rows in torch.split(tokens, micro_batch_size * share.ranks):
             check()
-            loss_sum, own = compute_loss_sum(model, rows, device)
+            part, weight = share.take(rows, micro_batch_size)
+            loss_sum, own = (one * weight for one in compute_loss_sum(model, part, device))
             torch.autograd.backward((loss_sum + own) / predicted)
             loss += loss_sum.item()
         check()
-        # A parameter that was not used has no gradient: its momentum still decays.
-        tensors = {n: p.grad if p.grad is not None else torch.zeros_like(p) for n, p in parameters.items()}
+        tensors = share.collect(parameters)
     finally:
         for parameter in parameters.values():
             parameter.grad = None
-    norm = _clip(list(tensors.values()), clip)
-    return Gradients(tensors, loss / predicted, norm, predicted)
+    norm = _clip(list(tensors.values()), clip, share)
+    return Gradients(tensors, share.add(loss) / predicted, norm, predicted)
 
 
-def _clip(gradients: list[torch.Tensor], clip: float | None) -> float:
+def _clip(gradients: list[torch.Tensor], clip: float | None, share: Share) -> float:
     """Scale in place by clip / (norm + 1e-6) if the norm exceeds `clip`; return the norm before."""
-    norm = float(nn.utils.get_total_norm(gradients))
+    norm = share.add_norm(float(nn.utils.get_total_norm(gradients)))
     if clip is not None and norm > clip and math.isfinite(norm):
         scale = clip / (norm + 1e-6)
         for gradient in gradients:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from psyche.errors import ConfigError, PsycheError, UnusableModelError, WireError
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
-from psyche.modeling.trainer.fault import VARIABLE, FaultInjector
+from psyche.modeling.trainer.fault import FaultInjector, read_faults
 from psyche.modeling.trainer.frames import (
     REFUSED,
     UNUSABLE,
@@ -90,7 +90,7 @@ class CallLoop:
     def __init__(self, connection: socket.socket, threads: int) -> None:
         self._connection = connection
         self._queue = CallQueue(connection)
-        self._faults = FaultInjector(os.environ.get(VARIABLE, ""))
+        self._faults = FaultInjector(read_faults())
         self._engine = self._start(threads)
 
     def _start(self, threads: int) -> "TrainerEngine":
@@ -139,7 +139,7 @@ class CallLoop:
 
         match request := call.request:
             case CheckRequest():
-                return self._engine.check(request)
+                return self._engine.check(request, beat)
             case MemoryRequest():
                 return self._engine.predict_memory(request, beat)
             case LoadRequest():

@@ -8,10 +8,9 @@ Every call takes a `beat`, which is called at each safe point (micro-batch, tens
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import torch
@@ -19,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from psyche.core.encoding.manifest import FileEntry
-from psyche.core.encoding.plan import TransformPlan, compute_plan, encode_plan
+from psyche.core.encoding.plan import encode_plan
 from psyche.core.state.state import ZERO32, DataType, Model, Optimizer, OptimizerKind
 from psyche.errors import PsycheError, TrainerError
 from psyche.modeling.architecture import Blueprint, read_blueprint
@@ -27,20 +26,13 @@ from psyche.modeling.checkpoint import load_momentum, load_snapshot, map_tensors
 from psyche.modeling.device import (
     get_numeric_class,
     is_out_of_memory,
+    list_devices,
     release_memory,
     select_device,
     try_device,
 )
-from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.export import export_model
-from psyche.modeling.model import (
-    count_parameters,
-    enable_checkpointing,
-    get_parameters,
-    get_shapes,
-    get_tensors,
-    load_model,
-)
+from psyche.modeling.model import enable_checkpointing, get_parameters, load_model
 from psyche.modeling.snapshot import (
     CONFIG_NAME,
     MODEL_NAME,
@@ -50,9 +42,10 @@ from psyche.modeling.snapshot import (
     read_snapshot_files,
     read_snapshot_info,
 )
-from psyche.modeling.trainer.batch import Cancelled, Gradients, compute_gradients, count_predicted, decode_tokens
+from psyche.modeling.trainer.batch import Cancelled, Gradients, count_predicted, decode_tokens
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.memory import Fitting, Setup, Step
+from psyche.modeling.trainer.replica import Replica
 from psyche.modeling.trainer.trial import try_model
 from psyche.modeling.weights import compute_blank_root, compute_weight_part, compute_weight_root
 from psyche.wire.trainer import (
@@ -60,6 +53,7 @@ from psyche.wire.trainer import (
     ApplyRequest,
     CheckReply,
     CheckRequest,
+    Devices,
     LoadReply,
     LoadRequest,
     MemoryReply,
@@ -71,6 +65,9 @@ from psyche.wire.trainer import (
     TrainRequest,
 )
 
+if TYPE_CHECKING:
+    from psyche.modeling.trainer.group import Group
+
 Beat = Callable[[], None]
 PENDING_FIELD: Final = "pending"
 
@@ -78,13 +75,8 @@ PENDING_FIELD: Final = "pending"
 @dataclass(slots=True)
 class _Loaded:
     blueprint: Blueprint
-    model: PreTrainedModel
-    parameters: dict[str, nn.Parameter]
-    tensors: dict[str, torch.Tensor]  # all that the digest covers
-    plan: TransformPlan
-    distro: Distro
+    replica: Replica
     optimizer: Optimizer
-    device: torch.device
     model_files: dict[str, bytes]
     files: tuple[FileEntry, ...]  # the files that the digest covers; they do not change in a run
     micro_batch_size: int
@@ -124,23 +116,24 @@ def _fit_memory(request: LoadRequest, beat: Beat) -> MemoryReply:
         sequence_length=request.model.max_seq_len,
         has_labels=request.model.data_type is DataType.FINETUNING,
     )  # fmt: skip
-    setup = Setup(request.micro_batch_size, request.activation_checkpointing)
-    return Fitting(step, select_device(request.device), beat).fit(setup, request.batch_size)
+    setup = Setup(request.micro_batch_size, request.activation_checkpointing, request.ranks)
+    device = select_device(request.device) if request.ranks == 1 else list_devices(request.device)[0]
+    return Fitting(step, device, beat).fit(setup, -(-request.batch_size // request.data_parallelism))
 
 
 def _compute_root(loaded: _Loaded, beat: Beat) -> bytes:
     """The full weight part; in full-value mode, which is not exact, the digest leaves out the tensors' values (S2)."""
     if loaded.optimizer.quantize_1bit:
-        return compute_weight_root(loaded.tensors, loaded.files, beat)
-    return compute_blank_root(loaded.tensors, loaded.files)
+        return compute_weight_root(loaded.replica.tensors, loaded.files, beat)
+    return compute_blank_root(loaded.replica.tensors, loaded.files)
 
 
 def _load_momentum(loaded: _Loaded, info: SnapshotInfo) -> None:
     """Take over a snapshot's momentum; ignore momentum of another plan, which has other chunks."""
-    if not info.has_momentum or info.plan != encode_plan(loaded.plan):
+    if not info.has_momentum or info.plan != encode_plan(loaded.replica.plan):
         return
     tensors, fields = load_momentum(info)
-    loaded.distro.momentum.load_state(tensors)
+    loaded.replica.load_momentum(tensors)
     loaded.train_count = info.train_count
     pending = fields.get(PENDING_FIELD, [])
     loaded.pending = {int(h): SentResult(height=int(h), applied=bool(applied)) for h, applied in pending}
@@ -152,22 +145,39 @@ def _describe_folder(path: Path, root: bytes, started: float) -> SnapshotReply:
 
 
 class TrainerEngine:
-    """One replica of the model with its momentum. After a failure it has nothing loaded and must load again."""
+    """One replica of the model with its momentum. After a failure it has nothing loaded and must load again.
+
+    It is on one device, or divided among the ranks of a group, which the first call starts.
+    """
 
     def __init__(self) -> None:
         self._loaded: _Loaded | None = None
         self._tried: object = None  # what of a model the last trial depended on, but for its values
+        self._group: Group | None = None
 
-    def check(self, request: CheckRequest) -> CheckReply:
-        device = select_device(request.device)
-        try_device(device)
+    def check(self, request: CheckRequest, beat: Beat = lambda: None) -> CheckReply:
+        device = self._find_device(request, beat)
         if not request.config:
-            return CheckReply(device=str(device))
+            return CheckReply(device=device)
         found = read_blueprint(Path(request.config), request.max_seq_len)
         return CheckReply(
-            device=str(device), parameters=dict(found.parameters), buffers=dict(found.buffers),
+            device=device, parameters=dict(found.parameters), buffers=dict(found.buffers),
             vocab_size=found.vocab_size, positions=found.positions,
         )  # fmt: skip
+
+    def _find_device(self, asked: Devices, beat: Beat) -> str:
+        if asked.ranks > 1:
+            return self._open_group(asked, beat).describe()
+        device = select_device(asked.device)
+        try_device(device)
+        return str(device)
+
+    def _open_group(self, asked: Devices, beat: Beat) -> "Group":
+        from psyche.modeling.trainer.group import open_group
+
+        if self._group is None:
+            self._group = open_group(asked, beat)
+        return self._group
 
     def predict_memory(self, request: MemoryRequest, beat: Beat = lambda: None) -> MemoryReply:
         """Raise ConfigError unless training fits into the free memory; only a config.json is read."""
@@ -187,53 +197,53 @@ class TrainerEngine:
             request = msgspec.structs.replace(request, micro_batch_size=_fit_memory(request, beat).micro_batch_size)
         if request.micro_batch_size < 1:
             raise TrainerError(f"load: micro_batch_size is {request.micro_batch_size}, must be at least 1")
-        device = select_device(request.device)
         source = _open_source(request)
         info, model = source.info, source.load(beat)
-        nn.Module.to(model, device)  # in place; transformers types its own `to` as a plain function
-        loaded = self._prepare(request, model, device, source)
-        self._try(loaded, source, request.model, beat)
+        replica = self._make_replica(request, model, source, beat)
+        loaded = _Loaded(
+            source.blueprint, replica, request.model.optimizer, source.files, get_file_entries(source.files),
+            request.micro_batch_size,
+        )  # fmt: skip
         root = _compute_root(loaded, beat)
         if info is not None and request.keep_momentum:
             _load_momentum(loaded, info)
         self._loaded = loaded
         return self._describe(loaded, info, root)
 
-    def _try(self, loaded: _Loaded, source: _Source, run: Model, beat: Beat) -> None:
+    def _try(self, model: PreTrainedModel, source: _Source, run: Model, device: torch.device, beat: Beat) -> None:
         """Try the model (AR6): first weights each time, a snapshot if this process has not tried its like."""
         has_labels = run.data_type is DataType.FINETUNING
-        tried = (source.files[CONFIG_NAME], run.max_seq_len, has_labels, str(loaded.device))
+        tried = (source.files[CONFIG_NAME], run.max_seq_len, has_labels, str(device))
         if source.info is None or tried != self._tried:
             try_model(
-                loaded.model, loaded.parameters, loaded.blueprint.vocab_size, run.max_seq_len, loaded.device, beat,
+                model, get_parameters(model), source.blueprint.vocab_size, run.max_seq_len, device, beat,
                 has_labels=has_labels,
             )  # fmt: skip
             self._tried = tried
 
-    def _prepare(self, request: LoadRequest, model: PreTrainedModel, device: torch.device, source: _Source) -> _Loaded:
-        optimizer = request.model.optimizer
-        parameters = get_parameters(model)
-        plan = compute_plan(
-            get_shapes(parameters), optimizer.compression_chunk, optimizer.compression_topk,
-            one_bit=optimizer.quantize_1bit,
-        )  # fmt: skip
-        distro = Distro(parameters, plan, optimizer.compression_decay)
+    def _make_replica(self, request: LoadRequest, model: PreTrainedModel, source: _Source, beat: Beat) -> Replica:
+        """Try the model, on the device or, if it is to be divided, on the CPU; and make what is trained of it."""
+        device = select_device(request.device) if request.ranks == 1 else torch.device("cpu")
+        nn.Module.to(model, device)  # in place; transformers types its own `to` as a plain function
         model.train()
         if request.activation_checkpointing:
             enable_checkpointing(model)
-        return _Loaded(
-            source.blueprint, model, parameters, get_tensors(model), plan, distro, optimizer, device, source.files,
-            get_file_entries(source.files), request.micro_batch_size,
-        )  # fmt: skip
+        self._try(model, source, request.model, device, beat)
+        if request.ranks == 1:
+            return Replica(model, request.model.optimizer, device)
+        from psyche.modeling.trainer.shard import make_shard
+
+        group = self._open_group(request, beat)
+        return make_shard(group, model, request.model.optimizer, request.activation_checkpointing)
 
     def _describe(self, loaded: _Loaded, info: SnapshotInfo | None, root: bytes) -> LoadReply:
         return LoadReply(
-            plan=encode_plan(loaded.plan),
+            plan=encode_plan(loaded.replica.plan),
             weight_root=root,
-            parameters=count_parameters(loaded.tensors),
+            parameters=sum(tensor.numel() for tensor in loaded.replica.tensors.values()),
             vocab_size=loaded.blueprint.vocab_size,
-            numeric_class=get_numeric_class(loaded.device),
-            device=str(loaded.device),
+            numeric_class=get_numeric_class(loaded.replica.device),
+            device=str(loaded.replica.device) if self._group is None else self._group.describe(),
             chain=ZERO32 if info is None else info.chain,
             train_count=loaded.train_count,
             prev_commitment=ZERO32 if info is None or loaded.train_count == 0 else info.prev_commitment,
@@ -275,22 +285,23 @@ class TrainerEngine:
         """Compute gradients at the look-ahead point; retry with smaller micro-batches when memory runs out (F20)."""
         size = min(loaded.micro_batch_size, request.samples)
         while True:
-            look_ahead = loaded.distro.lookahead(request.lookahead_lr) if request.lookahead_lr > 0 else nullcontext()
             try:
-                with look_ahead:
-                    return compute_gradients(
-                        loaded.model, loaded.parameters, tokens, micro_batch_size=size, device=loaded.device,
-                        clip=loaded.optimizer.clip_grad_norm, check=beat,
-                    )  # fmt: skip
+                return loaded.replica.compute(tokens, size, request.lookahead_lr, beat)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-            release_memory(loaded.device)  # outside the `except`: the traceback kept the tensors alive
+            if loaded.replica.is_group:  # its other ranks wait for what this one can no longer send
+                raise TrainerFailure(
+                    FailureKind.OUT_OF_MEMORY,
+                    f"out of memory at step {request.step} with {size} sequences of {request.sequence_length} tokens a "
+                    "device; set a smaller --micro-batch-size",
+                )
+            release_memory(loaded.replica.device)  # outside the `except`: the traceback kept the tensors alive
             if size == 1:
                 raise TrainerFailure(
                     FailureKind.OUT_OF_MEMORY,
                     f"out of memory at step {request.step} with one sequence of {request.sequence_length} tokens on "
-                    f"{loaded.device}; use a device with more memory or a smaller model",
+                    f"{loaded.replica.device}; use a device with more memory or a smaller model",
                 )
             size //= 2
             loaded.micro_batch_size = size
@@ -298,7 +309,7 @@ class TrainerEngine:
     def _compress(self, loaded: _Loaded, request: TrainRequest, gradients: Gradients) -> bytes:
         self._loaded = None  # a failure from here on leaves the momentum undefined
         decided = tuple(loaded.pending[height] for height in sorted(loaded.pending))
-        payload = loaded.distro.compress(
+        payload = loaded.replica.compress(
             gradients.tensors, request.lr, decided, in_flight=request.in_flight, height=request.height
         )
         loaded.pending.clear()
@@ -323,14 +334,14 @@ class TrainerEngine:
         if request.run_update:
             self._update(loaded, request)
         part, is_full = compute_weight_part(
-            loaded.tensors, loaded.files, is_exact=loaded.optimizer.quantize_1bit, full=request.full_digest,
+            loaded.replica.tensors, loaded.files, is_exact=loaded.optimizer.quantize_1bit, full=request.full_digest,
             random_seed=request.random_seed,
         )  # fmt: skip
         return ApplyReply(weight_part=part, is_full=is_full, seconds=time.perf_counter() - started)
 
     def _update(self, loaded: _Loaded, request: ApplyRequest) -> None:
         try:
-            loaded.distro.apply(request.payloads, request.lr, loaded.optimizer.weight_decay or 0.0)
+            loaded.replica.apply(request.payloads, request.lr, loaded.optimizer.weight_decay or 0.0)
         except PsycheError as error:
             raise TrainerError(f"apply at height {request.height}: {error}") from error
         except BaseException:
@@ -348,7 +359,8 @@ class TrainerEngine:
             case "resume":
                 root = self._write_resume(loaded, path, request, beat)
             case "export":
-                export_model(path, loaded.tensors, loaded.model_files, request.dtype, request.card, loaded.blueprint)
+                tensors = loaded.replica.tensors
+                export_model(path, tensors, loaded.model_files, request.dtype, request.card, loaded.blueprint)
                 root = _compute_root(loaded, beat)
             case _:
                 raise TrainerError(f"snapshot: kind {request.kind!r}, must be resume or export")
@@ -365,12 +377,14 @@ class TrainerEngine:
     def _write_resume(self, loaded: _Loaded, path: Path, request: SnapshotRequest, beat: Beat) -> bytes:
         info = SnapshotInfo(
             path=path, epoch=request.epoch, step=request.step, data_index=request.data_index, chain=request.chain,
-            digest=request.digest, weight_root=ZERO32, plan=encode_plan(loaded.plan),
+            digest=request.digest, weight_root=ZERO32, plan=encode_plan(loaded.replica.plan),
             prev_commitment=request.prev_commitment, train_count=loaded.train_count, has_momentum=True,
             entries=(), files=(),
         )  # fmt: skip
         known = {**loaded.pending, **{sent.height: sent for sent in request.decided}}
         pending = [(sent.height, sent.applied) for sent in known.values()]
-        momentum = loaded.distro.momentum.get_state()
-        root = write_snapshot(info, loaded.tensors, momentum, {PENDING_FIELD: pending}, loaded.model_files, beat)
+        momentum = loaded.replica.get_momentum()
+        root = write_snapshot(
+            info, loaded.replica.tensors, momentum, {PENDING_FIELD: pending}, loaded.model_files, beat
+        )
         return root if loaded.optimizer.quantize_1bit else _compute_root(loaded, beat)

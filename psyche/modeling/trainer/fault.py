@@ -2,7 +2,8 @@
 
 `PSYCHE_TRAINER_FAULT="oom@3,hang@5,crash:apply@7,oom@9x10"`: at the 3rd train call memory runs out
 (once, so that a smaller micro-batch succeeds), the 5th hangs, the 7th apply ends the process, and at
-the 9th train call memory runs out ten times. Calls are counted from the child's start.
+the 9th train call memory runs out ten times. Calls are counted from the child's start. `crash:compute@2#1` is for
+rank 1 of a group, whose calls are those of `shard`.
 """
 
 import os
@@ -15,7 +16,13 @@ from psyche.errors import ConfigError
 
 VARIABLE: Final = "PSYCHE_TRAINER_FAULT"
 CRASH_STATUS: Final = 70
-_FAULT: Final = re.compile(r"(oom|hang|crash)(?::(load|train|apply|snapshot))?@(\d+)(?:x(\d+))?")
+_FAULT: Final = re.compile(r"(oom|hang|crash)(?::([a-z_]+))?@(\d+)(?:x(\d+))?")
+
+
+def read_faults(rank: int = 0) -> str:
+    """The faults that the environment requests of a rank."""
+    parts = [part.strip().partition("#") for part in os.environ.get(VARIABLE, "").split(",")]
+    return ",".join(fault for fault, _, of in parts if of == (str(rank) if rank else ""))
 
 
 class FaultInjector:

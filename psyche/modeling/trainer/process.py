@@ -157,11 +157,11 @@ class _Child:
             await self.stream.aclose()
             if self.process.poll() is None:
                 self.process.kill()
-            await _wait(self.process)
+            await wait_exit(self.process)
         return self.process.returncode
 
 
-async def _wait(process: Process) -> None:
+async def wait_exit(process: Process) -> None:
     """Wait for the exit without blocking the event loop; the caller sets the time limit."""
     if process.poll() is not None:
         return

@@ -75,7 +75,7 @@ def test_a_model_is_made_trained_saved_and_read_by_plain_transformers(
     snapshot = msgspec.structs.replace(load, path=str(tmp_path / "snapshot"), is_snapshot=True)
     assert TrainerEngine().load(snapshot).weight_root == saved.weight_root
     assert engine._loaded is not None
-    trained = compute_logits(engine._loaded.model)
+    trained = compute_logits(engine._loaded.replica.model)
     for name in ("export", "later"):
         assert torch.equal(compute_logits(read_plainly(tmp_path / name)), trained), name
 

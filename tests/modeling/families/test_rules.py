@@ -93,7 +93,7 @@ def test_what_makes_a_pass_random_is_off_in_the_trainer_and_stays_on_record(
     assert "attn_pdrop (0.25 in config.json) is 0 in the trainer" in notices
     assert engine._loaded is not None
     assert engine._loaded.model_files["config.json"] == raw
-    rates = {module.p for module in engine._loaded.model.modules() if isinstance(module, nn.Dropout)}
+    rates = {module.p for module in engine._loaded.replica.model.modules() if isinstance(module, nn.Dropout)}
     assert rates == {0.0}
 
 

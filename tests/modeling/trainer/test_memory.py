@@ -59,10 +59,10 @@ def count_step(request: LoadRequest) -> tuple[int, int]:
     loaded = engine._get_loaded()
     ids = np.random.default_rng(1).integers(0, VOCABULARY, (2 * MICRO_BATCH, LENGTH), dtype="<u4").tobytes()
     tracker = MemTracker()
-    tracker.track_external(loaded.model)
+    tracker.track_external(loaded.replica.model)
     with tracker:
         tracker._mod_tracker.clear_user_hooks()  # they admit one pass of a model
-        loaded.distro = Distro(loaded.parameters, loaded.plan, 0.95)
+        loaded.replica.distro = Distro(loaded.replica.parameters, loaded.replica.plan, 0.95)
         held = tracker.get_tracker_snapshot()[CPU]["Total"]
         engine.train(
             TrainRequest(

@@ -1,0 +1,77 @@
+"""A rank's own process, `python -m psyche.modeling.trainer.rank`: it makes the calls that rank 0 sends.
+
+With `--rank` it is one of the processes that a trainer starts on its machine. Without, it is a machine's sidecar: it
+takes as many ranks as it has devices, and starts the others itself.
+"""
+
+import argparse
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from psyche.modeling.trainer.child import die_with_parent
+from psyche.modeling.trainer.fault import FaultInjector, read_faults
+
+if TYPE_CHECKING:
+    from psyche.modeling.trainer.group import Group
+    from psyche.modeling.trainer.shard import Shard
+
+
+def serve(group: "Group") -> None:
+    """Make the calls of rank 0 until it ends."""
+    from psyche.modeling.trainer.batch import Cancelled
+    from psyche.modeling.trainer.shard import build_shard
+
+    shard: Shard | None = None
+    faults = FaultInjector(read_faults(group.rank))
+    while True:
+        call, arguments = group.receive()
+        faults.begin(call)
+        faults.strike()
+        if call == "build":
+            del shard  # before there is another
+            shard = build_shard(group, *arguments)
+        else:
+            with suppress(Cancelled):
+                getattr(shard, call)(*arguments)
+
+
+def join(host: str, port: int, rank: int | None, device: str) -> "Group":
+    from psyche.modeling.device import list_devices
+    from psyche.modeling.trainer import group as groups
+
+    devices = list_devices(device)
+    store = groups.connect(host, port)
+    data, tensor = map(int, store.get(groups.SIZES).split())
+    if rank is None:
+        rank = store.add(groups.TAKEN, len(devices)) - len(devices)
+        if rank + len(devices) > data * tensor:
+            sys.exit(
+                f"sidecar: the trainer at {host}:{port} has room for {max(0, data * tensor - rank)} more ranks, and "
+                f"--device {device} is {len(devices)} devices; name fewer, or start the client with more ranks"
+            )
+        groups.start_ranks((host, port), rank + 1, devices)
+    groups.end_with_store(store)
+    store.add(groups.JOINED, 1)
+    return groups.Group(store, rank, data, tensor, devices[0])
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="psyche-rank", description="Started by Psyche itself.")
+    parser.add_argument("--store", nargs=2, required=True, help="host and port of rank 0's store")
+    parser.add_argument("--parent", type=int, required=True, help="the parent's process id")
+    parser.add_argument("--rank", type=int, help="this process's rank; a sidecar takes the next ones")
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--threads", type=int, required=True, help="CPU threads of torch")
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent)
+    import torch
+
+    torch.set_num_threads(arguments.threads)
+    serve(join(arguments.store[0], int(arguments.store[1]), arguments.rank, arguments.device))
+
+
+if __name__ == "__main__":
+    main()

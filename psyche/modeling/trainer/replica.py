@@ -1,0 +1,71 @@
+"""What one device has of a model, and what a trainer does with it: gradients, payloads, updates.
+
+`shard` has the same for a model that is divided among the ranks of a group.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from psyche.core.encoding.plan import TransformPlan, compute_plan
+from psyche.core.state.state import Optimizer
+from psyche.modeling.distro.optimizer import Distro
+from psyche.modeling.model import get_parameters, get_shapes, get_tensors
+from psyche.modeling.trainer.batch import Gradients, Share, compute_gradients
+from psyche.modeling.weights import Stored
+from psyche.wire.trainer import SentResult
+
+
+def plan_model(parameters: Mapping[str, torch.Tensor], optimizer: Optimizer) -> TransformPlan:
+    return compute_plan(
+        get_shapes(parameters), optimizer.compression_chunk, optimizer.compression_topk, one_bit=optimizer.quantize_1bit
+    )
+
+
+class Replica:
+    """A whole model with its optimizer; `tensors` are all that the digest covers."""
+
+    share = Share()
+    is_group = False  # whether other ranks take part, which no failure may leave behind
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
+        self.model, self.device = model, device
+        self.parameters = get_parameters(model)
+        self.tensors: dict[str, torch.Tensor | Stored] = {**get_tensors(model)}
+        self.plan = plan_model(self.parameters, optimizer)
+        self._clip = optimizer.clip_grad_norm
+        self.distro = self._make_distro(optimizer.compression_decay)
+        model.train()
+
+    def _make_distro(self, decay: float) -> Distro:
+        return Distro(self.parameters, self.plan, decay)
+
+    def compute(
+        self, tokens: torch.Tensor, micro_batch_size: int, lookahead_lr: float, check: Callable[[], None]
+    ) -> Gradients:
+        """The gradients of a batch at the look-ahead point (none if `lookahead_lr` is 0)."""
+        with self.look_ahead(lookahead_lr) if lookahead_lr > 0 else nullcontext():
+            return compute_gradients(
+                self.model, self.parameters, tokens, micro_batch_size=micro_batch_size, device=self.device,
+                clip=self._clip, check=check, share=self.share,
+            )  # fmt: skip
+
+    def look_ahead(self, lr: float) -> AbstractContextManager[None]:
+        return self.distro.lookahead(lr)
+
+    def compress(
+        self, gradients: Mapping[str, torch.Tensor], lr: float, decided: Sequence[SentResult], in_flight: bool,
+        height: int,
+    ) -> bytes:  # fmt: skip
+        return self.distro.compress(gradients, lr, decided, in_flight=in_flight, height=height)
+
+    def apply(self, payloads: Sequence[bytes], lr: float, weight_decay: float) -> None:
+        self.distro.apply(payloads, lr, weight_decay)
+
+    def get_momentum(self) -> dict[str, torch.Tensor]:
+        return self.distro.momentum.get_state()
+
+    def load_momentum(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.distro.momentum.load_state(state)

@@ -1,0 +1,214 @@
+"""One rank's shard of a model that a group trains: FSDP2, tensor parallelism, and the rank's part of DisTrO.
+
+Every rank has a `Shard`. The engine, in rank 0, calls its methods; each first sends the call to the other ranks.
+Weights, gradients and momentum stay where they are; payload bytes and numbers travel, and single tensors on their way
+to a file or a digest.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from psyche.core.state.state import Optimizer
+from psyche.modeling.distro.codec import decode_payload
+from psyche.modeling.distro.layout import Held, compute_layout
+from psyche.modeling.distro.momentum import find_group
+from psyche.modeling.distro.optimizer import Distro
+from psyche.modeling.trainer.batch import Cancelled, Gradients, Share
+from psyche.modeling.trainer.group import Group
+from psyche.modeling.trainer.parallel import build_sharded, check_tensor_parallelism, get_held, get_index, get_local
+from psyche.modeling.trainer.replica import Replica
+from psyche.modeling.weights import Stored
+from psyche.wire.trainer import SentResult
+
+
+class RankShare(Share):
+    """A data-parallel rank's rows of each micro-batch. All ranks take every step, for they gather weights together."""
+
+    def __init__(self, shard: "Shard", group: Group) -> None:
+        self._shard, self._group = shard, group
+        self.ranks = group.data
+        self._data_rank, self._tensor_rank = divmod(group.rank, group.tensor)
+
+    def take(self, rows: torch.Tensor, micro_batch_size: int) -> tuple[torch.Tensor, float]:
+        own = rows[self._data_rank * micro_batch_size :][:micro_batch_size]
+        return (own, 1.0) if len(own) else (rows[:1], 0.0)
+
+    def collect(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+        """The gradients of the rank's own plan: its part of a cut tensor, the whole of an uncut one that it owns."""
+        found: dict[str, torch.Tensor] = {}
+        for name, gradient in super().collect(parameters).items():
+            own = gradient.full_tensor() if isinstance(gradient, DTensor) and name in self._shard.owners else gradient
+            if name in self._shard.masters:
+                found[name] = get_local(own)
+        return found
+
+    def add(self, loss: float) -> float:
+        return self._group.add(0.0 if self._tensor_rank else loss)  # ranks that share their rows have the same loss
+
+    def add_norm(self, norm: float) -> float:
+        return math.sqrt(self._group.add(norm**2))
+
+
+class Shard(Replica):
+    is_group = True
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, group: Group) -> None:
+        self._group = group
+        self._gradients: dict[str, torch.Tensor] = {}
+        self._named = dict(model.named_parameters())
+        self._held = {name: get_held(parameter) for name, parameter in self._named.items()}
+        self._all_held = group.share(self._held)
+        earlier = self._all_held[: group.rank]
+        self._first_held = {n for n, own in self._held.items() if not any(_is_equal(held[n], own) for held in earlier)}
+        super().__init__(model, optimizer, group.device)
+        self.share = RankShare(self, group)
+        for name, parameter in self._named.items():
+            self.tensors[name] = Stored(tuple(parameter.shape), partial(self.read, name))
+
+    def _make_distro(self, decay: float) -> Distro:
+        self.layout = compute_layout(self.plan, self._all_held)
+        self.owners = self.layout.owners
+        own = self.layout.plans[self._group.rank]
+        self.masters = {
+            entry.name: torch.zeros(entry.dims, device=self.device)
+            if entry.name in self.owners
+            else get_local(self._named[entry.name])
+            for entry in own.tensors
+        }
+        return Distro(self.masters, own, decay)
+
+    def fill(self, source: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Take over the values of a whole model that rank 0 has, a tensor at a time."""
+        self._group.send("fill")
+        for name, tensor in (*self._named.items(), *self.model.named_buffers()):
+            whole = self._spread(name, tensor, 0, None if source is None else source[name])
+            if name in self.owners and name in self.masters:
+                self.masters[name].copy_(whole)
+
+    @torch.no_grad()
+    def _spread(self, name: str, tensor: torch.Tensor, owner: int, whole: torch.Tensor | None) -> torch.Tensor:
+        """Give everyone its part of a tensor that one rank has whole."""
+        if whole is None:
+            whole = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+        whole = whole.detach().to(self.device).contiguous()
+        dist.broadcast(whole, owner)
+        get_local(tensor).copy_(whole[get_index(self._held[name])] if name in self._held else whole)
+        return whole
+
+    def _publish(self) -> None:
+        """Give the uncut tensors from their owners to the ranks that compute with them."""
+        for name, owner in self.owners.items():
+            self._spread(name, self._named[name], owner, self.masters.get(name))
+
+    def compute(
+        self, tokens: torch.Tensor, micro_batch_size: int, lookahead_lr: float, check: Callable[[], None] = lambda: None
+    ) -> Gradients:
+        self._group.send("compute", tokens, micro_batch_size, lookahead_lr)
+        self._gradients = {}
+        gradients = super().compute(tokens, micro_batch_size, lookahead_lr, partial(self._agree, check))
+        self._gradients = gradients.tensors
+        return gradients
+
+    def _agree(self, check: Callable[[], None]) -> None:
+        """Cancel at every rank what was cancelled at rank 0."""
+        is_cancelled = False
+        try:
+            check()
+        except Cancelled:
+            is_cancelled = True
+        if self._group.add(float(is_cancelled)):
+            raise Cancelled
+
+    @contextmanager
+    def look_ahead(self, lr: float) -> Iterator[None]:
+        try:
+            with self.distro.lookahead(lr):
+                self._publish()
+                yield
+        except Cancelled:  # at all ranks; after another error they do not meet again
+            self._publish()
+            raise
+        self._publish()
+
+    def compress(
+        self, gradients: Mapping[str, torch.Tensor], lr: float, decided: Sequence[SentResult], in_flight: bool,
+        height: int,
+    ) -> bytes:  # fmt: skip
+        """The whole model's payload, merged at rank 0 from those of all ranks, each of the gradients that it has."""
+        del gradients
+        self._group.send("compress", {}, lr, decided, in_flight, height)
+        parts = self._group.gather(super().compress(self._gradients, lr, decided, in_flight, height))
+        self._gradients = {}
+        return self.layout.merge(parts) if parts else b""
+
+    def apply(self, payloads: Sequence[bytes], lr: float, weight_decay: float) -> None:
+        decoded = [decode_payload(self.plan, payload) for payload in payloads]  # a bad one is not sent to the others
+        self._group.send("apply", payloads, lr, weight_decay)
+        self.distro.apply_sets([self.layout.take(self._group.rank, sets) for sets in decoded], lr, weight_decay)
+        self._publish()
+
+    @torch.no_grad()
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Elements [start, stop) of a flat parameter, at rank 0; no others are sent."""
+        self._group.send("read", name, start, stop)
+        parameter, held = self._named[name], self._held[name]
+        inner = math.prod(parameter.shape[1:])
+        first, last = start // inner, -(-stop // inner)
+        rows = torch.zeros((last - first, *parameter.shape[1:]), dtype=parameter.dtype, device=self.device)
+        if name in self._first_held:
+            local = get_local(parameter)
+            indices, *others = held or (np.arange(1),)
+            kept = slice(*np.searchsorted(indices, [first, last]))  # they rise
+            rows[get_index((indices[kept] - first, *others))] = (local if held else local[None])[kept]
+        flat = rows.view(-1)[start - first * inner : stop - first * inner]
+        dist.reduce(flat.view(torch.int32), 0)  # all others have zeros there, and integers keep every bit
+        return flat
+
+    def get_momentum(self) -> dict[str, torch.Tensor]:
+        """The state of the whole model, as one rank would have it, at rank 0."""
+        self._group.send("get_momentum")
+        state = {name: tensor.cpu().numpy() for name, tensor in super().get_momentum().items()}
+        parts = self._group.gather(state)
+        whole: dict[str, torch.Tensor] = {}
+        for name in {name: None for part in parts for name in part}:
+            edges = find_group(self.plan, name)
+            rows = [part.get(name) for part in parts]
+            whole[name] = torch.from_numpy(state[name] if edges is None else self.layout.join(edges, rows))
+        return whole
+
+    def load_momentum(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._group.send("load_momentum", {})
+        found = {name: find_group(self.plan, name) for name in state}
+        parts = [
+            {name: state[name] if edges is None else state[name][places[edges]]
+             for name, edges in found.items() if edges is None or edges in places}
+            for places in self.layout.places
+        ]  # fmt: skip
+        super().load_momentum(self._group.scatter(parts))
+
+
+def _is_equal(held: Held, other: Held) -> bool:
+    return all(map(np.array_equal, held, other))
+
+
+def make_shard(group: Group, model: Any, optimizer: Optimizer, checkpointing: bool) -> Shard:
+    """Divide a whole model among all ranks; called at rank 0."""
+    check_tensor_parallelism(model, group.tensor)
+    made = type(model), model.config, optimizer, checkpointing
+    group.send("build", *made)
+    shard = build_shard(group, *made)
+    shard.fill({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    return shard
+
+
+def build_shard(group: Group, kind: type[Any], config: Any, optimizer: Optimizer, checkpointing: bool) -> Shard:
+    return Shard(build_sharded(kind, config, optimizer, checkpointing, group), optimizer, group)

@@ -63,5 +63,5 @@ wheel:
 # Write the locks of requirements/ anew: servers have a part of what trainers have, and these of what contributors have
 lock:
     .venv/bin/uv pip compile --python-version 3.11 --no-header --no-annotate --upgrade --extra train --extra solana --extra dev -o requirements/dev.lock pyproject.toml
-    .venv/bin/uv pip compile --python-version 3.11 --no-header --no-annotate --extra train --extra solana -c requirements/dev.lock -o requirements/train.lock pyproject.toml
+    .venv/bin/uv pip compile --python-version 3.11 --no-header --no-annotate --extra train --extra solana --extra ui -c requirements/dev.lock -o requirements/train.lock pyproject.toml
     .venv/bin/uv pip compile --python-version 3.11 --no-header --no-annotate -c requirements/dev.lock -o requirements/server.lock pyproject.toml

@@ -48,10 +48,10 @@ class Watcher:
                 nursery.start_soon(self._alerts.run)
             while True:
                 more = [await source.refresh() for source in self.sources]
+                if any(more):
+                    continue  # who draws is woken only before a pause: no thread may read meanwhile
                 self._changed.set()
                 self._changed = trio.Event()
-                if any(more):
-                    continue
                 self.is_read.set()
                 if self._alerts is not None:
                     self._alerts.look(self.views, time.time())

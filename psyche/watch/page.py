@@ -67,7 +67,7 @@ def describe_awaited(view: RunView) -> str:
 
 def format_members_table(members: Sequence[MemberView], now: float, columns: int = COLUMNS) -> str:
     """A table of the members; in logs, which have no keys, without what only a backend says."""
-    rows = [_make_row(one, now) for one in members]
+    rows = [make_row(one, now) for one in members]
     spare = list(SPARE)
     hidden = [] if any(one.state for one in members) else ["record"]
     if all(one.key == one.name for one in members):
@@ -78,11 +78,13 @@ def format_members_table(members: Sequence[MemberView], now: float, columns: int
     return format_table(head, table, left=4 - len(hidden), columns=columns, spare=spare)
 
 
-def _make_row(one: MemberView, now: float) -> tuple[str, ...]:
+def make_row(one: MemberView, now: float) -> tuple[str, ...]:
+    """The cells of a member under `HEAD`."""
     index = "-" if one.index is None else str(one.index)
     done = "-" if one.rounds_done is None else f"{one.rounds_done}/{one.rounds_done + (one.rounds_missed or 0)}"
     return (
-        f"{index:>3} {one.name[:NAME_CHARS]}".rstrip(), one.key[:KEY_CHARS], one.state, one.phase or "-",
+        f"{index:>3} {one.name[:NAME_CHARS]}".rstrip(), "" if one.key == one.name else one.key[:KEY_CHARS], one.state,
+        one.phase or "-",
         "-" if one.heard is None else str(one.step), format_loss(one.loss),
         format_count(one.tokens_per_s) if one.tokens_per_s >= 1 else "-", done,
         "-" if one.bytes_sent is None else format_bytes(one.bytes_sent),

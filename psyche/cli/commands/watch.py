@@ -2,18 +2,30 @@
 
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from psyche.cli.helpers.common import run_async, say
 from psyche.cli.helpers.target import ADDRESS, ON_CHAIN, OWNED, Access
 from psyche.errors import ConfigError
+from psyche.telemetry.loading import EXIT_INTERRUPTED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from psyche.backends.port import Administration
+    from psyche.core.state.messages import Message
+    from psyche.watch.alerts import Alerts
+    from psyche.watch.sources import Source
+    from psyche.wire.backend import RunStatus
 
 EXAMPLES: Final = (
     "psyche watch runs/demo  # a testnet's folder, or any folder of event logs",
     f"psyche watch {ADDRESS}",
+    "psyche watch runs/demo --tui  # a screen; with --play: the run again, from its beginning",
     f"psyche watch {OWNED} \\",
     "    --alert ./tell.sh",
     f"psyche watch {ON_CHAIN} --once",
@@ -27,6 +39,14 @@ def watch(
         typer.Argument(help="Event logs of a run: a file, a folder of them, or a testnet's; live or finished."),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the run as it is now, and end.")] = False,
+    tui: Annotated[
+        bool,
+        typer.Option(
+            "--tui",
+            help="A screen with the run, its members, their network and logs; with the key of its owner it pauses and "
+            "resumes the run. Where no terminal is: lines, as without it.",
+        ),
+    ] = False,
     alert: Annotated[
         str | None,
         typer.Option(
@@ -51,7 +71,7 @@ def watch(
     from psyche.telemetry.console import Console
     from psyche.watch import app
     from psyche.watch.alerts import Alerts
-    from psyche.watch.sources import LogSource, RunSource, Source
+    from psyche.watch.sources import LogSource, Source
 
     has_backend = bool(access.options.server_addr or access.options.rpc)
     if not sources and not has_backend:
@@ -60,6 +80,10 @@ def watch(
         )
     logs: list[Source] = [LogSource(path) for path in sources or ()]
     console, alerts = Console(sys.stdout), None if alert is None else Alerts(alert)
+
+    if tui and console.live and not once:
+        show_screen(access, logs, alerts, has_backend=has_backend)
+        return
 
     async def show(found: list[Source]) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -76,9 +100,39 @@ def watch(
     if not has_backend:
         run_async(lambda: show(logs))
         return
-    shows_members = access.target.shows_members
-    access.run(
-        lambda one: show([*logs, RunSource(one, access.target.run_id, shows_members=shows_members, say=say)]),
-        as_anybody=True,
-        sees_waits=True,
-    )
+    access.run(lambda one: show([*logs, open_source(access, one, say)]), as_anybody=True, sees_waits=True)
+
+
+def open_source(access: Access, administration: "Administration", tell: "Callable[[str], None]") -> "Source":
+    from psyche.watch.sources import RunSource
+
+    target = access.target
+    return RunSource(administration, target.run_id, shows_members=target.shows_members, say=tell)
+
+
+def show_screen(access: Access, logs: "list[Source]", alerts: "Alerts | None", *, has_backend: bool) -> None:
+    """Show runs on the whole terminal until the user leaves."""
+    require_extra("ui", "--tui", "textual")
+    from psyche.cli.helpers.refusals import call_in_words
+    from psyche.watch.screen.app import WatchScreen
+
+    screen = WatchScreen()
+
+    async def show_run(administration: "Administration") -> None:
+        async def command(message: "Message") -> "RunStatus":
+            return await call_in_words(lambda one: one.command(message), administration, access.target.write_command)
+
+        await screen.show_sources([*logs, open_source(access, administration, screen.tell)], alerts, command)
+
+    if has_backend:
+        access.run(show_run, as_anybody=True, sees_waits=True, run=screen.run_trio)
+    else:
+        screen.run_trio(lambda: screen.show_sources(logs, alerts))
+    if screen.is_interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def require_extra(extra: str, option: str, module: str) -> None:
+    """Say how to install what an option needs, if it is not there."""
+    if find_spec(module) is None:
+        raise ConfigError(f'{option}: needs {module}: pip install "psyche-train[{extra}]"')

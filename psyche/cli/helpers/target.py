@@ -158,11 +158,11 @@ class Access:
 
     def run(
         self, function: "Callable[[Administration], Awaitable[_Found]]", *, as_anybody: bool = False,
-        sees_waits: bool = False,
+        sees_waits: bool = False, run: Callable[..., Any] = run_async,
     ) -> _Found:  # fmt: skip
-        """Call an async function with the run; `as_anybody` needs no key where none is named."""
+        """Call an async function with the run; `as_anybody` needs no key where none is named, `run` is what runs it."""
         person = self._make_person(sees_waits=sees_waits)
-        return self._call(function, self.target.open_administration(person, as_anybody=as_anybody))
+        return self._call(function, self.target.open_administration(person, as_anybody=as_anybody), run)
 
     def command(self, message: "AnyMessage") -> "RunStatus":
         return self.run(lambda backend: backend.command(message))
@@ -182,11 +182,12 @@ class Access:
         return self._call(lambda backend: backend.describe_wallet(address), opening)
 
     def _call(
-        self, function: "Callable[[_Part], Awaitable[_Found]]", opening: "AbstractAsyncContextManager[_Part]"
-    ) -> _Found:
+        self, function: "Callable[[_Part], Awaitable[_Found]]", opening: "AbstractAsyncContextManager[_Part]",
+        run: Callable[..., Any] = run_async,
+    ) -> _Found:  # fmt: skip
         from psyche.cli.helpers.refusals import call_in_words
 
-        return _run_in(opening, lambda backend: call_in_words(function, backend, self.target.write_command))
+        return _run_in(opening, lambda backend: call_in_words(function, backend, self.target.write_command), run)
 
     def run_on_chain(self, function: "Callable[[ChainSession], Awaitable[_Found]]") -> _Found:
         return _run_in(self.chain.open_session(self._make_person(), reads=self.reads), function)
@@ -201,13 +202,14 @@ class Access:
 
 
 def _run_in(
-    opening: AbstractAsyncContextManager[_Session], function: Callable[[_Session], Awaitable[_Found]]
-) -> _Found:
+    opening: AbstractAsyncContextManager[_Session], function: Callable[[_Session], Awaitable[_Found]],
+    run: Callable[..., Any] = run_async,
+) -> _Found:  # fmt: skip
     async def call() -> _Found:
         async with opening as opened:
             return await function(opened)
 
-    return run_async(call)
+    return run(call)
 
 
 def command(

@@ -20,9 +20,11 @@ from psyche.backends.memory import MemoryBackend, MemoryCoordinator
 from psyche.backends.port import Backend
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.app import LazyData
+from psyche.client.runtime.data_manifests import DataManifests
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.shell import Parts, Shell
 from psyche.client.runtime.trainer_tasks import RestartableTrainer
+from psyche.config.load import DATA_MANIFEST_NAME
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Config, Model
 from psyche.data.dummy import DummyData
 from psyche.data.provider import DataProvider, LocalProvider
@@ -146,8 +148,9 @@ def build_member(
         node_name=f"client-{index}",
         storage=storage or StorageOptions(),
     )
+    manifests = DataManifests(network, backend, settings.data_dir / "data-manifests", folder / DATA_MANIFEST_NAME)
     if storage is not None:
-        data = LazyData(lambda: engine.state, build_identity(index), settings)
+        data = LazyData(lambda: engine.state, build_identity(index), settings, manifests.find)
     log = EventLog(None, node=settings.node_name)
     parts = Parts(
         engine=engine,
@@ -158,5 +161,6 @@ def build_member(
         log=log,
         unix_now=unix_now,
         check_payload=lambda _body: None,
+        measure_data=manifests.measure,
     )
     return Member(Shell(parts, settings), engine, network, trainer, settings, log.subscribe(EVENTS_KEPT))

@@ -1,10 +1,13 @@
 """A client that never can take part ends with exit code 1 and its reason, before any join of it is on record."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 from kits.cluster import open_cluster
+from kits.commands import call
 from kits.models import write_model_folder
 from kits.run_files import MakeRun
 
@@ -39,3 +42,30 @@ async def test_nobody_waits_for_a_client_that_never_can_take_part(make_run: Make
         found = json.loads(status[status.index("{") :])
         assert (found["run_state"], found["epoch"], found["waiting"]) == ("waiting_for_members", 0, 0)
         assert not cluster.find("server", "state_changed")
+
+
+async def test_a_client_with_other_data_than_the_record_s_is_refused_by_the_file_s_name_and_the_others_train(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    config = make_run(init_min_clients=2, total_steps=4)
+    run = config / "run.toml"
+    run.write_text(re.sub(r'Server = "[^"]*"', 'Local = "data.toml"', run.read_text()))
+    call("data", "manifest", config, "--hash")
+    other = tmp_path / "other"
+    shutil.copytree(config, other)
+    tokens = bytearray((other / "data" / "tokens.bin").read_bytes())
+    tokens[-2] ^= 1
+    (other / "data" / "tokens.bin").write_bytes(tokens)
+    async with open_cluster(tmp_path / "cluster", config) as cluster:
+        cluster.local_roots["client-1"] = other
+        await cluster.start(clients=1)
+        cluster.nodes["client-1"].is_ending = True
+        assert await cluster.until_ended("client-1") == [1]
+        (event,) = cluster.find("client-1", "cannot_take_part")
+        assert "the data files are not those of the run (config.data_root" in event["reason"]
+        assert "tokens.bin has other bytes in its MiB 0; take the run's own files" in event["reason"]
+        assert not cluster.find("client-1", "joined")
+        for number in (2, 3):
+            cluster.start_client(number)
+        assert await cluster.until_ended("client-2", "client-3") == [0, 0]
+        assert all(cluster.find(name, "trained") for name in ("client-2", "client-3"))

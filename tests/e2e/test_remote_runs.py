@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 import trio
 from kits.log import choose
+from kits.storage.faults import open_way
 from kits.storage.hub import Blob, HubDouble, open_hub_double
 from kits.storage.servers import OPTIONS, put_objects, serve_buckets, serve_folder
 from kits.tier import few
 
+from psyche.cli.helpers.manifests import make_manifest
 from psyche.core.rules import rounds
 from psyche.core.state.enums import TokenSize
 from psyche.core.state.settings import DataLocation, HttpLocation, HttpLocationKind
-from psyche.core.state.state import Checkpoint, CheckpointKind, DataLocationKind
+from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, DataLocationKind, RunState
+from psyche.data.stored import open_location
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.modeling.model_files import FolderFiles
 from psyche.modeling.snapshot import list_snapshots, read_snapshot_info
@@ -30,6 +33,7 @@ from psyche.telemetry import types
 from psyche.telemetry.types import WeightSource
 from psyche.testing.builders import build_config, build_hash, build_model
 from psyche.testing.swarm import Member, Swarm, open_swarm
+from psyche.wire.crypto import blob_id_of
 
 pytestmark = pytest.mark.e2e
 
@@ -93,7 +97,7 @@ async def open_run(
     config = build_config(
         init_min_clients=2, warmup_time=120, cooldown_time=1, waiting_for_members_extra_time=1,
         total_steps=changes.pop("steps", 5), max_round_train_time=120, round_witness_time=10,
-        global_batch_size_start=6, global_batch_size_end=6,
+        global_batch_size_start=6, global_batch_size_end=6, data_root=changes.pop("root", ZERO32),
     )  # fmt: skip
     exact = changes.pop("is_exact", True)
     model = build_model(max_seq_len=LENGTH, **changes)
@@ -202,6 +206,33 @@ async def test_each_kind_of_place_trains_to_the_weights_of_the_same_files_here(
 
 def fill_in(http: HttpLocation, places: Places, hub: HubDouble) -> HttpLocation:
     return replace(http, url=http.url.replace("{files}", places.files).replace("{hub}", hub.address))
+
+
+async def test_other_bytes_from_the_place_while_a_run_trains_leave_no_wrong_token(
+    places: Places, tmp_path: Path
+) -> None:
+    local = Checkpoint(CheckpointKind.LOCAL, "model")
+    here = describe_files(places, Case("spoilt", local, MANY, size=4))
+    wanted = await train(tmp_path / "here", places, OPTIONS, checkpoint=local, data_location=here)
+    async with open_way(places.files) as way:
+        away = build_remote(replace(MANY, url=f"{way.address}/4/part-{{}}.ds"), size=4)
+        raw = await make_manifest(
+            *open_location(away.http, OPTIONS), 4, is_hashed=True, progress=lambda _done, _all: None
+        )
+        (tmp_path / "away").mkdir()
+        (tmp_path / "away" / "data.manifest").write_bytes(raw)
+        settings = {"checkpoint": local, "data_location": away, "root": blob_id_of(raw)}
+        async with open_run(tmp_path / "away", places, OPTIONS, **settings) as swarm, trio.open_nursery() as nursery:
+
+            async def spoil() -> None:
+                while swarm.coordinator.state.run_state is not RunState.ROUND_TRAIN:
+                    await trio.sleep(0.02)
+                way.spoil("other_bytes", 1)  # that MiB is asked for once more
+
+            nursery.start_soon(spoil)
+            assert await swarm.run() == [0, 0]
+    assert way.count == 0, "an answer was spoilt"
+    assert {get_manifest(member) for member in swarm.members} == {wanted}
 
 
 @pytest.mark.whole

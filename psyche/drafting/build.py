@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -144,6 +144,8 @@ def build(draft: Draft, make_weights: MakeWeights, progress: Progress) -> Built:
 
 def _write_all(draft: Draft, scratch: Path, make_weights: MakeWeights, progress: Progress) -> int:
     model, data = draft.model, draft.data
+    if data.location is not None and data.tokens_at is not None:
+        data = replace(data, location=replace(data.location, address=_get_data_folder(draft)))
     plan = compute_run_plan(draft.answers, model)
     (scratch / RUN_FILE).write_text(write_run_file(draft.answers, model, data, plan), encoding="utf-8")
     tokens, size_bytes = data.tokens, data.token_size_bytes

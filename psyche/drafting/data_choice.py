@@ -16,7 +16,9 @@ from psyche.core.state.enums import DataLocationKind, TokenSize
 from psyche.core.state.settings import DataLocation
 from psyche.data.corpus import find_library_sources
 from psyche.data.files import SUFFIXES, compute_token_size, find_files, find_token_size, open_token_file
+from psyche.data.order import RemoteSize
 from psyche.data.prepared.remote import find_remote_form
+from psyche.data.prepared.rows import find_folder_form, has_rows, open_rows
 from psyche.data.provider import open_remote_rows
 from psyche.data.records import DEFAULT_FIELD
 from psyche.data.texts import find_texts
@@ -31,7 +33,7 @@ LIBRARY: Final = "stdlib"  # the value of --data for the source code of Python's
 @dataclass(frozen=True, slots=True)
 class DataChoice:
     """Training data: `texts`, found at `named`; `tokens` ids of `token_size_bytes` each in folder `tokens_at`; or those
-    at the `location`, which each member reads itself.
+    at the `location`, which each member reads itself (prepared rows on this machine are at `tokens_at`).
     """
 
     texts: tuple[Path, ...] = ()
@@ -53,7 +55,7 @@ class DataChoice:
 def choose_data(
     named: str, model: ModelChoice, vocab_size: int, field: str = DEFAULT_FIELD, options: StorageOptions | None = None
 ) -> DataChoice:
-    """The data that --data names: text, files of token ids, the standard library's source code, or an address."""
+    """The data that --data names: text, token ids, prepared rows, the standard library's source code, or an address."""
     location = parse_data(named, compute_token_size(model.vocab_size))
     if location is not None:
         return trio.run(_examine, named, location, model, options or read_environment())
@@ -70,6 +72,8 @@ def choose_data(
         described = load_data(path)
         path, size_bytes = described.folder, described.token_size_bytes
     if not _has_tokens(path):
+        if has_rows(path):
+            return _examine_rows(named, path, model)
         return DataChoice(texts=tuple(find_texts([path])), field=field, named=path)
     size_bytes = size_bytes or find_token_size(path, vocab_size)
     path = path if path.is_dir() else _get_folder(path)
@@ -84,8 +88,7 @@ async def _examine(named: str, location: DataLocation, model: ModelChoice, optio
         if location.kind is DataLocationKind.PREPROCESSED:
             form = await find_remote_form(location.address, options)
             length, has_labels = form.length, form.has_labels
-            if length > model.positions:
-                raise ConfigError(f"rows of {length} tokens are too long for a model of {model.positions} positions")
+            _check_length(length, model)
         rows = open_remote_rows(
             location, options, sequence_length=length, vocab_size=model.vocab_size, has_labels=has_labels
         )
@@ -103,6 +106,28 @@ async def _examine(named: str, location: DataLocation, model: ModelChoice, optio
         tokens=size.samples * length, location=replace(location, address=size.pinned), about=size.describe(),
         has_labels=has_labels, sequence_tokens=length,
     )  # fmt: skip
+
+
+def _examine_rows(named: str, path: Path, model: ModelChoice) -> DataChoice:
+    """Prepared rows on this machine, of which the first are read."""
+    try:
+        form = find_folder_form(path)
+        _check_length(form.length, model)
+        rows = open_rows(path, form.length, has_labels=form.has_labels, vocab_size=model.vocab_size)
+        rows.check_vocabulary()
+    except PsycheError as error:
+        raise ConfigError(f"--data {named}: {error}") from error
+    size_bytes = sum(file.size_bytes for file in rows.files)
+    return DataChoice(
+        tokens_at=path, tokens=rows.num_sequences * form.length, has_labels=form.has_labels,
+        location=DataLocation(DataLocationKind.PREPROCESSED, str(path)), sequence_tokens=form.length,
+        about=RemoteSize(str(path), rows.num_sequences, size_bytes).describe(),
+    )  # fmt: skip
+
+
+def _check_length(length: int, model: ModelChoice) -> None:
+    if length > model.positions:
+        raise ConfigError(f"rows of {length} tokens are too long for a model of {model.positions} positions")
 
 
 def _has_tokens(path: Path) -> bool:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import typer.main
 from kits.commands import call, refuse, run
 from kits.models import write_header
+from pyarrow import parquet
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -29,6 +31,7 @@ from psyche.config.schema import ConfigTable, DataFile
 from psyche.config.table import describe_key
 from psyche.core.committee.schedule import compute_learning_rate
 from psyche.core.encoding.plan import compute_plan
+from psyche.core.state.state import DataLocation, DataLocationKind, DataType
 from psyche.data.bytes_tokenizer import write_tokenizer
 from psyche.data.local import TokenRows
 from psyche.data.provider import open_local
@@ -341,6 +344,21 @@ def test_tokens_below_another_folder_of_the_run_stay_with_all_that_lies_beside_t
     assert (folder / "corpus" / "notes.md").read_text() == "precious"
     assert load_data(folder).folder == tokens
     assert_valid(folder)
+
+
+def test_prepared_rows_that_lie_in_the_folder_are_trained_on_with_their_labels(tmp_path: Path) -> None:
+    folder, lists = tmp_path / "r", pa.array([[7] * 16] * 3)
+    (folder / "rows").mkdir(parents=True)
+    parquet.write_table(pa.table({"inputs": lists, "labels": lists}), folder / "rows" / "train.parquet")
+    said = call("init", folder, "--model", make_model(tmp_path), "--data", folder / "rows", "--yes").output
+    assert "3 samples" in said
+    report = validate_run(folder)
+    assert (report.problems, report.unsupported) == ((), ())
+    assert report.run is not None
+    model = report.run.model
+    assert model.data_location == DataLocation(DataLocationKind.PREPROCESSED, "rows")
+    assert (model.data_type, model.max_seq_len) == (DataType.FINETUNING, 16)
+    assert not (folder / "data.toml").exists()
 
 
 def test_with_force_nothing_of_the_former_run_passes_for_what_is_still_to_be_made(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def init(
         typer.Option(
             help="Text, .jsonl, .parquet or token ids, a folder of them, or stdlib (the source code of Python). Token "
             "ids elsewhere: https://HOST/tokens.bin, https://HOST/{000..127}.bin, gs://bucket/folder, a mix at "
-            "https://HOST/mix.json; prepared rows: hf://datasets/owner/name."
+            "https://HOST/mix.json; prepared rows: their folder, or hf://datasets/owner/name."
         ),
     ] = None,
     field: Annotated[str, typer.Option(help="The text's field in .jsonl and .parquet files.")] = "text",

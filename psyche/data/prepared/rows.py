@@ -108,6 +108,15 @@ def find_form(name: str, opener: Opener) -> RowForm:
         return RowForm(len(batch.column(0)[0]), "labels" in names)
 
 
+def has_rows(path: Path) -> bool:
+    """Whether a file is Parquet with a column of inputs, or a folder has such files."""
+    if path.suffix != SUFFIX if path.is_file() else not any(path.rglob(f"*{SUFFIX}")):
+        return False
+    name, opener = _make_opener(list_row_files(path)[0])
+    with open_parquet(name, opener) as file:
+        return INPUTS in file.schema_arrow.names
+
+
 def find_folder_form(path: Path) -> RowForm:
     return find_form(*_make_opener(list_row_files(path)[0]))
 

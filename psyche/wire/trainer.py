@@ -83,7 +83,7 @@ class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
 
 
 class MemoryReply(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
-    """It fits: the bytes of each part at the peak of a step, and those free on the device now."""
+    """It fits: the bytes of each part at the peak of a step, or a bound of all, and those free on the device now."""
 
     device: str
     micro_batch_size: int

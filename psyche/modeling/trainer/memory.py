@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from psyche.core.encoding.plan import compute_plan
 from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.errors import ConfigError
+from psyche.modeling.architecture import build_meta
 from psyche.modeling.device import get_free_bytes
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.model import enable_checkpointing, get_parameters, get_shapes
@@ -27,6 +28,8 @@ from psyche.wire.trainer import MemoryReply
 
 USABLE_SHARE: Final = 0.9  # of what is free; the rest is for what no tensor shows, such as workspaces of kernels
 MOST_RANKS: Final = 64
+OPTIMIZER_BYTES: Final = 1 << 28  # more than the buffers of Distro have
+LITTLE_SHARE: Final = 0.1  # of what is free; of less the bound is enough, and the step is not played
 SHARDED: Final = ("weights", "gradients", "optimizer", "look-ahead copy")  # each rank holds its part of these
 
 
@@ -56,6 +59,23 @@ class Setup:
         checkpointing = " with --activation-checkpointing" if self.activation_checkpointing else ""
         ranks = f" on {self.ranks} devices" if self.ranks > 1 else ""
         return f"a micro-batch of {self.micro_batch_size}{checkpointing}{ranks}"
+
+
+def bound_bytes(step: Step, micro_batch_size: int) -> int | None:
+    """What a step hardly exceeds, from shapes alone; None: the config does not say how many attention heads there are.
+
+    A matrix counts with as many numbers a token as its input and output have, 8 times: for what is computed between
+    matrices, and for gradients. A head of attention counts with 8 numbers a pair of tokens.
+    """
+    text = step.config.get_text_config()
+    heads, layers = getattr(text, "num_attention_heads", None), getattr(text, "num_hidden_layers", None)
+    if not isinstance(heads, int) or not isinstance(layers, int):
+        return None
+    shapes = [parameter.shape for parameter in build_meta(step.config).parameters()]
+    tokens = micro_batch_size * step.sequence_length
+    activations = tokens * (8 * sum(sum(shape) for shape in shapes) + 8 * step.sequence_length * heads * layers)
+    kept = sum(shape.numel() for shape in shapes) * (2 + 3 * step.peers)  # AdamW's moments, or momentum and a copy
+    return 4 * (activations + kept) + OPTIMIZER_BYTES * step.peers
 
 
 def predict_bytes(
@@ -165,12 +185,21 @@ class Fitting:
         chosen = replace(setup, micro_batch_size=min(setup.micro_batch_size, most) or 1)
         if not setup.micro_batch_size:
             chosen = self.find_largest(chosen, most) or chosen
+        elif bound := self._find_little(chosen):
+            return self._reply(chosen, {"all, at most": bound})
         if not self._fits(chosen):
             raise ConfigError(self._explain(chosen))
+        return self._reply(chosen, self.predict(chosen))
+
+    def _find_little(self, setup: Setup) -> int | None:
+        """A bound of what a step takes, if that is little beside what is free."""
+        bound = bound_bytes(self._step, setup.micro_batch_size)
+        return bound if bound is not None and bound <= LITTLE_SHARE * self._free else None
+
+    def _reply(self, setup: Setup, parts: dict[str, int]) -> MemoryReply:
         return MemoryReply(
-            device=str(self._device), micro_batch_size=chosen.micro_batch_size, parts=self.predict(chosen),
-            free_bytes=self._free,
-        )  # fmt: skip
+            device=str(self._device), micro_batch_size=setup.micro_batch_size, parts=parts, free_bytes=self._free
+        )
 
     def _explain(self, setup: Setup) -> str:
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.predict(setup).items())

@@ -39,7 +39,7 @@ class TrainerStarted(Event):
 
 
 class MemoryPredicted(Event, level=INFO):
-    """What training takes of the device's memory at the peak of a step, beside what is free, in bytes."""
+    """What training takes of the device's memory at the peak of a step, or hardly exceeds, beside what is free."""
 
     device: str
     needed_bytes: int

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
+from transformers import Mamba2Config
 
 from psyche.core.state.state import DataType, Model
 from psyche.errors import ConfigError
@@ -18,7 +20,7 @@ from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.model import init_model
 from psyche.modeling.trainer import memory
 from psyche.modeling.trainer.engine import TrainerEngine
-from psyche.modeling.trainer.memory import Fitting, Setup, Step, predict_bytes
+from psyche.modeling.trainer.memory import Fitting, Setup, Step, bound_bytes, predict_bytes
 from psyche.wire.trainer import LoadRequest, MemoryRequest, TrainRequest
 
 CPU = torch.device("cpu")
@@ -154,7 +156,28 @@ def test_ranks_share_all_but_the_activations(step: Step, monkeypatch: pytest.Mon
         Fitting(step, CPU).fit(Setup(1), 1)
 
 
-def test_a_prediction_leaves_nothing_behind_in_the_trainer(request_: LoadRequest) -> None:
+@pytest.mark.parametrize("labels", [False, True])
+def test_a_step_that_is_little_beside_what_is_free_is_not_played(
+    step: Step, monkeypatch: pytest.MonkeyPatch, *, labels: bool
+) -> None:
+    step = replace(step, has_labels=labels)
+    bound = bound_bytes(step, MICRO_BATCH)
+    assert bound is not None
+    assert bound - memory.OPTIMIZER_BYTES > 2 * get_total(Fitting(step, CPU).predict(Setup(MICRO_BATCH)))
+    limit(monkeypatch, 11 * bound)
+    monkeypatch.setattr(memory, "predict_bytes", lambda *_given, **_more: pytest.fail("the step is played"))
+    reply = Fitting(step, CPU).fit(Setup(MICRO_BATCH), MICRO_BATCH)
+    assert (reply.micro_batch_size, get_total(reply.parts)) == (MICRO_BATCH, bound)
+
+
+def test_a_model_without_attention_is_predicted_by_its_step(step: Step) -> None:
+    assert bound_bytes(replace(step, config=Mamba2Config()), MICRO_BATCH) is None
+
+
+def test_a_prediction_leaves_nothing_behind_in_the_trainer(
+    request_: LoadRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, 1e9)  # so that the step is played
     plain, checked = TrainerEngine(), TrainerEngine()
     plain.load(msgspec.structs.replace(request_, batch_size=0))
     checked.load(request_)
@@ -166,7 +189,8 @@ def test_a_prediction_leaves_nothing_behind_in_the_trainer(request_: LoadRequest
     assert checked.train(train).payload == plain.train(train).payload
 
 
-def test_labels_of_a_run_are_predicted_for(request_: LoadRequest) -> None:
+def test_labels_of_a_run_are_predicted_for(request_: LoadRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, 1e9)
     plain = TrainerEngine().predict_memory(MemoryRequest(load=request_))
     request_.model.data_type = DataType.FINETUNING
     labelled = TrainerEngine().predict_memory(MemoryRequest(load=request_))

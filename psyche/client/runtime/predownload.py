@@ -11,6 +11,7 @@ from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.weights.loading import Progress, fetch_from_place
 from psyche.client.runtime.weights.remote import list_places
 from psyche.config.load import NO_MANIFEST, find_data_manifest
+from psyche.config.values import get_variant_name
 from psyche.core.encoding.data_manifest import DataManifest, decode_data_manifest
 from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator, DataLocationKind
 from psyche.data.local import read_data_manifest
@@ -65,7 +66,9 @@ async def fetch_data(state: Coordinator, settings: ClientSettings, say: Say, pro
     """
     location = state.model.data_location
     if location.kind is not DataLocationKind.HTTP:
-        say(f"data: are {location.kind.name.title()}, which are not read over HTTP: nothing to fetch")
+        is_elsewhere = location.kind in (DataLocationKind.WEIGHTED_HTTP, DataLocationKind.PREPROCESSED)
+        why = "a client reads as it needs them" if is_elsewhere else "are not read over HTTP"
+        say(f"data: are {get_variant_name(location.kind)}, which {why}: nothing to fetch")
         return
     root, own = state.config.data_root, find_data_manifest(settings.data_manifest, settings.local_root)
     raw = await trio.to_thread.run_sync(read_data_manifest, (own,), root)

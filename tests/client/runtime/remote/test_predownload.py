@@ -126,7 +126,11 @@ async def test_what_cannot_be_fetched_is_said_with_what_to_do(place: Place, hub:
     place.state.model.data_location = DataLocation(DataLocationKind.LOCAL, "data")
     await fetch_model(place.state, settings, said.append, lambda *_: None)
     await fetch_data(place.state, settings, said.append, lambda *_: None)
-    assert [text.split(",")[0].split(":")[1] for text in said] == [" lies in a folder", " are Local"]
+    place.state.model.data_location = DataLocation(DataLocationKind.PREPROCESSED, "owner/rows")
+    await fetch_data(place.state, settings, said.append, lambda *_: None)
+    parts = [" lies in a folder", " are Local", " are Preprocessed"]
+    assert [text.split(",")[0].split(":")[1] for text in said] == parts
+    assert "a client reads as it needs them" in said[-1]
 
 
 async def test_a_client_that_is_running_is_left_alone(place: Place) -> None:

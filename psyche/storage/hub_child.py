@@ -36,6 +36,10 @@ class Order(msgspec.Struct):
     is_private: bool = False
 
 
+class PublicRepository(Exception):
+    """A model that is to be private would go where everybody can read it."""
+
+
 class Report(msgspec.Struct, omit_defaults=True):
     sent_bytes: int = 0  # of the weights or rows, so far
     commit: str = ""
@@ -56,6 +60,8 @@ def push(api: "HfApi", order: Order) -> str:
     for number in range(_TRIES):
         ask = api.dataset_info if kind == "dataset" else api.model_info
         head = ask(order.repo_id, revision=order.branch)
+        if order.is_private and kind == "model" and not head.private:  # rows are private only where a set is made
+            raise PublicRepository("it is there already, and public; make it private there, or name another")
         old = [one.rfilename for one in head.siblings or () if one.rfilename.endswith(_OLD[kind])]
         added = [CommitOperationAdd(name, path) for name, path in paths.items()]
         deleted = [CommitOperationDelete(name) for name in old if "/" not in name and name not in paths]
@@ -131,6 +137,8 @@ def main() -> None:
     except HfHubHTTPError as error:  # its text may have a signed address
         status = error.response.status_code
         report = Report(error=f"HTTP {status}", is_final=status in _FINAL)
+    except PublicRepository as error:
+        report = Report(error=str(error), is_final=True)
     except Exception as error:  # noqa: BLE001 - whatever fails in there; the text as above
         report = Report(error=type(error).__name__)
     _write(report)

@@ -21,12 +21,15 @@ from kits.storage.hub import TOKEN, HubDouble, open_hub_double
 from kits.storage.servers import put_objects, serve_buckets
 
 from psyche.cli.helpers.models import pull_of_run
+from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.core.state.state import Checkpoint, CheckpointKind, Coordinator, Mark
 from psyche.errors import StorageError
 from psyche.modeling.first_weights import compute_first_digest, read_stored_tensors, read_values
 from psyche.modeling.model_files import FolderFiles
+from psyche.modeling.snapshot import assemble_snapshot, get_file_entries
 from psyche.storage.port import StorageOptions
 from psyche.testing.builders import build_model
+from psyche.wire.crypto import blob_id_of
 
 LARGE = 100_000  # tokens: 26 MB of weights
 
@@ -107,6 +110,22 @@ async def test_what_a_run_would_refuse_is_said(model: Path, spoil: Callable[[Pat
     said = await do(call, "inspect", model)
     assert "a run refuses it: " in said
     assert reason in said
+
+
+async def test_a_snapshot_of_a_client_is_no_model_to_look_at_or_upload(hub: HubDouble, tmp_path: Path) -> None:
+    parts = {blob_id_of(raw): tmp_path / name for name, raw in {"a": bytes(24), "config.json": b"{}"}.items()}
+    for path, raw in zip(parts.values(), (bytes(24), b"{}"), strict=True):
+        path.write_bytes(raw)
+    manifest = encode_manifest(
+        [TensorEntry("a", (2, 3), blob_id_of(bytes(24)))], get_file_entries({"config.json": b"{}"})
+    )
+    assemble_snapshot(
+        tmp_path / "one", manifest=manifest, parts=parts, epoch=0, step=1, data_index=0, chain=bytes(32),
+        digest=bytes(32),
+    )  # fmt: skip
+    for words in (("inspect", tmp_path / "one"), ("push", tmp_path / "one", "owner/new")):
+        assert "is a snapshot, from which a client goes on" in await do(refuse, *words)
+    assert not hub.repos
 
 
 async def test_a_pulled_model_is_that_of_the_place_without_what_does_not_belong_to_it(
@@ -201,6 +220,20 @@ async def test_a_pushed_model_is_one_commit_and_a_branch_for_people(
     assert not list(tmp_path.glob(".rounded*"))
 
 
+async def test_a_private_model_never_comes_to_a_repository_that_is_public(
+    hub: HubDouble, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        await do(call, "push", model, "owner/new", "--private", "--upload-dtype", "bfloat16")
+    assert hub.repos["models/owner/new"].is_private
+    public = hub.add("owner/open", {})
+    assert "it is there already, and public" in await do(refuse, "push", model, "owner/open", "--private")
+    assert len(public.commits) == 1
+    await do(call, "pull", "owner/new", tmp_path / "copy")
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    assert "401" in await do(refuse, "pull", "owner/new", tmp_path / "other")
+
+
 async def test_a_model_pushed_to_a_bucket_is_listed_last_and_replaces_nothing(
     buckets: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +257,7 @@ async def test_a_model_pushed_to_a_bucket_is_listed_last_and_replaces_nothing(
         ((".", "owner/name"), "set HF_TOKEN"),
         ((".", f"owner/name@{'a' * 40}", "--hf-token", "t"), "is a commit"),
         ((".", "gs://bucket"), "name a folder of the bucket"),
+        ((".", "gs://bucket/folder", "--private"), "leave --private out"),
         ((".", "gs://bucket/folder", "--upload-dtype", "bfloat16"), "a bucket has no branches"),
         ((".", "gs://bucket/folder"), "no config.json|model.safetensors.index.json"),
     ],

@@ -230,6 +230,7 @@ def pull(
     "push",
     "psyche model push ada/models/my-run-step241 ada/my-model",
     "psyche model push my-model ada/my-model --upload-dtype bfloat16",
+    "psyche model push my-model ada/mine --private",
     "psyche model push my-model gs://my-weights/my-model",
     shared=SOURCES,
 )
@@ -242,6 +243,9 @@ def push(
         Literal["float32", "bfloat16"],
         typer.Option(help="bfloat16: also upload the weights rounded, for people, as the branch bfloat16."),
     ] = "float32",
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a new repository private; refuse one that is there and public.")
+    ] = False,
     remote: Remote,
 ) -> None:
     """Upload a model to the Hub or a bucket.
@@ -258,11 +262,11 @@ def push(
     from psyche.config.places import parse_model_address
 
     place, options = parse_model_address(address), remote.get_options()
-    models.check_push(folder, place, options, upload_dtype)
+    models.check_push(folder, place, options, upload_dtype, is_private=private)
     with ProgressBar("uploading the model") as bar:
         found = models.push(
             folder, place, options, message=message or folder.absolute().name, upload_dtype=upload_dtype,
-            progress=bar.set,
+            is_private=private, progress=bar.set,
         )  # fmt: skip
     for one in found:
         typer.echo(one)

@@ -23,6 +23,7 @@ from psyche.modeling.model_config import MAX_CONFIG_BYTES
 from psyche.modeling.model_copy import Progress, check_digest, copy_model, list_model_files
 from psyche.modeling.model_facts import ModelFacts, read_facts
 from psyche.modeling.model_files import FolderFiles, use_model_files
+from psyche.modeling.snapshot import INFO_NAME
 from psyche.modeling.user_files import CARD_NAME, format_card
 from psyche.modeling.weight_files import write_rounded_folder
 from psyche.storage.bucket_writer import BucketWriter
@@ -40,11 +41,20 @@ _UPLOAD: Final = "psyche model push"
 def inspect(text: str, options: StorageOptions, read_values: Progress | None) -> ModelFacts:
     """Read what a model's headers say, in a folder of this machine if there is one of this name."""
     folder = Path(text)
+    _refuse_snapshot(folder)
     source = Checkpoint(CheckpointKind.LOCAL, text) if folder.exists() else parse_model_address(text)
     found = use_model_files(source, folder, partial(read_facts, read_values=read_values), options)
     if found is None:
         raise ConfigError(f"{text}: is a file; name a model's folder, or {MODELS}")
     return found
+
+
+def _refuse_snapshot(folder: Path) -> None:
+    if (folder / INFO_NAME).is_file():
+        raise ConfigError(
+            f"{folder}: is a snapshot, from which a client goes on, and no model's folder; what the client exports is "
+            "in models, beside the folder snapshots"
+        )
 
 
 def describe(facts: ModelFacts) -> str:
@@ -139,14 +149,16 @@ def format_address(place: Checkpoint) -> str:
 
 
 def push(
-    folder: Path, place: Checkpoint, options: StorageOptions, *, message: str, upload_dtype: str, progress: Progress
-) -> list[str]:
+    folder: Path, place: Checkpoint, options: StorageOptions, *, message: str, upload_dtype: str, is_private: bool,
+    progress: Progress,
+) -> list[str]:  # fmt: skip
     """Upload a model's folder, and once more in another type if that is wanted; return the addresses.
 
     Raises:
         ConfigError, TrainerError: there is nothing to upload, or not so.
         StorageError: it is not there; what is there by then is not sent again.
     """
+    upload = partial(_upload, options=options, message=message, is_private=is_private, progress=progress)
     files = FolderFiles(folder)
     names = list_model_files(files)
     if left_out := sorted(files.get_sizes().keys() - names):
@@ -157,18 +169,20 @@ def push(
             (Path(staged) / name).symlink_to((folder / name).absolute())
         if CARD_NAME not in names:
             (Path(staged) / CARD_NAME).write_text(card, encoding="utf-8")
-        found = [_upload(Path(staged), place, options, message, progress)]
+        found = [upload(Path(staged), place)]
     if upload_dtype != "float32":
         # Beside the folder: as much as it has may not fit elsewhere.
         with tempfile.TemporaryDirectory(prefix=".rounded-", dir=folder.absolute().parent) as beside:
             rounded = Path(beside) / upload_dtype
             write_rounded_folder(rounded, files, _read_card(folder, card))
             branch = Checkpoint(CheckpointKind.HUB, place.name, upload_dtype)
-            found.append(_upload(rounded, branch, options, message, progress))
+            found.append(upload(rounded, branch))
     return found
 
 
-def check_push(folder: Path, place: Checkpoint, options: StorageOptions, upload_dtype: str) -> None:
+def check_push(
+    folder: Path, place: Checkpoint, options: StorageOptions, upload_dtype: str, *, is_private: bool
+) -> None:
     """Check what is known of an upload before anything is read or sent.
 
     Raises:
@@ -176,6 +190,7 @@ def check_push(folder: Path, place: Checkpoint, options: StorageOptions, upload_
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder; name a model's, as clients export it")
+    _refuse_snapshot(folder)
     if place.kind is CheckpointKind.HUB:
         if not options.hub_token:
             raise ConfigError("the Hub needs a token that may write there: set HF_TOKEN, or `hf auth login`")
@@ -183,13 +198,17 @@ def check_push(folder: Path, place: Checkpoint, options: StorageOptions, upload_
             raise ConfigError(
                 f"{place.name}@{place.revision}: is a commit, which nothing can be added to; name a branch"
             )
+    elif is_private:
+        raise ConfigError("--private: who may read a bucket is set at the bucket; leave --private out")
     elif not place.revision:
         raise ConfigError(f"gs://{place.name}: name a folder of the bucket too, as gs://{place.name}/my-model")
     elif upload_dtype != "float32":
         raise ConfigError("--upload-dtype: a bucket has no branches; push to the Hub, or float32 alone")
 
 
-def _upload(folder: Path, place: Checkpoint, options: StorageOptions, message: str, progress: Progress) -> str:
+def _upload(
+    folder: Path, place: Checkpoint, *, options: StorageOptions, message: str, is_private: bool, progress: Progress
+) -> str:
     paths = sorted(folder.iterdir())
     total = sum(path.stat().st_size for path in paths)
 
@@ -202,7 +221,7 @@ def _upload(folder: Path, place: Checkpoint, options: StorageOptions, message: s
     async def to_hub() -> str:
         commit = await push_to_hub(
             folder, place.name, options, message=message, branch=place.revision or "main",
-            progress=lambda sent: progress(sent, total),
+            is_private=is_private, progress=lambda sent: progress(sent, total),
         )  # fmt: skip
         return f"hf://{place.name}@{commit}"
 

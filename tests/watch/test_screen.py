@@ -16,9 +16,11 @@ from textual.widgets import DataTable, RichLog, TabbedContent
 from watch.terminal_kit import open_terminal
 
 from psyche.core.state.enums import RunState
+from psyche.errors import ConfigError
 from psyche.telemetry import types
 from psyche.telemetry.events import EventLog
 from psyche.testnet.free_port import choose_port
+from psyche.watch.play import PlaySource
 from psyche.watch.screen.app import WatchScreen
 from psyche.watch.screen.words import draw_line
 from psyche.watch.sources import LogSource
@@ -39,12 +41,12 @@ def write_run(folder: Path, rounds: int = 12) -> EventLog:
 
 def pilot(source: LogSource, act: Callable[[WatchScreen, Pilot[None]], Awaitable[None]], **size: Any) -> WatchScreen:
     """Drive the screen of a source, as `run_trio` runs it."""
-    screen = WatchScreen()
+    screen = WatchScreen(play=source if isinstance(source, PlaySource) else None)
     screen._function = lambda: screen.show_sources([source])
 
     async def run() -> None:
         async with screen.run_test(**({"size": (80, 24)} | size)) as driver:
-            await wait_until(driver, lambda: source.view.step > 0)
+            await wait_until(driver, lambda: bool(source.view.phase))
             await act(screen, driver)
             await driver.press("q")
             await wait_until(driver, lambda: screen._result is not None)
@@ -73,8 +75,8 @@ def test_the_four_views_show_the_run_and_the_top_line_what_is_waited_for(tmp_pat
 
     async def act(screen: WatchScreen, driver: Pilot[None]) -> None:
         await wait_until(driver, lambda: "ada waits for itself to hear of round 12 until" in read_screen(screen))
-        assert "then report anyway" in " ".join(read_screen(screen).split())
-        assert "loss, step 1 to 11" in read_screen(screen)
+        await wait_until(driver, lambda: "then report anyway" in " ".join(read_screen(screen).split()))
+        await wait_until(driver, lambda: "loss, step 1 to 11" in read_screen(screen))
         await driver.press("2")
         await wait_until(driver, lambda: "weights" in read_screen(screen) or "ada  key ada" in read_screen(screen))
         assert screen.query_one("#members", DataTable).row_count == 1
@@ -113,7 +115,7 @@ def test_every_view_is_drawn_on_terminals_of_all_sizes(tmp_path: Path, size: tup
         await driver.resize_terminal(100, 30)
         await driver.press("1")
         await wait_until(driver, lambda: "ada waits for itself" in read_screen(screen))
-        assert max(map(len, read_screen(screen).splitlines())) == 100
+        await wait_until(driver, lambda: max(map(len, read_screen(screen).splitlines())) == 100)
 
     pilot(LogSource(tmp_path), act, size=size)
 
@@ -144,6 +146,51 @@ def test_a_curve_goes_from_its_greatest_value_to_its_least() -> None:
     assert lines[0][8] != "\u2800" == lines[1][8]
     assert lines[0][-1] == "\u2800" != lines[1][-1]
     assert "\u2800" * 10 not in draw_line([2.0, 2.0], 18, 1)
+
+
+def write_old_run(folder: Path) -> None:
+    """Ten seconds a round, long ago."""
+    clock = [1_000.0]
+    log = EventLog(folder / "ada" / "events.jsonl", node="ada", now=lambda: clock[0])
+    for height in range(30):
+        log.emit(make(types.StateChanged, run_state=RunState.ROUND_TRAIN, epoch=1, height=height, step=height))
+        log.emit(make(types.RoundStarted, epoch=1, height=height, step=height))
+        clock[0] += 10
+
+
+def test_a_replay_goes_on_back_and_to_a_round_and_shows_only_what_was_known_then(tmp_path: Path) -> None:
+    write_old_run(tmp_path)
+    source, whole = PlaySource(tmp_path), LogSource(tmp_path)
+    while whole.read():
+        pass
+    source.is_playing = False
+
+    async def act(screen: WatchScreen, driver: Pilot[None]) -> None:
+        async def press(height: int, *keys: str) -> None:
+            await driver.press(*keys)
+            await wait_until(driver, lambda: (source.view.height, source.view.updated) == (height, 1_000 + 10 * height))
+
+        await press(0)
+        await press(2, "right", "right")
+        await press(1, "left")
+        await press(17, "g", *"1.17", "enter")
+        await press(5, "g", *"5", "enter")
+        await driver.press("g", *"9.9", "enter")
+        await wait_until(driver, lambda: "no such round" in read_screen(screen))
+        await driver.press("plus", "plus", "space")
+        await wait_until(driver, lambda: source.at == source.end)
+        await wait_until(driver, lambda: "60x" in read_screen(screen))
+        await wait_until(driver, lambda: source.view.revision == whole.view.revision)
+        await driver.press("space")
+        await driver.click("#scrubber", offset=(30, 0))
+        await wait_until(driver, lambda: source.view.revision < whole.view.revision)
+
+    pilot(source, act)
+
+
+def test_a_folder_without_rounds_cannot_be_played(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no round to play"):
+        PlaySource(tmp_path).read()
 
 
 # --- on a terminal -----------------------------------------------------------------------------------

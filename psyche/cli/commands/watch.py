@@ -47,6 +47,9 @@ def watch(
             "resumes the run. Where no terminal is: lines, as without it.",
         ),
     ] = False,
+    play: Annotated[
+        bool, typer.Option("--play", help="On the screen: replay the event logs of one run, from their beginning.")
+    ] = False,
     alert: Annotated[
         str | None,
         typer.Option(
@@ -71,6 +74,7 @@ def watch(
     from psyche.telemetry.console import Console
     from psyche.watch import app
     from psyche.watch.alerts import Alerts
+    from psyche.watch.play import PlaySource
     from psyche.watch.sources import LogSource, Source
 
     has_backend = bool(access.options.server_addr or access.options.rpc)
@@ -78,10 +82,14 @@ def watch(
         raise ConfigError(
             "name what to watch: a folder of event logs, --server-addr HOST:PORT, or --rpc URL with --run-id"
         )
-    logs: list[Source] = [LogSource(path) for path in sources or ()]
+    if play and (has_backend or len(sources or ()) != 1 or once):
+        raise ConfigError("--play: needs the event logs of one run, and nothing else to watch")
+    logs: list[Source] = [(PlaySource if play else LogSource)(path) for path in sources or ()]
     console, alerts = Console(sys.stdout), None if alert is None else Alerts(alert)
 
-    if tui and console.live and not once:
+    if play and not console.live:
+        raise ConfigError("--play: needs a terminal")
+    if (tui or play) and console.live and not once:
         show_screen(access, logs, alerts, has_backend=has_backend)
         return
 
@@ -114,9 +122,10 @@ def show_screen(access: Access, logs: "list[Source]", alerts: "Alerts | None", *
     """Show runs on the whole terminal until the user leaves."""
     require_extra("ui", "--tui", "textual")
     from psyche.cli.helpers.refusals import call_in_words
+    from psyche.watch.play import PlaySource
     from psyche.watch.screen.app import WatchScreen
 
-    screen = WatchScreen()
+    screen = WatchScreen(play=next((one for one in logs if isinstance(one, PlaySource)), None))
 
     async def show_run(administration: "Administration") -> None:
         async def command(message: "Message") -> "RunStatus":

@@ -15,11 +15,12 @@ from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from psyche.analysis.run_view import RunView
 from psyche.core.state.messages import Message, Pause, Resume
-from psyche.errors import PsycheError
+from psyche.errors import ConfigError, PsycheError
 from psyche.watch.alerts import Alerts
 from psyche.watch.app import Watcher
 from psyche.watch.page import HEAD, make_row
-from psyche.watch.screen.panes import LogLines, Question, Table, Traffic
+from psyche.watch.play import SPEEDS, PlaySource
+from psyche.watch.screen.panes import LogLines, Question, RoundInput, Scrubber, Table, Traffic
 from psyche.watch.screen.words import write_member, write_run, write_top, write_traffic
 from psyche.watch.sources import Source
 from psyche.wire.nursery import open_plain_nursery
@@ -31,6 +32,7 @@ CSS: Final = """
 #top { height: auto; max-height: 8; padding: 0 1; background: $panel; }
 TabbedContent { height: 1fr; }
 TabPane { padding: 0 1; }
+#scrubber { height: 1; }
 #run, Table, LogLines { height: 1fr; scrollbar-size: 1 1; }
 #member { height: auto; max-height: 50%; padding: 0 1; border-top: solid $primary; }
 ModalScreen { align: center middle; }
@@ -51,10 +53,15 @@ class WatchScreen(App[None]):
         Binding("3", "show('network-tab')", "Network"), Binding("4", "show('logs-tab')", "Logs"),
         Binding("n", "next_run", "Next run"), Binding("p", "pause", "Pause/resume"), Binding("q", "leave", "Leave"),
         Binding("ctrl+c", "interrupt", "End", show=False, priority=True),
+        Binding("space", "play('toggle')", "Play/stop"), Binding("plus,equals_sign", "play('faster')", "Faster"),
+        Binding("minus", "play('slower')", "Slower"), Binding("left", "play('back')", "Back", priority=True),
+        Binding("right", "play('on')", "On", priority=True), Binding("g", "jump", "Round"),
     ]  # fmt: skip
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, now: Callable[[], float] = time.time, play: PlaySource | None = None) -> None:
         super().__init__()
+        self._play = play
+        self._scrubber = None if play is None else Scrubber(play)
         self.is_interrupted = False
         self.now = now
         self._sources: Sequence[Source] = ()
@@ -84,6 +91,8 @@ class WatchScreen(App[None]):
                 yield self._network
             with TabPane("Logs", id="logs-tab"):
                 yield self._lines
+        if self._scrubber is not None:
+            yield self._scrubber
         yield Footer()
 
     # --- trio ----------------------------------------------------------------------------------------
@@ -134,7 +143,9 @@ class WatchScreen(App[None]):
         return self._sources[self._place].view
 
     def draw(self, *, at_once: bool = False) -> None:
-        now, view = self.now(), self.view
+        now, view = self.now() if self._play is None else self._play.at, self.view
+        if self._scrubber is not None:
+            self._scrubber.show()
         place, revision, drawn = self._drawn
         if not at_once and (place, revision) == (id(view), view.revision) and abs(now - drawn) < CLOCK_S:
             return
@@ -157,7 +168,7 @@ class WatchScreen(App[None]):
         self._member.update(write_member(member, now, max(30, self.size.width - 4)))
 
     def on_data_table_row_highlighted(self) -> None:
-        self._draw_member(self.now())
+        self._draw_member(self.now() if self._play is None else self._play.at)
 
     def on_resize(self) -> None:
         self._drawn = (0, 0, 0.0)  # the next look draws it as wide as it is now
@@ -166,6 +177,8 @@ class WatchScreen(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         del parameters
+        if action in ("play", "jump"):
+            return self._play is not None and len(self.screen_stack) == 1
         return {"pause": self._command is not None, "next_run": len(self._sources) > 1}.get(action, True)
 
     def action_show(self, tab: str) -> None:
@@ -174,6 +187,27 @@ class WatchScreen(App[None]):
     def action_next_run(self) -> None:
         self._place = (self._place + 1) % len(self._sources)
         self._drawn = (0, 0, 0.0)
+
+    def action_play(self, what: str) -> None:
+        play = self._play
+        assert play is not None
+        if what == "toggle":
+            play.is_playing = not play.is_playing
+        elif what in ("back", "on"):
+            play.step_rounds(-1 if what == "back" else 1)
+        else:
+            place = SPEEDS.index(play.speed) + (1 if what == "faster" else -1)
+            play.speed = SPEEDS[min(max(place, 0), len(SPEEDS) - 1)]
+
+    def action_jump(self) -> None:
+        self.push_screen(RoundInput(), self._jump)
+
+    def _jump(self, text: str | None) -> None:
+        if text and self._play is not None:
+            try:
+                self._play.seek_round(text)
+            except ConfigError as error:
+                self.tell(str(error), is_wrong=True)
 
     def action_pause(self) -> None:
         status = self.view.status

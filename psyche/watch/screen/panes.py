@@ -9,10 +9,13 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.events import Click
 from textual.screen import ModalScreen
-from textual.widgets import DataTable, RichLog, Static
+from textual.widgets import DataTable, Input, RichLog, Static
 
 from psyche.analysis.run_view import MAX_LINES, MemberView, RunView
+from psyche.telemetry.text import format_clock
+from psyche.watch.play import PlaySource
 from psyche.watch.screen.words import write_line
 
 RATE_SAMPLES: Final = 20
@@ -116,3 +119,38 @@ class Question(ModalScreen[bool]):
 
     def action_answer(self, answer: bool) -> None:
         self.dismiss(answer)
+
+
+class RoundInput(ModalScreen[str]):
+    """Asks for a round to jump to."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss('')", "Back")]
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static(Text("Jump to which round? EPOCH.ROUND, or a step: 1.14 or 96"))
+            yield Input(max_length=20)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value)
+
+
+class Scrubber(Static):
+    """Where a replay is; a click goes there."""
+
+    def __init__(self, play: PlaySource) -> None:
+        super().__init__(id="scrubber", markup=False)
+        self._play = play
+        self._left, self._width = 0, 1
+
+    def show(self) -> None:
+        play = self._play
+        state = f" {'>' if play.is_playing else '||'} {play.speed}x "
+        clock = f" {format_clock(play.at)} of {format_clock(play.end)}"
+        self._left, self._width = len(state), max(1, self.size.width - len(state) - len(clock))
+        done = round(self._width * (play.at - play.start) / max(1e-9, play.end - play.start))
+        self.update(Text.assemble(state, ("━" * done, "bold cyan"), ("─" * (self._width - done), "dim"), clock))
+
+    def on_click(self, event: Click) -> None:
+        play = self._play
+        play.seek(play.start + (play.end - play.start) * (event.x - self._left) / self._width)

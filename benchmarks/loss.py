@@ -13,9 +13,10 @@ from _table import build_parser, finish, print_table
 
 from psyche.cli.helpers.progress import ProgressBar
 from psyche.data.corpus import build_demo_corpus
-from psyche.standalone.report import Curve, describe_step, write_loss_plot
+from psyche.standalone.report import describe_step
 from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
 from psyche.standalone.train import TrainResult, train_model
+from psyche.watch.saved import Losses, write_losses
 
 ROOT = Path(__file__).parents[1]
 STEPS, QUICK_STEPS = 200, 4
@@ -73,8 +74,7 @@ def main() -> None:
     columns = ["run", *(f"step {step}" for step in steps), "bits sent / parameter / step"]
     print_table("Held-out loss at equal tokens, nats per byte", columns, rows)
     if args.plot is not None:
-        curves = [Curve(name, result.losses, result.held_out) for name, result in results.items()]
-        write_loss_plot(args.plot, curves, "Loss at equal tokens")
+        write_losses(args.plot, [Losses(name, one.losses, one.held_out) for name, one in results.items()])
     finish(args, {name: summarize(result) for name, result in results.items()})
 
 

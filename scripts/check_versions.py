@@ -19,7 +19,7 @@ BIN = Path(sys.executable).parent
 VERSIONS = ["3.11", "3.12", "3.13"]
 # Large, and needed only by what trains or draws.
 LEFT_OUT = re.compile(
-    r"torch|triton|nvidia|cuda|transformers|tokenizers|matplotlib|basedpyright|nodejs|pyarrow|zensical", re.IGNORECASE
+    r"torch|triton|nvidia|cuda|transformers|tokenizers|basedpyright|nodejs|pyarrow|zensical", re.IGNORECASE
 )
 TESTS = ["tests/core/state", "tests/core/rules", "tests/core/committee", "tests/core/encoding", "tests/conformance",
   "tests/wire", "tests/config", "tests/telemetry"]  # fmt: skip

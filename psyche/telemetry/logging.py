@@ -22,7 +22,7 @@ QUIET: Final = {
     "httpx2": "warning",  # it tells of every request, with the endpoint's address, which may hold a key
     "httpcore2": "warning",
     "multiaddr": "critical", "async_service": "critical", "trio-websocket": "critical",
-    "transformers": "error", "huggingface_hub": "error", "httpx": "warning", "matplotlib": "warning", "PIL": "warning",
+    "transformers": "error", "huggingface_hub": "error", "httpx": "warning", "PIL": "warning",
 }  # fmt: skip
 
 

@@ -1,32 +1,27 @@
-"""The end of a run: its report, loss plot, a text sample, and where its files are."""
+"""The end of a run: its report, its page, a text sample, and where its files are."""
 
 import json
 import shutil
 import sys
-from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final
+from typing import Final
 
 import trio
 
-from psyche.analysis.timeline import open_figure
 from psyche.telemetry.console import Console
-from psyche.telemetry.text import format_number
 from psyche.testnet.backends import Prepared
 from psyche.testnet.process import Child
-from psyche.testnet.report import ClientReport, RunReport, format_report, write_summary
-from psyche.testnet.settings import TestnetSettings
+from psyche.testnet.report import RunReport, format_report, write_summary
+from psyche.testnet.settings import Layout, TestnetSettings
+from psyche.watch.saved import write_page
+from psyche.watch.sources import LogSource
 
 TUTORIAL: Final = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"  # in a checkout
 SAMPLE_S: Final = 300.0  # loading transformers and 200 tokens on a loaded machine; usually 15 s
 SAMPLE_BYTES: Final = 200
 SAMPLE_TEMPERATURE: Final = 0.7  # at 1 a model this small writes nonsense
 KEPT: Final = frozenset({"checkpoints", "distro", "events.jsonl", "trainer.log", "identity.key"})  # also without --keep
-SMOOTH: Final = 8  # rounds in the window of the mean, centred
-SIZE_INCHES: Final = (8.0, 4.5)
-DOTS: Final = 120
 
 
 async def finish(prepared: Prepared, settings: TestnetSettings, report: RunReport, console: Console) -> int:
@@ -37,9 +32,7 @@ async def finish(prepared: Prepared, settings: TestnetSettings, report: RunRepor
         link_model(layout.model, exported)
         if settings.sample:
             await add_sample(report, prepared, exported, console)
-    clients = format_number(settings.num_clients, "client")
-    title = f"{prepared.run.run_id}: {clients}, {prepared.run.config.total_steps - 1} steps"
-    is_drawn = await trio.to_thread.run_sync(write_plot, report.clients, title, layout.plot)
+    is_drawn = await trio.to_thread.run_sync(write_run, layout)
     await trio.to_thread.run_sync(write_summary, report, layout.summary)
     console.print("\n" + format_report(report))
     if report.sample:
@@ -93,7 +86,7 @@ def describe_run_files(prepared: Prepared, *, is_drawn: bool, has_model: bool) -
     layout = prepared.layout
     root = layout.root
     lines = [f"model    {root}/model"] if has_model else []
-    lines += [f"plot     {layout.plot}"] if is_drawn else []
+    lines += [f"page     {layout.page}   # all about the run, for a browser"] if is_drawn else []
     lines += [f"logs     {layout.logs}", f"events   {layout.events}", f"summary  {layout.summary}"]
     program = get_program()
     lines += ["", "to try next:"]
@@ -116,42 +109,14 @@ def get_program() -> str:
     return "psyche" if found is not None and Path(found).resolve() == own.resolve() else quote(str(own))
 
 
-def compute_mean_loss(clients: Sequence[ClientReport]) -> list[tuple[int, float]]:
-    """Per step the mean over the clients that trained it, smoothed over `SMOOTH` steps; at the ends over half of them
-    at least, so that the curve does not end in one batch's noise."""
-    sums: defaultdict[int, list[float]] = defaultdict(list)
-    for client in clients:
-        for step, loss in client.losses:
-            sums[step].append(loss)
-    means = [(step, sum(losses) / len(losses)) for step, losses in sorted(sums.items())]
-    smooth: list[tuple[int, float]] = []
-    half = SMOOTH // 2
-    for index, (step, _) in enumerate(means):
-        window = [loss for _, loss in means[max(0, index - half) : index + half + 1]]
-        smooth.append((step, sum(window) / len(window)))
-    return smooth
-
-
-def write_plot(clients: Sequence[ClientReport], title: str, path: Path) -> bool:
-    """Plot every client's loss by step, and their mean; return false if there is nothing to plot, or no matplotlib."""
-    if not any(client.losses for client in clients):
+def write_run(layout: Layout) -> bool:
+    """Write the page of a run from its event logs; false if there is nothing in them."""
+    if not layout.events.is_dir():
         return False
-    try:
-        with open_figure(path, SIZE_INCHES, DOTS) as axes:
-            _draw(axes, clients, title)
-    except ImportError:
+    source = LogSource(layout.events)
+    while source.read():
+        pass
+    if not source.view.nodes:
         return False
+    write_page(layout.page, [source.view])
     return True
-
-
-def _draw(axes: Any, clients: Sequence[ClientReport], title: str) -> None:
-    for client in clients:
-        points = sorted(client.losses)
-        axes.plot([s for s, _ in points], [loss for _, loss in points], lw=0.6, alpha=0.5, label=client.name)
-    mean = compute_mean_loss(clients)
-    axes.plot([s for s, _ in mean], [loss for _, loss in mean], lw=2.0, color="black", label="mean")
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats per token)")
-    axes.set_title(title)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="upper right")

@@ -68,7 +68,7 @@ class Layout:
         self.config = root / "config"  # the configuration in use, with ports filled in, and model and data linked
         self.server = root / "server"  # the server's journal and key
         self.logs = root / "logs"  # the output of each process
-        self.plot = root / "loss.png"
+        self.page = root / "run.html"
         self.summary = root / "summary.json"
         self.model = root / "model"  # the trained model, linked here at the end
         self.owner_wallet = root / "chain" / "owner.json"  # of a run on a local chain

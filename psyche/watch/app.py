@@ -5,7 +5,9 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -17,16 +19,18 @@ from psyche.telemetry.status import PHASES, Pace
 from psyche.telemetry.text import format_clock
 from psyche.watch.alerts import Alerts
 from psyche.watch.page import format_line, format_view
+from psyche.watch.saved import write_page
 from psyche.watch.sources import Source
 from psyche.wire.nursery import open_plain_nursery
 
 PLAIN_EVERY_S: Final = 10.0
 LAST_LINE: Final = "Ctrl-C ends this"
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 FINISHED: Final = PHASES[RunState.FINISHED]
 
 
 class Watcher:
-    """Refreshes sources while `run` runs. Draw their views at once after `wait_change`, without a wait in between."""
+    """Refreshes sources while `run` runs. Draw their views in `hold_still`, without a wait in between."""
 
     def __init__(self, sources: Sequence[Source], alerts: Alerts | None = None) -> None:
         self.sources = tuple(sources)
@@ -57,6 +61,13 @@ class Watcher:
                     self._alerts.look(self.views, time.time())
                 await trio.sleep(min(source.every_s for source in self.sources))
 
+    @asynccontextmanager
+    async def hold_still(self) -> AsyncGenerator[None]:
+        async with AsyncExitStack() as stack:
+            for source in self.sources:
+                await stack.enter_async_context(source.still)
+            yield
+
     async def wait_change(self) -> None:
         await self._changed.wait()
 
@@ -69,6 +80,7 @@ class ConsoleView:
         self._paces = {id(view): Pace(PLAIN_EVERY_S) for view in watcher.views}
         self._told = {id(view): 0 for view in watcher.views}
         self._page = ""
+        self.address = ""  # of the page for browsers
 
     def skip_lines(self) -> None:
         """Pass over what happened before: only what comes gets lines."""
@@ -91,7 +103,8 @@ class ConsoleView:
             lines, rows = self._page.splitlines(), max(1, shutil.get_terminal_size().lines - 3)
             cut = len(lines) - rows
             shown = lines if cut <= 0 else [*lines[:rows], f"... {cut} more lines do not fit on this terminal"]
-            self._console.set_status("\n".join([*shown, f"at {format_clock(now)}; {LAST_LINE}"]))
+            where = f"page: {self.address}; " if self.address else ""
+            self._console.set_status("\n".join([*shown, f"at {format_clock(now)}; {where}{LAST_LINE}"]))
         else:
             for view in self._watcher.views:
                 troubles = tuple(one[:2] for one in view.get_troubles(now))
@@ -107,24 +120,46 @@ class ConsoleView:
 
 
 async def watch(
-    sources: Sequence[Source], console: Console, alerts: Alerts | None = None, *, once: bool = False
-) -> None:
-    """Show runs until all are finished; `once`: print them as they are now."""
+    sources: Sequence[Source], console: Console, alerts: Alerts | None = None, *, once: bool = False,
+    web: tuple[str, int] | None = None, save: Path | None = None,
+) -> None:  # fmt: skip
+    """Show runs until all are finished; `once`: print them as they are now.
+
+    `web` is where a page is served until this is ended, `save` a file that gets the page at the end.
+    """
     watcher = Watcher(sources, alerts)
     view = ConsoleView(watcher, console)
     try:
-        async with open_plain_nursery() as nursery:
+        async with open_plain_nursery() as nursery, AsyncExitStack() as stack:
             nursery.start_soon(watcher.run)
+            if web is not None:
+                view.address = await stack.enter_async_context(_open_page(watcher, console, *web))
             await watcher.is_read.wait()
             view.skip_lines()
             while not once:
-                view.refresh()
-                if watcher.is_over:
+                async with watcher.hold_still():
+                    view.refresh()
+                if watcher.is_over and web is None:
                     break
                 await watcher.wait_change()
             if once:
                 now = time.time()
-                console.print("\n\n".join(format_view(one, now) for one in watcher.views))
+                async with watcher.hold_still():
+                    console.print("\n\n".join(format_view(one, now) for one in watcher.views))
             nursery.cancel_scope.cancel()
     finally:
         view.close()
+        if save is not None:
+            write_page(save, watcher.views)
+            console.print(f"page: {save}")
+
+
+@asynccontextmanager
+async def _open_page(watcher: Watcher, console: Console, host: str, port: int) -> AsyncGenerator[str]:
+    from psyche.watch.routes import serve_page  # needs hypercorn
+
+    async with serve_page(watcher, host, port) as address:
+        console.print(f"page: {address}")
+        if host not in LOOPBACK:
+            console.print(f"warning: everybody who reaches {host} may read it: there is no account")
+        yield address

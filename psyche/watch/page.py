@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from psyche.analysis.run_view import LAST_ROUNDS, MemberView, RunView, Trouble
+from psyche.analysis.run_view import LAST_ROUNDS, MemberView, RunView, Trouble, WaitView
 from psyche.telemetry.status import ROUND_PHASES
 from psyche.telemetry.text import (
     draw_curve,
@@ -95,17 +95,24 @@ def make_row(one: MemberView, now: float) -> tuple[str, ...]:
 
 def describe_waits(members: Sequence[MemberView], now: float) -> Iterator[str]:
     """`ada, ben wait for member 2 to finish round 5 until 14:03:07, then report anyway`; who trains is no wait."""
-    told: dict[str, list[str]] = {}
+    for wait, names in gather_waits(members).items():
+        until = ""
+        if wait.until is not None:
+            until = f" until {format_clock(wait.until)} ({format_seconds(max(0, round(wait.until - now)))})"
+        then = f", then {wait.then}" if wait.then else ""
+        yield f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for {wait.what}{until}{then}"
+
+
+def gather_waits(members: Sequence[MemberView]) -> dict[WaitView, list[str]]:
+    """Who waits for what, in the third person and to the second; who trains is no wait."""
+    told: dict[WaitView, list[str]] = {}
     numbers = {str(member.index): member.name for member in members if member.index is not None}
     for member in members:
         if member.wait is not None and not is_own_work(member):
-            text = _name_others(member.wait.what, numbers)
-            if member.wait.until is not None:
-                left_s = max(0, round(member.wait.until - now))
-                text += f" until {format_clock(member.wait.until)} ({format_seconds(left_s)})"
-            told.setdefault(text + (f", then {member.wait.then}" if member.wait.then else ""), []).append(member.name)
-    for what, names in told.items():
-        yield f"{', '.join(names)} {'waits' if len(names) == 1 else 'wait'} for {what}"
+            what, until = _name_others(member.wait.what, numbers), member.wait.until
+            wait = WaitView(what, None if until is None else float(round(until)), member.wait.then)
+            told.setdefault(wait, []).append(member.name)
+    return told
 
 
 def is_own_work(member: MemberView) -> bool:

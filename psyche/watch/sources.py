@@ -26,9 +26,10 @@ MIN_BUFFER_BYTES: Final = 16 << 10
 
 
 class Source(Protocol):
-    """A run that is watched; `every_s` says how often it is worth a look."""
+    """A run that is watched; `every_s` says how often it is worth a look. Who holds `still` may draw the view."""
 
     every_s: float
+    still: trio.Lock
 
     @property
     def view(self) -> RunView: ...
@@ -51,13 +52,15 @@ class LogSource:
         if not path.exists():
             raise ConfigError(f"{path}: there is no such file or folder")
         self.view = RunView(path.name or str(path))
+        self.still = trio.Lock()  # a thread changes the view
         self._path = path
         self._tails: dict[Path, EventTail] = {}
         self._looked = float("-inf")
         self._entries: Iterator[Entry] = iter(())
 
     async def refresh(self) -> bool:
-        return await trio.to_thread.run_sync(self.read)
+        async with self.still:
+            return await trio.to_thread.run_sync(self.read)
 
     def read(self) -> bool:
         """Fold in at most `EVENTS_AT_ONCE` events, those of all nodes in order of time; blocks."""
@@ -105,6 +108,7 @@ class RunSource:
         say: Callable[[str], None] = lambda _text: None, now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.view = RunView(name)
+        self.still = trio.Lock()  # nobody but a viewer takes it: the view changes at once
         self._administration = administration
         self._shows_members = shows_members
         self._say = say

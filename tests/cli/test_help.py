@@ -18,7 +18,7 @@ from psyche.cli.app import app
 from psyche.cli.main import main
 
 PACKAGE = Path(psyche.__file__).parent
-HEAVY = ("torch", "transformers", "libp2p", "trio", "pydantic", "numpy", "structlog", "matplotlib", "cryptography")
+HEAVY = ("torch", "transformers", "libp2p", "trio", "pydantic", "numpy", "structlog", "cryptography")
 
 
 def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

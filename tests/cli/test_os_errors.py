@@ -37,9 +37,9 @@ KEY: Final = "01" * 32
 CALLS: Final = {
     "doctor": "",
     "init": "first --yes --no-prepare --data book.txt",
-    "train": "--model model.json --data data --out trained --plot loss.png",
-    "simulate": "--state my-run --profile home.toml --model model.json --picture p.png --json f.json --events e.jsonl",
-    "trace": "logs --picture p.png --json f.json",
+    "train": "--model model.json --data data --out trained --plot loss.html",
+    "simulate": "--state my-run --profile home.toml --model model.json --picture p.html --json f.json --events e.jsonl",
+    "trace": "logs --picture p.html --json f.json",
     "data tokenize": "book.txt -o tokens/train.bin --held-out eval/held-out.bin --held-out-bytes 2",
     "data manifest": "data -o data.manifest",
     "model init": "--config model.json --output model",

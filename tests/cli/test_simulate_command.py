@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kits.cluster import DEADLINE_S
@@ -47,14 +46,14 @@ def test_a_run_is_played_and_everything_is_written(
     profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psyche.cli.helpers.progress.PLAIN_EVERY_S", 0.0)
-    figures, picture, events = tmp_path / "f.json", tmp_path / "p.png", tmp_path / "e.jsonl"
+    figures, picture, events = tmp_path / "f.json", tmp_path / "p.html", tmp_path / "e.jsonl"
     result = call(
         *BASE, "--profile", profile, "--no-suggestions", "--json", figures, "--picture", picture, "--events", events
     )
     for part in ("3 clients (3 home)", "3 rounds in", "tokens per second", "nobody was dropped"):
         assert part in result.output
     assert json.loads(figures.read_text())["tokens"] == 3 * 4 * 16
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert b'"trains"' in picture.read_bytes()
     assert len(call("trace", events, "--kind", "decided", "--node", "client-1").stdout.splitlines()) == 3
     progress = re.findall(r"^playing, round \[.*\d+% (\d) of 3", result.output, re.MULTILINE)
     assert progress[-1] == "3"
@@ -70,7 +69,7 @@ def test_a_run_is_played_and_everything_is_written(
 
 
 def test_a_run_on_a_chain_is_played_with_what_it_costs(profile: Path, tmp_path: Path) -> None:
-    figures, picture, events = tmp_path / "f.json", tmp_path / "p.png", tmp_path / "e.jsonl"
+    figures, picture, events = tmp_path / "f.json", tmp_path / "p.html", tmp_path / "e.jsonl"
     result = run(
         *BASE, "--profile", profile, "--no-suggestions", "--backend", "solana", "--json", figures, "--picture", picture,
         "--events", events,
@@ -83,7 +82,7 @@ def test_a_run_on_a_chain_is_played_with_what_it_costs(profile: Path, tmp_path: 
         assert part in result.output
     chain = json.loads(figures.read_text())["chain"]
     assert chain["round_s"] > chain["of_chain_s"] > chain["server_round_s"]
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert b'"trains"' in picture.read_bytes()
     assert "3 rounds in" in run("trace", events, "--summary").output
 
 
@@ -91,7 +90,7 @@ def test_a_run_on_a_chain_is_played_with_what_it_costs(profile: Path, tmp_path: 
     ("arguments", "told"),
     [
         (("trace", "e.jsonl", "--summary", "--kind", "applied"), "--kind: no effect on figures of a whole run"),
-        (("trace", "e.jsonl", "--picture", "p.png", "--all-kinds"), "--all-kinds: no effect on figures"),
+        (("trace", "e.jsonl", "--picture", "p.html", "--all-kinds"), "--all-kinds: no effect on figures"),
     ],
 )
 def test_an_option_that_would_change_nothing_is_refused(arguments: tuple[object, ...], told: str) -> None:
@@ -141,7 +140,7 @@ def test_a_terminal_shows_life_at_once_and_what_was_given_up() -> None:
         (("--parameters", "1e30"), "must be a number of parameters from 1 to 1e13"),
         (("--profile", "missing.toml"), "missing.toml: cannot be read"),
         (("--faults", "missing.toml"), "missing.toml: cannot be read"),
-        (("--picture", "run.svg"), "must end in .png"),
+        (("--picture", "run.svg"), "must end in .html"),
         (("--json", "no/such/f.json"), "there is no folder"),
         (("--rounds", "99999999999"), "error: --rounds 99999999999: must be from 1 to 100000\n"),
         (("--rounds", "0"), "error: --rounds 0: must be from 1 to 100000\n"),
@@ -252,8 +251,8 @@ def test_a_plan_that_is_no_text_is_named_once(profile: Path, tmp_path: Path) -> 
 def test_a_target_that_cannot_be_written_is_refused_before_anything_is_played(
     option: str, profile: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "d.png").mkdir()
-    for path, told in ((tmp_path / "d.png", "is a folder"), (Path("/proc/x.png"), "cannot be written: ")):
+    (tmp_path / "d.html").mkdir()
+    for path, told in ((tmp_path / "d.html", "is a folder"), (Path("/proc/x.html"), "cannot be written: ")):
         result = refuse(*QUICK, profile, option, path)
         assert f"error: {option} {path}: {told}" in result.output
         assert "rounds in" not in result.output
@@ -273,18 +272,18 @@ def test_looking_at_a_target_leaves_it_as_it_was(tmp_path: Path) -> None:
 def test_an_output_that_fails_costs_no_other_one(
     profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_accounts: Any, _title: str, path: Path, _describe: Any) -> None:
-        path.with_suffix(".part.png").write_bytes(b"half")
+    def fail(_path: Path, _data: bytes, temporary: Path) -> None:
+        temporary.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("psyche.analysis.timeline.write_picture", fail)
+    monkeypatch.setattr("psyche.watch.saved.replace_file", fail)
     figures = tmp_path / "f.json"
-    picture = tmp_path / "p.png"
+    picture = tmp_path / "p.html"
     result = refuse(*QUICK, profile, "--json", figures, "--events", "/dev/full", "--picture", picture)
     assert "error: events /dev/full: cannot be written: No space left on device\n" in result.stderr
     assert f"error: picture {picture}: cannot be written: No space left on device\n" in result.stderr
     assert json.loads(figures.read_text())["clients"] == 3
-    assert not picture.with_suffix(".part.png").exists()
+    assert not [path for path in tmp_path.iterdir() if ".part" in path.name]
 
 
 def test_standard_output_that_cannot_be_written_is_one_line_on_stderr(profile: Path) -> None:

@@ -33,7 +33,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             result = CliRunner().invoke(app, words[1:])
             assert result.exit_code == 0, f"{command}\n{result.output}"
             found[command] = result.output
-    found["picture"] = str((folder / "run.png").stat().st_size)
+    found["picture"] = str((folder / "run.html").stat().st_size)
     return found
 
 

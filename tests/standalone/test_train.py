@@ -15,7 +15,7 @@ from psyche.core.committee.schedule import compute_learning_rate
 from psyche.errors import ConfigError, TrainerError
 from psyche.modeling.model import get_parameters, load_model
 from psyche.standalone.corpus import Corpus
-from psyche.standalone.report import Curve, compute_average, describe_step, write_loss_plot
+from psyche.standalone.report import describe_step
 from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
 from psyche.standalone.sources import ReadingLoop
 from psyche.standalone.steppers import StepReport
@@ -218,27 +218,18 @@ def test_a_step_is_described_with_the_newest_losses() -> None:
     assert describe_step(progress) == "loss 2.500, held out 2.250, 1.0k tokens/s, lr 1.00e-03"
 
 
-def test_a_picture_is_drawn_and_a_bad_name_is_refused(tmp_path: Path) -> None:
-    curve = Curve("distro", {1: 3.0, 2: 2.0}, {0: 4.0, 2: 2.5})
-    assert compute_average(curve.losses, 2) == {1: 3.0, 2: 2.5}
-    write_loss_plot(tmp_path / "a" / "loss.png", [curve])
-    assert (tmp_path / "a" / "loss.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ConfigError, match="--plot"):
-        write_loss_plot(tmp_path / "loss.abacus", [curve])
-
-
 def test_the_command_trains_and_says_what_came_out(model: Path, data: Path, tmp_path: Path) -> None:
     options = {
         "--model": model, "--data": data, "--steps": 2, "--total-batch": 4, "--sequence-length": LENGTH, "--peers": 2,
-        "--chunk": 8, "--topk": 4, "--eval-tokens": 64, "--threads": 1, "--plot": tmp_path / "loss.png",
+        "--chunk": 8, "--topk": 4, "--eval-tokens": 64, "--threads": 1, "--plot": tmp_path / "loss.html",
     }  # fmt: skip
     ran = call("train", *(word for pair in options.items() for word in pair))
     for text in ("held-out loss", "a peer sends", "losses drawn"):
         assert text in ran.output
-    assert (tmp_path / "loss.png").is_file()
+    assert b"held out" in (tmp_path / "loss.html").read_bytes()
     assert "--steps: 0" in refuse("train", "--model", model, "--data", data, "--steps", 0).output
 
 
 def test_the_command_loads_no_torch_before_it_is_called() -> None:
-    code = "import sys, psyche.cli.commands.train; sys.exit(bool({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    code = "import sys, psyche.cli.commands.train; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from psyche.core.state.enums import RunState
 from psyche.telemetry import types
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import Entry, EventLog
-from psyche.testnet.ending import compute_mean_loss, write_plot
+from psyche.testnet.ending import write_run
 from psyche.testnet.report import (
     ClientReport,
     RunReport,
@@ -154,19 +153,11 @@ def test_the_hash_of_weights_names_files_and_bytes(tmp_path: Path) -> None:
     assert len({"", one, hash_weights(tmp_path)}) == 3
 
 
-def test_the_mean_loss_does_not_end_in_one_batch_s_noise() -> None:
-    losses = [(step, 2.0) for step in range(1, 100)] + [(100, 3.0)]
-    mean = compute_mean_loss([ClientReport("a", losses=losses)])
-    assert mean[-1] == (100, pytest.approx(2.2))
-    steps = [abs(later - earlier) for (_, earlier), (_, later) in pairwise(mean)]
-    assert max(steps) < 0.15
-
-
-def test_a_plot_is_drawn_only_of_something(tmp_path: Path) -> None:
-    assert not write_plot([ClientReport("a")], "t", tmp_path / "loss.png")
-    assert write_plot([ClientReport("a", losses=[(1, 4.0), (2, 2.0)])], "t", tmp_path / "loss.png")
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]
+def test_a_page_is_written_only_of_something(layout: Layout) -> None:
+    assert not write_run(layout)
+    write_client(layout, 1)
+    assert write_run(layout)
+    assert b"client-1" in layout.page.read_bytes()
 
 
 def test_the_live_view_is_a_table_of_all_clients(layout: Layout) -> None:

@@ -148,7 +148,7 @@ async def test_a_run_whose_clients_agree_ends_with_0_and_leaves_nothing(
     assert said.index("starting the server") < said.index("server on 127.0.0.1"), "nobody looks at an empty screen"
     assert not any(map(is_alive, get_pids(tmp_path / "run")))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["equal"] is True
-    assert (tmp_path / "run" / "loss.png").exists()
+    assert (tmp_path / "run" / "run.html").exists()
 
 
 @pytest.mark.parametrize(

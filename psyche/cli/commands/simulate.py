@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "psyche simulate --state my-run --clients 4 --profile home.toml",
     "psyche simulate --state my-run --clients 4 --profile home.toml --rounds 3 \\",
-    "    --parameters 1e9 --no-suggestions --picture run.png",
+    "    --parameters 1e9 --no-suggestions --picture run.html",
     "psyche simulate --state my-run --clients 4 --profile home.toml --rounds 3 \\",
     "    --faults plan.toml --no-suggestions --json f.json --events run.jsonl",
     "psyche simulate --state config/demo-solana --clients 4 --profile home.toml \\",

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -13,18 +13,18 @@ import typer
 
 from psyche.cli.helpers.common import ending_on_sigterm
 from psyche.cli.helpers.options import option, share_fields
-from psyche.cli.helpers.outputs import Output, Speaker, check_target, write_outputs
+from psyche.cli.helpers.outputs import Output, Speaker, check_page_name, check_target, write_outputs
 from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
     from psyche.analysis.accounts import Accounts
-    from psyche.telemetry.events import Line
+    from psyche.telemetry.events import Entry, Line
 
 TRACE_EXAMPLES: Final = (
     "psyche trace run.jsonl                           # everybody, by time",
     "psyche trace server ada ben --kind 'state_*' --kind joined",
     "psyche trace run.jsonl --node client-3 --from 20 --all-kinds",
-    "psyche trace run.jsonl --summary --picture time.png",
+    "psyche trace run.jsonl --summary --picture time.html",
 )
 REPLAY_EXAMPLES: Final = (
     "psyche replay 4711 --kind decided        # a seed of the tests",
@@ -40,16 +40,13 @@ class Figures:
     json_file: Path | None = None
 
     def check(self, events: Path | None = None) -> None:
-        from psyche.analysis.timeline import check_picture
-
-        if self.picture is not None:
-            check_picture(self.picture)
+        check_page_name("--picture", self.picture)
         for name, path in (("--picture", self.picture), ("--json", self.json_file), ("--events", events)):
             check_target(name, path)
 
     def write(
         self, say: Speaker, accounts: "Accounts", title: str, figures: dict[str, Any], *others: Output,
-        describe_node: Callable[[str], str] = str,
+        describe_node: Callable[[str], str] = str, entries: "Iterable[Entry]" = (),
     ) -> bool:  # fmt: skip
         """Write what is wanted; return whether all went well."""
 
@@ -57,12 +54,14 @@ class Figures:
             path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
         def draw(path: Path) -> None:
-            from psyche.analysis.timeline import write_picture
+            from psyche.analysis.run_view import RunView
+            from psyche.watch.saved import write_page
 
-            try:
-                write_picture(accounts, title, path, describe_node)
-            finally:
-                path.with_suffix(".part.png").unlink(missing_ok=True)
+            view = RunView(title)
+            for entry in entries:
+                view.take(entry)
+            view.accounts = accounts  # of all rounds
+            write_page(path, [view], describe_node)
 
         outputs = (Output("figures", self.json_file, write_json), *others, Output("picture", self.picture, draw))
         return write_outputs(outputs, say)
@@ -70,7 +69,7 @@ class Figures:
 
 FIGURES: Final = share_fields(
     Figures,
-    picture="Draw when each client trained, sent, waited or was away, as a PNG; needs matplotlib.",
+    picture="Draw when each client trained, sent, waited or was away, in a page for browsers (.html).",
     json_file=option("Write all figures to this file.", "--json"),
 )
 
@@ -154,7 +153,9 @@ def trace(
         accounts = read_accounts(map(read_entry, lines))
         say = Speaker()
         say(format_accounts(accounts))
-        is_written = figures.write(say, accounts, ", ".join(map(str, paths)), build_accounts_json(accounts))
+        title = ", ".join(map(str, paths))
+        entries = map(read_entry, lines)
+        is_written = figures.write(say, accounts, title, build_accounts_json(accounts), entries=entries)
         say.check()
         raise typer.Exit(0 if is_written else 1)
     shown.list(lines)

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from psyche.cli.helpers.options import CHECKPOINTING_HELP, option, share_fields
-from psyche.cli.helpers.outputs import check_target_folder
+from psyche.cli.helpers.outputs import check_page_name, check_target_folder
 from psyche.cli.helpers.remote import Remote
 from psyche.errors import ConfigError
 from psyche.standalone.settings import ScheduleSettings, TrainSettings
@@ -17,7 +17,7 @@ EXAMPLES: Final = (
     "psyche train --model my-run/model --data my-run/data --optimizer adamw \\",
     "    --lr 3e-3 --steps 100 --out trained",
     "psyche train --model my-run/model --data my-run/data --peers 3 --overlap \\",
-    "    --steps 30 --plot loss.png                   # as a run does it",
+    "    --steps 30 --plot loss.html                  # as a run does it",
     "psyche train --model owner/name --data 'https://example.org/{000..127}.bin'",
 )
 SETTINGS: Final = share_fields(
@@ -71,7 +71,7 @@ def train(
     settings: TrainSettings,
     rates: ScheduleSettings,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is already in --out.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the losses to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the losses in this file, a page (.html).")] = None,
     remote: Remote,
 ) -> None:
     """Train a model in one process, without a network.
@@ -84,6 +84,7 @@ def train(
     settings = replace(settings, schedule=rates, storage=remote.get_options())
     settings.check()  # before the seconds that torch takes to load, and the hours of the training
     check_out(settings.out, force=force)
+    check_page_name("--plot", plot)
     check_target_folder("--plot", plot and plot.parent)
     for path in (*settings.data, *settings.eval_data):
         if parse_data(str(path), settings.token_size_bytes) is None:
@@ -100,7 +101,7 @@ def check_source(option_: str, path: str | Path) -> None:
 
 def _run(settings: TrainSettings, plot: Path | None) -> None:
     from psyche.cli.helpers.progress import ProgressBar
-    from psyche.standalone.report import Curve, describe_step, format_result, write_loss_plot
+    from psyche.standalone.report import describe_step, format_result
     from psyche.telemetry.loading import loading
 
     with loading("torch and the model"):
@@ -110,7 +111,10 @@ def _run(settings: TrainSettings, plot: Path | None) -> None:
         result = train_model(settings, lambda at: bar.set(at.step, at.steps, describe_step(at)), reading.set)
     typer.echo(format_result(settings, result))
     if plot is not None:
-        write_loss_plot(plot, [Curve(settings.optimizer.value, result.losses, result.held_out)])
+        from psyche.watch.saved import Losses, write_losses
+
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        write_losses(plot, [Losses(settings.optimizer.value, result.losses, result.held_out)])
         typer.echo(f"losses drawn in {plot}")
 
 

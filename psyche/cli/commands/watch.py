@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from psyche.cli.helpers.common import run_async, say
+from psyche.cli.helpers.outputs import check_page_name, check_target
 from psyche.cli.helpers.target import ADDRESS, ON_CHAIN, OWNED, Access
 from psyche.errors import ConfigError
 from psyche.telemetry.loading import EXIT_INTERRUPTED
@@ -28,6 +29,8 @@ EXAMPLES: Final = (
     "psyche watch runs/demo --tui  # a screen; with --play: the run again, from its beginning",
     f"psyche watch {OWNED} \\",
     "    --alert ./tell.sh",
+    "psyche watch runs/demo --web 8080  # a page at http://127.0.0.1:8080/",
+    "psyche watch runs/demo --once --save run.html",
     f"psyche watch {ON_CHAIN} --once",
 )
 
@@ -59,6 +62,22 @@ def watch(
             "PSYCHE_ALERT_STATE is begun or over; _RUN, _WHO, _TEXT and _SINCE say more.",
         ),
     ] = None,
+    web: Annotated[
+        int | None,
+        typer.Option(min=0, max=65_535, metavar="PORT", help="Serve a page for browsers here; 0: any free port."),
+    ] = None,
+    web_host: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Address that the page is served at. It has no account: others than this machine's "
+            "users can read it at any but the default.",
+        ),
+    ] = "127.0.0.1",
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the page with its data to this file at the end; with --once at once."),
+    ] = None,
     access: Access,
 ) -> None:
     """Watch runs: how far they are, and who holds them up.
@@ -84,6 +103,12 @@ def watch(
         )
     if play and (has_backend or len(sources or ()) != 1 or once):
         raise ConfigError("--play: needs the event logs of one run, and nothing else to watch")
+    if once and web is not None:
+        raise ConfigError("--once ends at once, so nobody could read --web: leave out one of them")
+    check_page_name("--save", save)
+    if (tui or play) and (web is not None or save is not None):
+        raise ConfigError("--web and --save: not with --tui or --play; start another psyche watch beside it")
+    check_target("--save", save)
     logs: list[Source] = [(PlaySource if play else LogSource)(path) for path in sources or ()]
     console, alerts = Console(sys.stdout), None if alert is None else Alerts(alert)
 
@@ -102,7 +127,9 @@ def watch(
                         nursery.cancel_scope.cancel()
 
                 nursery.start_soon(end)
-                await app.watch(found, console, alerts, once=once)
+                await app.watch(
+                    found, console, alerts, once=once, web=None if web is None else (web_host, web), save=save
+                )
                 nursery.cancel_scope.cancel()
 
     if not has_backend:

@@ -42,11 +42,11 @@ UNNAMED: Final = "the system refused an operation"
 # Packages that not everybody needs: for training (the extra `train`) and for chains (the extra `solana`).
 TRAIN: Final = frozenset(
     {
-        "httpx2", "ifaddr", "libp2p", "matplotlib", "multiaddr", "pyarrow", "safetensors", "tokenizers", "torch",
+        "httpx2", "hypercorn", "ifaddr", "libp2p", "multiaddr", "pyarrow", "safetensors", "tokenizers", "torch",
         "transformers",
     }
 )  # fmt: skip
-SOLANA: Final = frozenset({"hypercorn", "solana", "solders", "yaml"})
+SOLANA: Final = frozenset({"solana", "solders", "yaml"})
 PACKAGE: Final = Path(psyche.__file__).parent
 LOCK: Final = PACKAGE / "requirements" / "train.lock"  # is in the wheel alone
 INSTALLER: Final = PACKAGE.parent / "scripts" / "install"  # is in a checkout alone

@@ -50,6 +50,11 @@ def _try_to_write(path: Path, parent: Path) -> None:
         return
 
 
+def check_page_name(option: str, path: Path | None) -> None:
+    if path is not None and path.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"{option} {path}: is a page for browsers, so its name must end in .html")
+
+
 def check_target_folder(option: str, path: Path | None) -> None:
     """Check that files can be written in a folder, which need not be there yet; nothing is made."""
     if path is None:

@@ -176,7 +176,7 @@ def test_a_replay_goes_on_back_and_to_a_round_and_shows_only_what_was_known_then
         await press(17, "g", *"1.17", "enter")
         await press(5, "g", *"5", "enter")
         await driver.press("g", *"9.9", "enter")
-        await wait_until(driver, lambda: "no such round" in read_screen(screen))
+        await wait_until(driver, lambda: any("no such round" in one.message for one in screen._notifications))
         await driver.press("plus", "plus", "space")
         await wait_until(driver, lambda: source.at == source.end)
         await wait_until(driver, lambda: "60x" in read_screen(screen))

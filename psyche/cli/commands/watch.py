@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXAMPLES: Final = (
     "psyche watch runs/demo  # a testnet's folder, or any folder of event logs",
     f"psyche watch {ADDRESS}",
-    "psyche watch runs/demo --tui  # a screen; with --play: the run again, from its beginning",
+    "psyche watch runs/demo --tui  # a screen; --play: from the beginning",
     f"psyche watch {OWNED} \\",
     "    --alert ./tell.sh",
     "psyche watch runs/demo --web 8080  # a page at http://127.0.0.1:8080/",

@@ -4,19 +4,21 @@ import errno
 import os
 import subprocess
 import sys
+from contextlib import aclosing
 from pathlib import Path
 from random import Random
 
 import pytest
 import trio
 import trio.testing
+from kits.storage.servers import OPTIONS, serve_folder
 from structlog.testing import CapturingLogger
 
 from psyche.errors import StorageError
 from psyche.storage import cache as cache_module
 from psyche.storage.cache import CHUNK_BYTES, DiskCache
-from psyche.storage.folder import open_folder
 from psyche.storage.port import StoredFile
+from psyche.storage.urls import open_urls
 
 RAW = Random(3).randbytes(10 * CHUNK_BYTES + 1_000)
 FILE = StoredFile("a.bin", len(RAW), "1")
@@ -178,11 +180,13 @@ import sys, trio
 from pathlib import Path
 from random import Random
 from psyche.storage.cache import DiskCache
-from psyche.storage.folder import open_folder
+from psyche.storage.port import StorageOptions
+from psyche.storage.urls import open_urls
 
 async def main():
     place, random = Path(sys.argv[1]), Random(int(sys.argv[2]))
-    cache, storage = DiskCache(place / "cache", 6 << 20), open_folder(place / "files")
+    cache = DiskCache(place / "cache", 6 << 20)
+    storage = open_urls([sys.argv[3]], StorageOptions(allow_private_hosts=True))
     (file,) = await storage.list_files()
     raw = (place / "files" / "a.bin").read_bytes()
     for _ in range(20):
@@ -197,10 +201,12 @@ trio.run(main)
 async def test_two_processes_share_a_cache(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.bin").write_bytes(RAW)
-    processes = [subprocess.Popen([sys.executable, "-c", READER, str(tmp_path), str(seed)]) for seed in range(2)]
-    assert [process.wait() for process in processes] == [0, 0]
-    used_bytes = sum(path.stat().st_size for path in get_chunks(tmp_path / "cache"))
-    assert 0 < used_bytes <= 8 << 20  # the limit, and what each writes between two looks
-    storage = open_folder(tmp_path / "files")
-    (file,) = await storage.list_files()
-    assert await DiskCache(tmp_path / "cache", 6 << 20).read(storage, file, 0, len(RAW)) == RAW
+    with serve_folder(tmp_path / "files") as address:
+        call = [sys.executable, "-c", READER, str(tmp_path)]
+        processes = [subprocess.Popen([*call, f"{seed}", f"{address}/a.bin"]) for seed in range(2)]
+        assert [process.wait() for process in processes] == [0, 0]
+        used_bytes = sum(path.stat().st_size for path in get_chunks(tmp_path / "cache"))
+        assert 0 < used_bytes <= 8 << 20  # the limit, and what each writes between two looks
+        async with aclosing(open_urls([f"{address}/a.bin"], OPTIONS)) as storage:
+            (file,) = await storage.list_files()
+            assert await DiskCache(tmp_path / "cache", 6 << 20).read(storage, file, 0, len(RAW)) == RAW

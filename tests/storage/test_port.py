@@ -1,15 +1,13 @@
-"""Names, settings and folders."""
+"""Names, settings and the environment."""
 
-import os
 from pathlib import Path
 
 import pytest
-from kits.storage.servers import CONTENT, write_files
+from kits.storage.servers import write_files
 
-from psyche.errors import ConfigError, StorageError, StorageRefused
+from psyche.errors import ConfigError, StorageRefused
 from psyche.storage import port
-from psyche.storage.folder import open_folder
-from psyche.storage.port import StorageOptions, StoredFile, read_environment, read_ranges, sort_files
+from psyche.storage.port import StorageOptions, StoredFile, read_environment, sort_files
 
 VARIABLES = (
     "HF_TOKEN", "HF_ENDPOINT", "HF_HOME", "HF_TOKEN_PATH", "XDG_CACHE_HOME", "STORAGE_EMULATOR_HOST",
@@ -70,21 +68,3 @@ def test_a_token_that_no_header_can_have_is_refused_without_showing_it(token: st
     with pytest.raises(ConfigError, match="must be printable ASCII without spaces") as caught:
         StorageOptions(hub_token=token)
     assert not token or token not in str(caught.value)
-
-
-async def test_a_folder_is_a_storage_too(tmp_path: Path) -> None:
-    write_files(tmp_path, {**CONTENT, ".git/config": b"x"})
-    storage = open_folder(tmp_path)
-    files = await storage.list_files()
-    assert [(file.name, file.size_bytes) for file in files] == [(name, len(raw)) for name, raw in CONTENT.items()]
-    a, b, _ = files
-    assert await read_ranges(storage, [(b, 5, 9), (a, 0, 300_000)]) == [CONTENT["deep/b.bin"][5:9], CONTENT["a.bin"]]
-    os.utime(tmp_path / "a.bin", ns=(1, 1))
-    with pytest.raises(StorageRefused, match=rf"^{tmp_path}/a.bin: another version"):
-        await storage.read(a, 0, 1)
-    (tmp_path / "a.bin").unlink()
-    with pytest.raises(StorageError, match=rf"^{tmp_path}/a.bin: No such file"):
-        await storage.read(a, 0, 1)
-    with pytest.raises(StorageRefused, match="no such folder"):
-        await open_folder(tmp_path / "missing").list_files()
-    await storage.aclose()

@@ -172,28 +172,25 @@ def check_range(place: str, file: StoredFile, start: int, end: int) -> None:
 
 
 async def read_ranges(storage: Storage, ranges: Sequence[tuple[StoredFile, int, int]]) -> list[bytes]:
-    """Read many ranges (file, start, end) at once; those that follow each other in a file go into one request.
+    """Read many ranges (file, start, end) at once, each of them once; neighbours in a file go into one request.
 
     Raises:
         StorageError: one of them cannot be read.
     """
-    order = sorted(range(len(ranges)), key=lambda i: (ranges[i][0].name, *ranges[i][1:]))
-    groups: list[list[int]] = []
-    for i in order:
-        file, start, end = ranges[i]
+    groups: list[list[tuple[StoredFile, int, int]]] = []
+    for one in sorted(set(ranges), key=lambda one: (one[0].name, *one[1:])):
         if groups:
-            first, last = ranges[groups[-1][0]], ranges[groups[-1][-1]]
-            if (last[0], last[2]) == (file, start) and end - first[1] <= MAX_RANGE_BYTES:
-                groups[-1].append(i)
+            first, last = groups[-1][0], groups[-1][-1]
+            if (last[0], last[2]) == one[:2] and one[2] - first[1] <= MAX_RANGE_BYTES:
+                groups[-1].append(one)
                 continue
-        groups.append([i])
-    whole = [(ranges[group[0]][0], ranges[group[0]][1], ranges[group[-1]][2]) for group in groups]
+        groups.append([one])
+    whole = [(group[0][0], group[0][1], group[-1][2]) for group in groups]
     parts = await gather([partial(storage.read, *one) for one in whole])
-    results = [b""] * len(ranges)
+    found: dict[tuple[StoredFile, int, int], bytes] = {}
     for group, (_, first, _), raw in zip(groups, whole, parts, strict=True):
-        for i in group:
-            results[i] = raw[ranges[i][1] - first : ranges[i][2] - first]
-    return results
+        found |= {one: raw[one[1] - first : one[2] - first] for one in group}
+    return [found[one] for one in ranges]
 
 
 async def gather(tasks: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

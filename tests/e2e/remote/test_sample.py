@@ -21,7 +21,7 @@ from psyche.config.rewrite import set_values
 
 pytestmark = [pytest.mark.e2e, pytest.mark.whole]
 
-SAMPLE: Final = Path(__file__).resolve().parents[2] / "config" / "sample" / "run.toml"
+SAMPLE: Final = Path(__file__).resolve().parents[3] / "config" / "sample" / "run.toml"
 LENGTH, EPOCHS, ROUNDS = 32, 2, 3
 SHORTER: Final[dict[tuple[str | int, ...], int]] = {
     ("config", "warmup_time"): 120,

@@ -13,8 +13,8 @@ import math
 import re
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -38,6 +38,7 @@ PACE_ROUNDS: Final = 20  # whose median says how long a step takes
 REFERENCE_S: Final = 30.0  # after so long another client's view of the record counts
 STILL_S: Final = 60.0  # a run that has not moved for longer, and for five rounds, stands still
 STILL_ROUNDS: Final = 5
+LATE_STEPS: Final = 1  # a report is on its way while the next round begins
 LATE_S: Final = 10.0  # after the limit of a phase
 _AT_REST: Final = frozenset({PHASES[s] for s in (RunState.FINISHED, RunState.PAUSED, RunState.UNINITIALIZED)})
 _DISK: Final = re.compile(r"no space left|disk is full|quota exceeded|free some space", re.IGNORECASE)
@@ -91,6 +92,8 @@ class MemberView:
     bytes_received: int | None = None
     rounds_done: int | None = None  # results that counted: since its log begins, or of the epoch
     rounds_missed: int | None = None
+    credits: int | None = None  # of the running epoch, by which it is paid
+    lag: int = 0  # steps that it was behind the run when it was heard last
     waited: int | None = None  # in how many of the last 50 rounds it was waited for last
     wait: WaitView | None = None
     error: str = ""
@@ -148,8 +151,8 @@ class RunView:
         self.revision = 0  # grows with everything that is taken
         self.checkpoints: tuple[str, ...] = ()  # lasting places of the weights
         self.checkpoint_step = 0
-        self._info: Members | None = None
-        self._name_key: Callable[[bytes], str] = bytes.hex
+        self.info: Members | None = None  # of a backend that says who takes part
+        self.name_key: Callable[[bytes], str] = bytes.hex
         self._curves: dict[str, Series[LossPoint]] = {}
         self._open: dict[Place, _OpenRound] = {}
         self._is_told = False  # the server's log has the curve
@@ -297,7 +300,7 @@ class RunView:
 
     def take_members(self, members: Members, name_key: Callable[[bytes], str] = bytes.hex) -> None:
         self.revision += 1
-        self._info, self._name_key = members, name_key
+        self.info, self.name_key = members, name_key
         for one in members.members:
             said = one.report
             if said is not None and is_loss(said.loss):
@@ -358,6 +361,10 @@ class RunView:
         """The last rounds, with what each waited for; only of logs."""
         return self.accounts.rounds
 
+    def get_time(self, now: float) -> float:
+        """The run's own time when the watcher's clock says `now`: what a backend tells goes by its clock."""
+        return now if self.status is None else self.status.now_unix + now - self.updated
+
     @property
     def is_at_rest(self) -> bool:
         """Whether nothing is to happen: the run is over, or its owner has not started it."""
@@ -365,8 +372,8 @@ class RunView:
 
     def count_waits(self) -> Counter[str]:
         """In how many of the last rounds each member was waited for last, by its key."""
-        if self._info is not None:
-            return Counter({self._name_key(one.key): one.waited for one in self._info.members if one.waited})
+        if self.info is not None:
+            return Counter({self.name_key(one.key): one.waited for one in self.info.members if one.waited})
         if self._waited:
             names = ((key, self.accounts.find_node(key)) for keys in self._waited for key in keys)
             return Counter(name or key.hex() for key, name in names)
@@ -375,8 +382,9 @@ class RunView:
     def get_members(self) -> list[MemberView]:
         """The clients: of a backend as it lists them, of logs by name."""
         waits = self.count_waits()
-        if self._info is not None:
-            return [self._show_info(one, self._info.now_unix) for one in self._info.members]
+        if self.info is not None:
+            points = [*self.curve][::-1]
+            return [self._show_info(one, self.info.now_unix, points) for one in self.info.members]
         accounts = [self.accounts.nodes[name] for name in self.nodes if name in self.accounts.nodes]
         names = self.accounts.get_names(self.epoch)
         return [self._show_node(one, waits, names) for one in sort_nodes(accounts)]
@@ -398,23 +406,26 @@ class RunView:
             state="away" if account.away_since is not None else "", curve=self._curves.get(account.name),
         )  # fmt: skip
 
-    def _show_info(self, one: MemberInfo, now: int) -> MemberView:
-        said, key = one.report, self._name_key(one.key)
+    def _show_info(self, one: MemberInfo, now: int, points: Sequence[HistoryPoint]) -> MemberView:
+        said, key = one.report, self.name_key(one.key)
         known = MemberView(
             key=key, name=key[:8], index=one.index, state=describe_state(one), rounds_done=one.credits,
-            rounds_missed=max(0, one.due - one.credits), waited=one.waited, curve=self._curves.get(key),
+            rounds_missed=max(0, one.due - one.credits), credits=one.credits, waited=one.waited,
+            curve=self._curves.get(key),
         )  # fmt: skip
         if said is None:
             return known
         wait = WaitView(clean_text(said.wait, MAX_TEXT_BYTES)) if said.wait and one.is_connected is not False else None
         hidden = "only the owner may read it" if one.has_error else ""
-        return MemberView(
-            key=key, name=clean_text(said.name, 48) or key[:8], index=one.index, state=known.state,
-            phase=clean_text(said.phase, 48), epoch=said.epoch, height=said.height, step=said.step,
+        heard = float(now - one.report_age_s)
+        then = next((point.step for point in points if point.unix <= heard), 0)  # an old report is no lag
+        lag = max(0, then - said.step - LATE_STEPS)
+        return replace(
+            known, name=clean_text(said.name, 48) or key[:8], phase=clean_text(said.phase, 48), epoch=said.epoch,
+            height=said.height, step=said.step if lag or one.index is None else max(said.step, self.step), lag=lag,
             loss=said.loss if is_loss(said.loss) else None, tokens_per_s=said.tokens_per_s, bytes_sent=said.bytes_sent,
-            bytes_received=said.bytes_received, rounds_done=known.rounds_done, rounds_missed=known.rounds_missed,
-            waited=one.waited, wait=wait, error=clean_text(said.error, MAX_TEXT_BYTES) or hidden,
-            error_since=float(now - one.error_age_s), heard=float(now - one.report_age_s), curve=known.curve,
+            bytes_received=said.bytes_received, wait=wait, error=clean_text(said.error, MAX_TEXT_BYTES) or hidden,
+            error_since=float(now - one.error_age_s), heard=heard,
         )  # fmt: skip
 
     # --- trouble -------------------------------------------------------------------------------------

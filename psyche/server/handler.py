@@ -30,7 +30,7 @@ from psyche.server.connections.push import StateVersion, make_full, make_version
 from psyche.server.evidence import check_report
 from psyche.server.journal.changes import Change
 from psyche.server.journal.journal import KEPT_OP_IDS, Journal
-from psyche.server.reports import ReportBoard, ReportSummary
+from psyche.server.reports import ReportBoard
 from psyche.server.rounds import RoundHistory
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
@@ -38,7 +38,6 @@ from psyche.wire import backend as wire
 from psyche.wire.access import AccessMessage, Allow, Disallow
 from psyche.wire.address_record import AddressRecord, check_address_record
 from psyche.wire.backend import AnyMessage, decode_message, get_kind
-from psyche.wire.report import SelfReport
 
 MAX_TICKS: Final = 16  # T3 settles after two or three; more means that the state machine loops
 REPLIES_PER_CLIENT: Final = 64
@@ -194,14 +193,8 @@ class CoordinatorHandler:
             connections=len(self._presence.keys),
             is_open=self.access.is_open,
             allowed=len(self.access.keys),
-            **self.summarise_reports()._asdict(),
+            **self.reports.summarise(self.state, self.now, self._presence.keys)._asdict(),
         )
-
-    def summarise_reports(self) -> ReportSummary:
-        return self.reports.summarise(self.state, self.now, self._presence.keys)
-
-    def get_errors(self) -> tuple[SelfReport, ...]:
-        return self.reports.get_errors(self.now, self._presence.keys)
 
     def _advance(self, now: int) -> None:
         self.now = max(self.now, now)

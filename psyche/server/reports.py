@@ -84,11 +84,6 @@ class ReportBoard:
             failing=sum(bool(kept.report.error) for kept in shown.values()),
         )
 
-    def get_errors(self, now: int, connected: frozenset[bytes]) -> tuple[SelfReport, ...]:
-        """The reports with an error, the latest first."""
-        failing = [kept for _, kept in self._iter_shown(now, connected) if kept.report.error]
-        return tuple(kept.report for kept in sorted(failing, key=lambda kept: -kept.error_at))
-
     def list_clients(
         self, state: Coordinator, now: int, connected: frozenset[bytes], *, with_errors: bool
     ) -> tuple[MemberInfo, ...]:

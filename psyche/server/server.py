@@ -9,7 +9,7 @@ state machine ends the server with a clear message.
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,6 @@ from psyche.server.handler import CoordinatorHandler
 from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.journal import JournalDisk
 from psyche.server.journal.recovery import OpenRun
-from psyche.server.reports import ReportSummary
 from psyche.server.run import hash_settings, open_run, read_data_manifest, remember_change
 from psyche.storage.port import StorageOptions
 from psyche.telemetry import types
@@ -46,7 +45,6 @@ from psyche.wire.crypto import Identity
 from psyche.wire.line.descriptors import WAY_OUT, count_places, get_limit
 from psyche.wire.line.tls import TlsListener
 from psyche.wire.nursery import open_plain_nursery
-from psyche.wire.report import SelfReport
 
 PROGRAM: Final = f"psyche {__version__}"
 ENTROPY_BYTES: Final = 32
@@ -128,8 +126,7 @@ def open_run_data(
 class ServerSettings:
     """The settings of a server.
 
-    `on_state` is called with every state before it is pushed, and must read it at once and not keep it; `on_reports`
-    at every clock tick with what the clients say of themselves (K8), and those with an error.
+    `on_state` is called with every state before it is pushed, and must read it at once and not keep it.
     """
 
     run: LoadedRun
@@ -148,7 +145,6 @@ class ServerSettings:
     sink: EventSink | None = None
     read_history: Callable[[], Iterable[types.RoundOver]] = tuple  # what the log has of rounds before; blocks
     on_state: Callable[[Coordinator], None] | None = None
-    on_reports: Callable[[ReportSummary, Sequence[SelfReport]], None] | None = None
     unix_time: Callable[[], float] = time.time  # read once, at the start
     entropy: Callable[[], bytes] = partial(os.urandom, ENTROPY_BYTES)  # E5
     open_disk: Callable[[Path], JournalDisk] = FolderDisk  # blocks
@@ -301,8 +297,6 @@ class _Server:
             self._note_work()
             self._hub.note_book()
             self._hub.end_disallowed()
-            if self._settings.on_reports is not None:
-                self._settings.on_reports(self._handler.summarise_reports(), self._handler.get_errors())
             await trio.sleep(TICK_S)
 
     def _note_work(self) -> None:

@@ -21,7 +21,7 @@ from psyche.telemetry import types
 from psyche.telemetry.console import Console
 from psyche.telemetry.events import EventLog
 from psyche.telemetry.loading import EXIT_INTERRUPTED
-from psyche.telemetry.status import ENDED, PHASES
+from psyche.telemetry.status import ENDED, PHASES, ROUND_PHASES
 from psyche.telemetry.text import format_number
 from psyche.testnet import ending
 from psyche.testnet.backends import HOST, PSYCHE, Prepared, build_backend
@@ -30,7 +30,8 @@ from psyche.testnet.process import KILL_WAIT_S, Child, describe_exit_status, sto
 from psyche.testnet.report import build_report
 from psyche.testnet.scratch import Scratch
 from psyche.testnet.settings import TestnetSettings, get_node_name
-from psyche.testnet.view import LiveView
+from psyche.watch.app import ConsoleView
+from psyche.watch.sources import LogSource
 
 SERVER_START_S: Final = 180.0  # for imports on a loaded machine; usually 2 s
 TRAINERS_START_S: Final = 120.0  # for imports on a loaded machine; usually 10 s
@@ -127,7 +128,11 @@ class Testnet:
         self.settings = settings
         self.backend = build_backend(settings)
         self.events = EventLog(prepared.layout.events_of("testnet"), node="testnet")
-        self.view = LiveView(prepared.layout, settings.num_clients, prepared.run.config.total_steps, console)
+        self.source = LogSource(prepared.layout.events)
+        self.run = self.source.view
+        self.run.run_id, self.run.total_steps = prepared.run.run_id, prepared.run.config.total_steps
+        self.console = ConsoleView([self.run], console)
+        self.training = trio.Event()  # set when the first round has begun
         self.server: Child | None = None
         self.trainers: Child | None = None  # forks the clients' trainers, so that they start quickly
         self.clients: dict[int, Child] = {}
@@ -197,7 +202,7 @@ class Testnet:
             self._to_restart.add(number)
         self.kills[number] = self.kills.get(number, 0) + 1
         self.events.emit(types.ProcessKilled(name=child.name, pid=child.pid, restart=restart))
-        self.view.say(f"{child.name} is killed (SIGKILL)" + (" and started again" if restart else ""))
+        self.console.say(f"{child.name} is killed (SIGKILL)" + (" and started again" if restart else ""))
         child.kill()
 
     async def run_client(self, number: int) -> None:
@@ -210,7 +215,7 @@ class Testnet:
             self._to_restart.discard(number)
         self.exits[number] = code
         if code != 0:
-            self.view.say(describe_process_failure(child, f"{child.name} ended: {describe_exit_status(code)}"))
+            self.console.say(describe_process_failure(child, f"{child.name} ended: {describe_exit_status(code)}"))
 
     async def watch_server(self) -> None:
         assert self.server is not None, "call start_server first"
@@ -225,20 +230,25 @@ class Testnet:
 
     async def kill_regularly(self, plan: KillPlan) -> None:
         config, random = self.prepared.run.config, Random(self.settings.seed)  # noqa: S311 - no secret
+        of = format_number(len(plan.allowed), "client")
+        self.console.say(f"{plan.number} of {of} killed every {plan.interval_s:g} s")
         while True:
-            of = format_number(len(plan.allowed), "client")
-            self.view.note = f"{plan.number} of {of} killed every {plan.interval_s:g} s"
             await trio.sleep(plan.interval_s)
-            if not is_time_to_kill(self.view.step, config.total_steps, config.rounds_per_epoch):
-                self.view.note = "no more kills: all clients take part in the last epochs"
-                self.events.emit(types.KillsEnded(step=self.view.step))
+            if not is_time_to_kill(self.run.step, config.total_steps, config.rounds_per_epoch):
+                self.console.say("no more kills: all clients take part in the last epochs")
+                self.events.emit(types.KillsEnded(step=self.run.step))
                 return
             for victim in choose_victims(plan, random):
                 self.kill_client(victim)
 
     async def refresh(self) -> None:
         while True:
-            self.view.refresh()
+            more = await self.source.refresh()
+            self.console.refresh()
+            if self.run.phase in ROUND_PHASES:
+                self.training.set()
+            if more:
+                continue
             if self._is_at_rest():
                 self._at_rest.set()
             if self._find_dead_end():
@@ -249,7 +259,7 @@ class Testnet:
         """End the run when no epoch can form any more, because clients have failed and too few are left (M3)."""
         await self._hopeless.wait()
         self.stopped = self._find_dead_end()
-        self.view.say(f"the run cannot go on: {self.stopped}")
+        self.console.say(f"the run cannot go on: {self.stopped}")
         scope.cancel()
 
     def _find_dead_end(self) -> str:
@@ -258,14 +268,14 @@ class Testnet:
         left = [number for number, code in self.exits.items() if code is None]
         if not failed or not left or len(left) >= needed:
             return ""
-        if any(self.view.clients[number].phase != PHASES[RunState.WAITING_FOR_MEMBERS] for number in left):
+        if any(self._get_phase(number) != PHASES[RunState.WAITING_FOR_MEMBERS] for number in left):
             return ""  # the epoch that runs goes on to its end
         clients = format_number(failed, "client")
         return f"{clients} failed, {len(left)} left to wait for members, and an epoch needs {needed} (init_min_clients)"
 
     async def pause(self, reason: str) -> None:
         self.stopped = reason
-        self.view.say(f"{reason}: pausing the run, which ends its epoch (at most {DRAIN_S:.0f} s)")
+        self.console.say(f"{reason}: pausing the run, which ends its epoch (at most {DRAIN_S:.0f} s)")
         argv = get_owner_argv(self.prepared, self.settings, "pause")
         command = Child("pause", argv, output=self.prepared.layout.logs / "pause.log")
         try:
@@ -277,11 +287,13 @@ class Testnet:
             await self._at_rest.wait()
 
     def _is_at_rest(self) -> bool:
-        return all(view.phase in ("paused", "finished", ENDED) for view in self.view.clients.values())
+        return all(self._get_phase(number) in ("paused", "finished", ENDED) for number in self.exits)
+
+    def _get_phase(self, number: int) -> str:
+        node = self.run.nodes.get(get_node_name(number))
+        return "" if node is None else node.phase
 
     async def stop(self) -> None:
-        self.view.refresh()
-        self.view.is_stopping = True
         # The clients first: while the server still answers, they can withdraw (F26).
         stubborn = await stop_all(list(self.clients.values()), STOP_CLIENTS_S)
         for number, child in self.clients.items():
@@ -292,8 +304,11 @@ class Testnet:
             await self.trainers.end()
         self._scratch.remove()
         for name in stubborn:
-            self.view.say(f"{name} did not leave in time and was killed")
-        self.view.refresh()
+            self.console.say(f"{name} did not leave in time and was killed")
+        while self.source.read():
+            pass
+        self.console.skip_lines()  # what ends because it is to end is no news
+        self.console.refresh()
 
 
 def describe_process_failure(child: Child, what: str) -> str:
@@ -308,7 +323,7 @@ async def open_testnet(prepared: Prepared, settings: TestnetSettings, console: C
         testnet.start_trainers()
         testnet.start_server()
         await testnet.wait_for_server()
-        await testnet.backend.create_run(prepared, testnet.view.say)
+        await testnet.backend.create_run(prepared, testnet.console.say)
         await testnet.wait_for_trainers()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(testnet.watch_server)
@@ -366,7 +381,7 @@ async def _train(testnet: Testnet, plan: KillPlan | None) -> None:
 
 
 async def _end_after(testnet: Testnet, minutes: float, scope: trio.CancelScope) -> None:
-    await testnet.view.training.wait()
+    await testnet.training.wait()
     await trio.sleep(60 * minutes)
     await testnet.pause("1 minute is over" if minutes == 1 else f"{minutes:g} minutes are over")
     scope.cancel()

@@ -15,7 +15,8 @@ import trio
 from psyche.analysis.run_view import RunView
 from psyche.core.state.enums import RunState
 from psyche.telemetry.console import Console
-from psyche.telemetry.status import PHASES, Pace
+from psyche.telemetry.run_line import WriteCommand, write_briefly
+from psyche.telemetry.status import PHASES, Pace, get_stage
 from psyche.telemetry.text import format_clock
 from psyche.watch.alerts import Alerts
 from psyche.watch.page import format_line, format_view
@@ -24,6 +25,7 @@ from psyche.watch.sources import Source
 from psyche.wire.nursery import open_plain_nursery
 
 PLAIN_EVERY_S: Final = 10.0
+TELL_AGAIN_S: Final = 30.0  # what happens again and again
 LAST_LINE: Final = "Ctrl-C ends this"
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 FINISHED: Final = PHASES[RunState.FINISHED]
@@ -75,52 +77,67 @@ class Watcher:
 class ConsoleView:
     """Prints runs: a page in place on a terminal, elsewhere a line now and then."""
 
-    def __init__(self, watcher: Watcher, console: Console, *, now: Callable[[], float] = time.time) -> None:
-        self._watcher, self._console, self._now = watcher, console, now
-        self._paces = {id(view): Pace(PLAIN_EVERY_S) for view in watcher.views}
-        self._told = {id(view): 0 for view in watcher.views}
+    def __init__(
+        self, views: Sequence[RunView], console: Console, *, now: Callable[[], float] = time.time,
+        write: WriteCommand = write_briefly,
+    ) -> None:  # fmt: skip
+        self.views, self.console = views, console
+        self.now, self._write = now, write
+        self._paces = [Pace(PLAIN_EVERY_S) for _ in views]
+        self._read = [0 for _ in views]  # the number of the last line
+        self._told: dict[str, float] = {}  # when each line was last printed
         self._page = ""
         self.address = ""  # of the page for browsers
 
     def skip_lines(self) -> None:
         """Pass over what happened before: only what comes gets lines."""
-        for view in self._watcher.views:
-            self._told[id(view)] = max((line.number for line in view.get_lines()), default=0)
-
-    def _tell_lines(self, view: RunView) -> None:
-        for line in view.get_lines(self._told[id(view)]):
-            self._told[id(view)] = line.number
-            if line.level >= logging.WARNING:
-                self._console.print(f"{format_clock(line.t)}  {line.node} {line.text}")
+        self._read = [max((line.number for line in view.get_lines()), default=0) for view in self.views]
 
     def refresh(self) -> None:
-        now = self._now()
-        for view in self._watcher.views:
-            self._tell_lines(view)
-        if self._console.live:
-            columns = self._console.columns - 1
-            self._page = "\n\n".join(format_view(view, now, columns) for view in self._watcher.views)
+        now = self.now()
+        for place, view in enumerate(self.views):
+            for line in view.get_lines(self._read[place]):
+                self._read[place] = line.number
+                if line.level >= logging.WARNING:
+                    self._tell(now, f"{line.node} {line.text}")
+        self.draw(now)
+        if self.console.is_broken:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    def _tell(self, now: float, text: str) -> None:
+        """Print a line, but not what happens again and again."""
+        if now - self._told.get(text, float("-inf")) >= TELL_AGAIN_S:
+            self._told = {known: at for known, at in self._told.items() if now - at < TELL_AGAIN_S} | {text: now}
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        self.console.print(f"{format_clock(self.now())}  {text}")
+
+    def draw(self, now: float) -> None:
+        if self.console.live:
+            columns = self.console.columns - 1
+            self._page = "\n\n".join(format_view(view, now, columns, write=self._write) for view in self.views)
             lines, rows = self._page.splitlines(), max(1, shutil.get_terminal_size().lines - 3)
             cut = len(lines) - rows
             shown = lines if cut <= 0 else [*lines[:rows], f"... {cut} more lines do not fit on this terminal"]
             where = f"page: {self.address}; " if self.address else ""
-            self._console.set_status("\n".join([*shown, f"at {format_clock(now)}; {where}{LAST_LINE}"]))
-        else:
-            for view in self._watcher.views:
-                troubles = tuple(one[:2] for one in view.get_troubles(now))
-                if self._paces[id(view)].is_due(now, (view.phase, troubles), view.step):
-                    self._console.print(f"{format_clock(now)}  {format_line(view, now)}")
-        if self._console.is_broken:
-            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+            self.console.set_status("\n".join([*shown, f"at {format_clock(now)}; {where}{LAST_LINE}"]))
+            return
+        for view, pace in zip(self.views, self._paces, strict=True):
+            troubles, status = tuple(one[:2] for one in view.get_troubles(now)), view.status
+            who = () if status is None else (status.members, status.waiting, status.pending_pause)
+            if pace.is_due(now, (get_stage(view.phase), view.members, who, troubles), view.step):
+                self.say(format_line(view, now))
 
     def close(self) -> None:
-        self._console.clear_status()
-        if self._console.live and self._page:
-            self._console.print(self._page)
+        self.console.clear_status()
+        if self.console.live and self._page:
+            self.console.print(self._page)
 
 
 async def watch(
     sources: Sequence[Source], console: Console, alerts: Alerts | None = None, *, once: bool = False,
+    make_view: Callable[[Sequence[RunView], Console], ConsoleView] = ConsoleView,
     web: tuple[str, int] | None = None, save: Path | None = None,
 ) -> None:  # fmt: skip
     """Show runs until all are finished; `once`: print them as they are now.
@@ -128,7 +145,7 @@ async def watch(
     `web` is where a page is served until this is ended, `save` a file that gets the page at the end.
     """
     watcher = Watcher(sources, alerts)
-    view = ConsoleView(watcher, console)
+    view = make_view(watcher.views, console)
     try:
         async with open_plain_nursery() as nursery, AsyncExitStack() as stack:
             nursery.start_soon(watcher.run)

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from psyche.analysis.run_view import LAST_ROUNDS, MemberView, RunView, Trouble, WaitView
+from psyche.backends.solana.amounts import format_amount
+from psyche.telemetry.run_line import WriteCommand, format_members, write_briefly
 from psyche.telemetry.status import ROUND_PHASES
 from psyche.telemetry.text import (
     draw_curve,
@@ -16,7 +18,9 @@ from psyche.telemetry.text import (
     format_number,
     format_seconds,
     format_table,
+    lay_out,
 )
+from psyche.wire.backend import RunStatus
 
 _MEMBERS: Final = re.compile(r"\bmembers? (\d+(?:, \d+)*)")
 COLUMNS: Final = 80
@@ -25,7 +29,8 @@ NAME_CHARS: Final = 12
 KEY_CHARS: Final = 8
 MAX_AWAITED: Final = 3
 HEAD: Final = ("member", "key", "record", "phase", "step", "loss", "tok/s", "done", "up", "down", "heard")
-SPARE: Final = ("down", "up", "done", "tok/s")  # left out in this order where the terminal is too narrow
+DONE: Final = HEAD.index("done")
+SPARE: Final = ("down", "up", "tok/s", "done")  # left out in this order where the terminal is too narrow
 WRONG: Final = {
     "still": "stands still", "error": "reports an error", "weights": "holds other weights", "disk": "has a full disk",
 }  # fmt: skip
@@ -68,12 +73,13 @@ def describe_awaited(view: RunView) -> str:
 def format_members_table(members: Sequence[MemberView], now: float, columns: int = COLUMNS) -> str:
     """A table of the members; in logs, which have no keys, without what only a backend says."""
     rows = [make_row(one, now) for one in members]
-    spare = list(SPARE)
+    done = "done" if all(one.credits is None for one in members) else "credits"
+    spare = [done if name == "done" else name for name in SPARE]
     hidden = [] if any(one.state for one in members) else ["record"]
     if all(one.key == one.name for one in members):
         hidden.append("key")
     places = [place for place, name in enumerate(HEAD) if name not in hidden]
-    head = [HEAD[place] for place in places]
+    head = [done if place == DONE else HEAD[place] for place in places]
     table = [[row[place] for place in places] for row in rows]
     return format_table(head, table, left=4 - len(hidden), columns=columns, spare=spare)
 
@@ -85,7 +91,7 @@ def make_row(one: MemberView, now: float) -> tuple[str, ...]:
     return (
         f"{index:>3} {one.name[:NAME_CHARS]}".rstrip(), "" if one.key == one.name else one.key[:KEY_CHARS], one.state,
         one.phase or "-",
-        "-" if one.heard is None else str(one.step), format_loss(one.loss),
+        "-" if one.heard is None else f"{one.step} (-{one.lag})" if one.lag else str(one.step), format_loss(one.loss),
         format_count(one.tokens_per_s) if one.tokens_per_s >= 1 else "-", done,
         "-" if one.bytes_sent is None else format_bytes(one.bytes_sent),
         "-" if one.bytes_received is None else format_bytes(one.bytes_received),
@@ -138,41 +144,76 @@ def describe_troubles(troubles: Sequence[Trouble], now: float) -> Iterator[str]:
 
 
 def wrap(text: str, columns: int = COLUMNS) -> str:
-    return textwrap.fill(text, columns, subsequent_indent="  ", break_on_hyphens=False)
+    """Wrap a line; a place stays in one piece, and one with a command is left as it is, to be copied."""
+    if "`" in text:
+        return text
+    return textwrap.fill(text, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def format_view(view: RunView, now: float, columns: int = COLUMNS) -> str:
-    """The whole of a run as a page."""
-    lasts = f" for {format_seconds(max(0, round(now - view.phase_since)))}" if view.phase_since else ""
-    name = f"run {view.run_id!r}" if view.run_id else view.name
-    members = view.get_members()
-    of = f" of {view.total_steps}" if view.total_steps else ""
-    rate = f"{format_number(view.members, 'member')}, {format_count(view.tokens_per_s)} tok/s"
-    lines = [
-        f"{name}: {view.phase or 'nothing known yet'}{lasts}",
-        f"epoch {view.epoch}, step {view.step}{of}, {rate}",
-        *describe_course(view),
-    ]
-    if awaited := describe_awaited(view):
-        lines.append(awaited)
+def format_view(view: RunView, now: float, columns: int = COLUMNS, *, write: WriteCommand = write_briefly) -> str:
+    """The whole of a run as a page; `write` writes the commands that move it."""
+    members, now = view.get_members(), view.get_time(now)
+    lines = [*_describe_state(view, now, write), *describe_course(view), describe_awaited(view)]
     if view.checkpoints:
         lines.append(f"checkpoint of step {view.checkpoint_step}: {', '.join(view.checkpoints)}")
-    page = [wrap(line, columns) for line in lines]
+    if view.status is not None:
+        lines += _describe_rest(view, view.status)
+    page = [wrap(line, columns) for line in lines if line]
     if members:
         page += ["", format_members_table(members, now, columns)]
-    page += [wrap(line, columns) for line in describe_waits(members, now)]
-    page += [wrap(line, columns) for line in describe_troubles(view.get_troubles(now), now)]
+    elif view.info is not None:
+        page.append("no client is here")
+    said = [*describe_waits(members, now), *describe_troubles(view.get_troubles(now), now)]
+    page += [textwrap.fill(line, columns, subsequent_indent="  ") for line in said]
     return "\n".join(page)
 
 
-def format_line(view: RunView, now: float) -> str:
-    """The run in one line, for consoles that keep what was printed."""
+def _describe_state(view: RunView, now: float, write: WriteCommand) -> Iterator[str]:
+    status = view.status
+    lasts = f" for {format_seconds(max(0, round(now - view.phase_since)))}" if view.phase_since else ""
+    pausing = ", pauses at the end of this epoch" if status is not None and status.pending_pause else ""
+    name = f"run {view.run_id!r}" if view.run_id else view.name
+    yield f"{name}: {view.phase or 'nothing known yet'}{lasts}{pausing}"
+    round_ = f", round {view.height}" if view.phase in ROUND_PHASES else ""
     of = f" of {view.total_steps}" if view.total_steps else ""
-    left = view.left_s
+    rate = f", {format_count(view.tokens_per_s)} tok/s" if view.tokens_per_s >= 1 else ""
+    loss = "" if view.loss is None else f", loss {format_loss(view.loss)}"
+    yield f"epoch {view.epoch}{round_}, step {view.step}{of}{loss}{rate}"
+    if status is None:
+        yield format_number(view.members, "healthy member") if view.members else ""
+        return
+    needed = f"; {format_number(status.min_clients, 'is', 'are')} needed to go on" if status.members else ""
+    connections = "" if status.connections is None else f"; {format_number(status.connections, 'connection')}"
+    yield f"{format_members(status, write)}{needed}{connections}"
+
+
+def _describe_rest(view: RunView, status: RunStatus) -> Iterator[str]:
+    if status.failing:
+        way = "; to read the errors, name the owner's key: --state-dir or -i FILE" if view.info is None else ""
+        yield format_number(status.failing, "client reports an error", "clients report errors") + way
+    if status.earning_rate or status.slashing_rate:
+        pays, loses = (format_amount(rate, status.decimals) for rate in (status.earning_rate, status.slashing_rate))
+        yield f"each epoch from now on pays {pays} for all its credits; an ejected member loses {loses}"
+
+
+def format_line(view: RunView, now: float, columns: int = 0) -> str:
+    """The run in one line, for consoles that keep what was printed; `columns` as in `lay_out`."""
+    left, status, own, members = view.left_s, view.status, view.get_time(now), view.get_members()
+    of = f" of {view.total_steps}" if view.total_steps else ""
+    round_ = f"round {view.height} " if view.phase in ROUND_PHASES else ""
+    since_s = round(own - view.phase_since) if view.phase_since else 0
+    sent, received = (sum(one or 0 for one in way) for way in (
+        [one.bytes_sent for one in members], [one.bytes_received for one in members]
+    ))  # fmt: skip
     parts = [
-        f"{view.run_id or view.name}: epoch {view.epoch} round {view.height} step {view.step}{of}, {view.phase}",
-        f"loss {format_loss(view.loss)}", f"{format_count(view.tokens_per_s)} tok/s",
+        f"{view.run_id or view.name}: epoch {view.epoch} {round_}step {view.step}{of}",
+        f"{view.phase} for {format_seconds(since_s)}" if since_s > 0 else view.phase,
+        *([] if view.loss is None else [f"loss {format_loss(view.loss)}"]),
+        *([f"{format_count(view.tokens_per_s)} tok/s"] if view.tokens_per_s >= 1 else []),
         *([] if not left or view.is_at_rest else [f"about {format_seconds(left)} left"]),
-        *describe_troubles(view.get_troubles(now), now),
+        *([f"up {format_bytes(sent)} down {format_bytes(received)}"] if sent or received else []),
     ]  # fmt: skip
-    return " | ".join(parts)
+    waits = [format_number(view.members, "healthy member")] if status is None and view.members else []
+    waits += [] if status is None else [format_members(status)]
+    waits += ["pauses at the end of this epoch"] if status is not None and status.pending_pause else []
+    return lay_out(parts, [*waits, *describe_troubles(view.get_troubles(now), own)], columns)

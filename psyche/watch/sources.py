@@ -1,5 +1,6 @@
 """Where a run is watched from: its event logs, live or finished, or its backend. Each source folds into a `RunView`."""
 
+import contextlib
 import heapq
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from psyche.wire.line.handshake import HandshakeError
 
 LOOK_S: Final = 0.5  # between two looks at logs
 ASK_S: Final = 2.0  # between two questions to a backend
+HISTORY_S: Final = 2.0  # for the run's course, which is asked for again if it does not come
 ANSWER_S: Final = 2.5  # a backend that takes longer does not answer
 NEW_LOGS_S: Final = 2.0  # between two looks for logs of further nodes
 EVENTS_AT_ONCE: Final = 20_000
@@ -129,11 +131,7 @@ class RunSource:
             status = await self._administration.get_status()
             members = await self._get_members()
             if status.step != self._asked_step:
-                last = view.curve.last
-                after = 0 if last is None or status.step < self._asked_step else last.step
-                points = await self._administration.get_history(after)
-                view.take_history(points)
-                self._asked_step = status.step
+                await self._ask_history(status.step)
         except (HandshakeError, RequestRefused):
             raise  # it was heard and refused: the same question gets the same answer
         except (BackendError, WireError) as error:
@@ -145,6 +143,14 @@ class RunSource:
         view.take_status(status, self._now())
         if members is not None:
             view.take_members(members, self._administration.name_key)
+
+    async def _ask_history(self, step: int) -> None:
+        """Ask for the run's course: endpoints of a chain may be slow, and older servers tell none."""
+        last = self.view.curve.last
+        with trio.move_on_after(HISTORY_S), contextlib.suppress(BackendError, WireError):
+            after = 0 if last is None or step < self._asked_step else last.step
+            self.view.take_history(await self._administration.get_history(after))
+            self._asked_step = step
 
     async def _get_members(self) -> Members | None:
         if not self._shows_members:

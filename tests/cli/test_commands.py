@@ -16,7 +16,9 @@ import pytest
 import trio
 import typer
 from kits.commands import call, refuse, run
+from kits.log import make
 
+from psyche.analysis.run_view import RunView
 from psyche.cli.commands.client import get_bind_ip
 from psyche.cli.commands.model import format_sample
 from psyche.cli.commands.testnet import parse_numbers
@@ -24,7 +26,7 @@ from psyche.cli.commands.train import check_out
 from psyche.cli.helpers import checks
 from psyche.cli.helpers.errors import Debug, show_errors
 from psyche.cli.helpers.progress import format_progress
-from psyche.cli.helpers.serving import ServerLine, leaving_nothing_unless_started
+from psyche.cli.helpers.serving import ServerView, leaving_nothing_unless_started
 from psyche.core.rules.apply import apply
 from psyche.core.state.genesis import create_run
 from psyche.core.state.messages import Join, Pause
@@ -32,17 +34,18 @@ from psyche.core.state.state import ZERO32, Metadata, RunState
 from psyche.data.bytes_tokenizer import get_tokenizer_files
 from psyche.errors import BackendError, ChainReplaced, ConfigError, DataError, PsycheError, RunClosed, VersionMismatch
 from psyche.server.journal.disk import FolderDisk
-from psyche.server.reports import ReportSummary
+from psyche.telemetry import types
 from psyche.telemetry.console import CLEAR_LINE, Console
+from psyche.telemetry.events import EventLog
 from psyche.telemetry.loading import loading
-from psyche.telemetry.run_line import format_members, format_run_status
+from psyche.telemetry.run_line import format_members
 from psyche.testing.builders import build_config, build_model
 from psyche.testnet.free_port import choose_port
+from psyche.watch.page import format_line
 from psyche.wire.access import MAX_KEYS
 from psyche.wire.backend import RunStatus
 from psyche.wire.crypto import Identity
 from psyche.wire.key_file import make_identity, read_key_file, write_key_file
-from psyche.wire.report import SelfReport
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -245,51 +248,50 @@ def test_a_server_that_cannot_start_leaves_what_was_there_or_what_another_has_ta
     disk.close()
 
 
+def make_server_view(*, live: bool) -> tuple[ServerView, EventLog, io.StringIO, list[float]]:
+    stream, clock, log = io.StringIO(), [1_000.0], EventLog(None, node="server")
+    return ServerView(Console(stream, live=live), log, now=lambda: clock[0]), log, stream, clock
+
+
 def test_the_server_s_line_shows_its_state_at_once_and_when_it_changes() -> None:
-    stream, clock = io.StringIO(), [1_000.0]
-    line = ServerLine(Console(stream, live=False), now=lambda: clock[0])
-    line.refresh()
+    view, _, stream, clock = make_server_view(live=False)
+    view.refresh()
     assert stream.getvalue() == ""
     state = create_run(
         build_config(init_min_clients=2, min_clients=1, total_steps=9), build_model(), "r", b"r" * 32, Metadata(), "x",
         990,
     )  # fmt: skip
-    line.take(state)
-    assert stream.getvalue() == (
-        "epoch 0 step 1 of 9 | waiting for members for 10 s | 0 clients wait, 2 are needed to start\n"
+    view.take(state)
+    assert stream.getvalue().endswith(
+        "  r: epoch 0 step 1 of 9 | waiting for members for 10 s | 0 clients wait, 2 are needed to start\n"
     )
     for _ in range(100):
-        line.refresh()
+        view.refresh()
     apply(state, 995, 0, b"\1" * 32, Join(b"\1" * 32))
-    line.take(state)
-    assert stream.getvalue().splitlines()[1:] == [
-        "epoch 0 step 1 of 9 | waiting for members for 10 s | 1 client waits, 2 are needed to start"
-    ]
+    view.take(state)
+    (line,) = stream.getvalue().splitlines()[1:]
+    assert line.endswith("waiting for members for 10 s | 1 client waits, 2 are needed to start")
     apply(state, 999, 0, ZERO32, Pause())
-    line.take(state)
+    view.take(state)
     clock[0] += 60
-    line.refresh()
-    assert stream.getvalue().splitlines()[2:] == [
-        "epoch 0 step 1 of 9 | paused for 1 s | goes on with `psyche run resume`"
-    ]
-    line.close()
+    view.refresh()
+    (line,) = stream.getvalue().splitlines()[2:]
+    assert line.endswith("  r: epoch 0 step 1 of 9 | paused for 1 s | goes on with `psyche run resume`")
+    view.close()
 
 
-def test_the_server_s_line_shows_what_its_clients_report_and_their_errors_below_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_s_terminal_shows_its_course_and_who_reports_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    stream = io.StringIO()
-    line = ServerLine(Console(stream, live=True), now=lambda: 1_000.0)
-    line.take(create_run(build_config(), build_model(), "r", b"r" * 32, Metadata(), "x", 990))
-    failing = [SelfReport(f"client-{number}", error="no room on the disk") for number in range(4)]
-    line.take_reports(ReportSummary(loss=3.25, tokens_per_s=1_234.0, reporting=6, failing=4), failing)
-    line.refresh()
+    view, log, stream, _ = make_server_view(live=True)
+    view.take(create_run(build_config(total_steps=9), build_model(), "r", b"r" * 32, Metadata(), "x", 990))
+    log.emit(make(types.RoundOver, step=2, loss=3.25, tokens_per_s=1_234.0, total_steps=9, unix=999))
+    log.emit(types.ErrorReported(key=b"k" * 32, name="ada", phase="training", error="no room on the disk"))
+    view.refresh()
     shown = stream.getvalue().split(CLEAR_LINE)[-1]
-    assert " | loss 3.250 | 1.2k tok/s | " in shown
-    assert " | 4 clients report errors\n" in shown
-    assert shown.count("! client-") == 3
-    assert "! client-0: no room on the disk\n" in shown
+    assert ", loss 3.250, 1.2k tok/s\n" in shown
+    assert "! ada reports an error for " in shown
+    assert ": no room on the disk\n" in shown
+    assert stream.getvalue().count("reports an error: ") == 0, "log lines say it"
 
 
 def test_the_server_s_line_counts_the_healthy_members_of_the_epoch() -> None:
@@ -299,10 +301,11 @@ def test_the_server_s_line_counts_the_healthy_members_of_the_epoch() -> None:
         "step": 31, "total_steps": 161, "healthy": 2, "members": 3, "waiting": 1, "min_clients": 1,
         "init_min_clients": 2, "connections": 4,
     }  # fmt: skip
-    status = RunStatus(**fields)
-    assert format_run_status(status, 100.0) == (
-        "epoch 3 round 5 step 31 of 161 | training for 2 s | 2 of 3 members healthy, 1 client waits for the next epoch"
-        " | pauses at the end of this epoch"
+    view = RunView()
+    view.take_status(RunStatus(**fields))
+    assert format_line(view, 100.0) == (
+        "r: epoch 3 round 5 step 31 of 161 | training for 2 s | 2 of 3 members healthy,"
+        " 1 client waits for the next epoch | pauses at the end of this epoch"
     )
     one = RunStatus(**{**fields, "healthy": 1, "members": 1, "waiting": 0})
     assert format_members(one) == "1 of 1 member healthy"

@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 from kits.log import make
 
+from psyche.analysis.run_view import RunView
 from psyche.analysis.summary import COLUMN_NAMES
 from psyche.cli.helpers.progress import format_progress
-from psyche.cli.helpers.serving import ServerLine
 from psyche.core.state.enums import RunState
 from psyche.telemetry import types
 from psyche.telemetry.console import Console
-from psyche.telemetry.events import EventLog
-from psyche.telemetry.run_line import format_run_status
+from psyche.telemetry.events import Entry, EventLog
 from psyche.telemetry.status import StatusLine, format_waiting
 from psyche.telemetry.text import TEXT_COLUMNS, format_table, format_tables, lay_out
 from psyche.testnet.report import ClientReport, RunReport, format_report
-from psyche.testnet.settings import Layout, get_node_name
-from psyche.testnet.view import LiveView
+from psyche.testnet.settings import get_node_name
+from psyche.watch.app import ConsoleView
+from psyche.watch.page import format_line
+from psyche.watch.sources import LogSource
 from psyche.wire.backend import RunStatus
 
 NOW = 1_000_000.0
@@ -80,13 +81,13 @@ def test_the_server_s_line_keeps_whom_it_waits_for(narrow: tuple[Console, list[s
         "min_clients": 100, "init_min_clients": 200, "connections": 4, "loss": 12.345, "tokens_per_s": 123_456_789.0,
         "reporting": 200, "failing": 17,
     }  # fmt: skip
+    view = RunView()
+    view.take_status(RunStatus(**fields))
+    view.take(Entry(100.0, "server", types.ErrorReported(key=b"k" * 32, name="n" * 48, phase="", error="e" * 300)))
     members = "12 of 200 members healthy, 100 clients wait for the next epoch"
-    waits = (members, "17 clients report errors", "pauses at the end of this epoch")
-    assert_narrow(format_run_status(RunStatus(**fields), NOW, TEXT_COLUMNS), *waits)
-    line = ServerLine(console, now=lambda: NOW)
-    line._status = RunStatus(**fields)
-    line.refresh()
-    assert_narrow(shown[-1], members)
+    assert_narrow(format_line(view, 100.0, TEXT_COLUMNS), members, "pauses at the end of this epoch")
+    ConsoleView([view], console, now=lambda: 100.0).refresh()
+    assert_narrow(shown[-1], members, "17 clients report errors", "pauses at the end of this epoch", "n" * 48)
 
 
 @pytest.mark.parametrize("phase", [RunState.WAITING_FOR_MEMBERS, RunState.ROUND_TRAIN])
@@ -94,17 +95,19 @@ def test_the_table_of_a_testnet_fits_and_keeps_the_waits_whole(
     phase: RunState, narrow: tuple[Console, list[str]], tmp_path: Path
 ) -> None:
     console, shown = narrow
-    layout = Layout(tmp_path, tmp_path / "events")
     for number in range(1, 4):
-        log = EventLog(layout.events_of(get_node_name(number)), node=get_node_name(number))
+        name = get_node_name(number)
+        log = EventLog(tmp_path / name / "events.jsonl", node=name, now=lambda: NOW)
         fill(log)
         log.emit(types.StateChanged(run_state=phase, epoch=1234, height=12345, step=1_234_567, members=256))
         log.emit(make(types.BackendConnected))
         log.close()
-    view = LiveView(layout, 3, 9_999_999, console, now=lambda: NOW)
-    view.note = "no more kills: all clients take part in the last epochs"
-    view.refresh()
-    assert_narrow(shown[-1], f"clients 1, 2, 3: {format_waiting(make_wait(), NOW)}", view.note, "loss")
+    source = LogSource(tmp_path)
+    while source.read():
+        pass
+    ConsoleView([source.view], console, now=lambda: NOW).refresh()
+    waits = f"client-1, client-2, client-3 {format_waiting(make_wait(), NOW).replace('waiting', 'wait')}"
+    assert_narrow(shown[-1], waits, "loss")
 
 
 def test_the_report_of_a_testnet_fits() -> None:

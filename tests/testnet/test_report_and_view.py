@@ -1,15 +1,12 @@
 """The final table says what the event logs and the weights on disk say."""
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kits.log import make
 
-from psyche.core.state.enums import RunState
 from psyche.telemetry import types
-from psyche.telemetry.console import Console
 from psyche.telemetry.events import Entry, EventLog
 from psyche.testnet.ending import write_run
 from psyche.testnet.report import (
@@ -22,22 +19,11 @@ from psyche.testnet.report import (
     hash_weights,
 )
 from psyche.testnet.settings import Layout
-from psyche.testnet.view import LiveView
 
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
     return Layout(tmp_path, tmp_path / "events")
-
-
-def open_log(layout: Layout, number: int, t: float = 1_019.0) -> EventLog:
-    return EventLog(layout.events_of(f"client-{number}"), node=f"client-{number}", now=lambda: t)
-
-
-def open_view(layout: Layout, clients: int, *, live: bool = True) -> tuple[LiveView, io.StringIO, list[float]]:
-    """A live view, what it prints, and its clock."""
-    stream, clock = io.StringIO(), [1_020.0]
-    return LiveView(layout, clients, 241, Console(stream, live=live), now=lambda: clock[0]), stream, clock
 
 
 def make_clock(step: float = 1.0) -> Iterator[float]:
@@ -158,101 +144,3 @@ def test_a_page_is_written_only_of_something(layout: Layout) -> None:
     write_client(layout, 1)
     assert write_run(layout)
     assert b"client-1" in layout.page.read_bytes()
-
-
-def test_the_live_view_is_a_table_of_all_clients(layout: Layout) -> None:
-    view, _, _ = open_view(layout, 2)
-    write_client(layout, 1)
-    log = open_log(layout, 2)
-    log.emit(make(types.StateChanged, run_state=RunState.ROUND_TRAIN, height=1, step=2, members=2))
-    log.emit(make(types.WaitStarted, what="1 payload", until=1_025.0, then="go on without it"))
-    view.refresh()
-    head, columns, first, second, wait = view.draw().splitlines()
-    assert head.startswith("step 3 of 241")
-    assert columns.split()[:5] == ["client", "epoch", "round", "phase", "loss"]
-    assert first.split()[:5] == ["1", "0", "1", "finished", "2.000"]
-    assert second.split()[0] == "2"
-    assert wait.startswith("client 2: waiting for 1 payload until ")
-    assert wait.endswith("(5 s), then go on without it")
-
-
-def test_a_long_wait_is_wrapped_and_names_clients(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    view, _, _ = open_view(layout, 3)
-    for number, index in ((1, 2), (2, 0), (3, 1)):
-        log = open_log(layout, number)
-        log.emit(make(types.StateChanged, run_state=RunState.WARMUP, epoch=4, step=2, members=3))
-        log.emit(types.Member(index=index, members=3))
-        if number == 3:
-            log.emit(
-                make(
-                    types.WaitStarted, what="payloads of members [0, 2] of round 5, to apply in round 7",
-                    until=1_025.0, then="fall behind: keep fetching, stop training", wait=types.Wait.PAYLOADS,
-                    members=(0, 2), height=5, apply_height=7,
-                )
-            )  # fmt: skip
-    view.refresh()
-    lines = view.draw().splitlines()
-    assert max(map(len, lines)) < 80
-    wait = " ".join(line.strip() for line in lines[5:])
-    assert wait.startswith("client 3: waiting for payloads of client 2, client 1 of round 5, to apply in round 7 until")
-    assert wait.endswith("(5 s), then fall behind: keep fetching, stop training")
-
-
-def test_what_happens_again_and_again_is_told_now_and_then(layout: Layout) -> None:
-    view, stream, clock = open_view(layout, 2, live=False)
-    logs = [open_log(layout, number) for number in (1, 2)]
-    for _ in range(31):
-        for log in logs:
-            log.emit(types.Error(message="no weights"))
-        view.refresh()
-        clock[0] += 1.0
-    assert stream.getvalue().count("client-1 error: no weights") == 2
-    assert stream.getvalue().count("client-2 error: no weights") == 2
-
-
-def test_what_several_clients_wait_for_is_said_once(layout: Layout) -> None:
-    view, _, _ = open_view(layout, 3)
-    for number in (1, 3):
-        open_log(layout, number).emit(make(types.WaitStarted, what="the owner to resume the run", then="join again"))
-    view.refresh()
-    assert view.draw().splitlines()[5:] == ["clients 1, 3: waiting for the owner to resume the run, then join again"]
-
-
-def test_notable_events_are_told_with_their_reason(layout: Layout) -> None:
-    view, stream, _ = open_view(layout, 1, live=False)
-    log = open_log(layout, 1)
-    log.emit(make(types.EpochFailed, reason="no digest", steps_lost=8))
-    log.emit(types.Error(message="the trainer hung", trainer="hung"))
-    log.emit(make(types.StateChanged, run_state=RunState.ROUND_TRAIN, epoch=1, step=9, members=3))
-    log.emit(make(types.ServerRecovered, gap_s=75))
-    view.refresh()
-    text = stream.getvalue()
-    assert "client-1 epoch given up: no digest, steps lost: 8" in text
-    assert "client-1 error: the trainer hung" in text
-    assert "client-1 continues from its journal after 1 min 15 s" in text
-    assert "epoch 1 trains from step 9, 3 members" in text
-    assert view.training.is_set()
-    view.is_stopping, before = True, stream.getvalue()
-    log.emit(make(types.EpochFailed, reason="the server is gone"))
-    view.refresh()
-    assert stream.getvalue() == before, "what ends because the user stops is no news"
-    assert view.clients[1].epochs_failed == 2
-
-
-def test_without_a_terminal_a_line_comes_every_ten_seconds(layout: Layout) -> None:
-    view, stream, clock = open_view(layout, 1, live=False)
-    write_client(layout, 1)
-    view.refresh()
-    assert stream.getvalue() == ""
-    clock[0] += 10.0
-    view.refresh()
-    view.refresh()
-    assert stream.getvalue().count("\n") == 1
-    assert "step 3 of 241, finished | loss 2.00" in stream.getvalue()
-    clock[0] += 59.0
-    view.refresh()
-    assert stream.getvalue().count("\n") == 1  # nothing has changed
-    clock[0] += 1.0
-    view.refresh()
-    assert stream.getvalue().count("\n") == 2

@@ -197,7 +197,7 @@ async def test_killed_clients_come_back(settings: TestnetSettings, monkeypatch: 
             first = testnet.clients[2].pid
             testnet.kill_client(2)
             await until_training(testnet, 2, times=2)
-            while testnet.view.clients[2].starts < 2:
+            while "client-2" not in testnet.run.nodes or testnet.run.nodes["client-2"].starts < 2:
                 await trio.sleep(0.02)
             assert testnet.clients[2].pid != first
             assert not is_alive(first)

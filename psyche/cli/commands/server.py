@@ -116,7 +116,7 @@ def run(
 def serve(
     settings: "ServerSettings", events: "EventLog", console: "Console", logs: LogMode, on_start: "Callable[[], None]"
 ) -> None:
-    from psyche.cli.helpers.serving import ServerLine, serve_until_signal
+    from psyche.cli.helpers.serving import ServerView, serve_until_signal
     from psyche.telemetry.live import open_live_view
     from psyche.wire.line.descriptors import raise_limit
 
@@ -125,9 +125,9 @@ def serve(
             async with open_live_view(events, console, logs):
                 await serve_until_signal(settings, None, on_start)
             return
-        line = ServerLine(console)
-        async with open_live_view(events, console, logs, line):
-            await serve_until_signal(line.attach(settings), console, on_start)
+        view = ServerView(console, events)
+        async with open_live_view(events, console, logs, view):
+            await serve_until_signal(view.attach(settings), console, on_start)
 
     raise_limit()
     with contextlib.closing(events):

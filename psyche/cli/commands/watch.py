@@ -1,6 +1,5 @@
 """`psyche watch`: what a run does and has done, from its logs or its backend."""
 
-import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,8 +87,7 @@ def watch(
     of its own: no client or server notices if it hangs or dies. Ends with exit code 0 when all runs are finished, and
     after Ctrl-C.
     """
-    import trio
-
+    from psyche.cli.helpers.watching import until_signal
     from psyche.telemetry.console import Console
     from psyche.watch import app
     from psyche.watch.alerts import Alerts
@@ -119,18 +117,8 @@ def watch(
         return
 
     async def show(found: list[Source]) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async with trio.open_nursery() as nursery:
-
-                async def end() -> None:
-                    async for _ in signals:
-                        nursery.cancel_scope.cancel()
-
-                nursery.start_soon(end)
-                await app.watch(
-                    found, console, alerts, once=once, web=None if web is None else (web_host, web), save=save
-                )
-                nursery.cancel_scope.cancel()
+        where = None if web is None else (web_host, web)
+        await until_signal(lambda: app.watch(found, console, alerts, once=once, web=where, save=save))
 
     if not has_backend:
         run_async(lambda: show(logs))

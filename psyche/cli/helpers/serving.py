@@ -9,25 +9,23 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import trio
 
+from psyche.analysis.accounts import SERVER
+from psyche.analysis.run_view import RunView
 from psyche.backends.summary import summarize_run
 from psyche.core.state.state import Coordinator
 from psyche.durable import open_file
-from psyche.server.reports import ReportSummary
 from psyche.server.server import BoundServer, ServerSettings, run_server
+from psyche.telemetry import types
 from psyche.telemetry.console import Console
-from psyche.telemetry.run_line import format_run_status, get_standing
-from psyche.telemetry.status import Pace
-from psyche.telemetry.text import format_number, lay_out
-from psyche.wire.backend import RunStatus
-from psyche.wire.report import SelfReport
+from psyche.telemetry.events import Entry, EventLog
+from psyche.telemetry.text import format_number
+from psyche.watch.app import ConsoleView
 
-SHOWN_ERRORS = 3  # of clients, below the status line
 LOCK_NAME = "lock"  # what a server holds in its state folder (`server.journal.disk`)
 
 
@@ -70,41 +68,29 @@ def describe_access(settings: ServerSettings, bound: BoundServer) -> str:
     return f"nobody may join yet: {way}\nor let everybody join: open = true in a table [access] of the run's file"
 
 
-class ServerLine:
-    """The server's status line: permanent on a terminal, elsewhere a line for each change."""
+class ServerView(ConsoleView):
+    """The server's run on its console, from its states and its own events."""
 
-    def __init__(self, console: Console, *, now: Callable[[], float] = time.time) -> None:
-        self._console = console
-        self._now = now
-        self._status: RunStatus | None = None  # before the run is open there is nothing to say
-        self._said = ReportSummary()
-        self._failing: tuple[SelfReport, ...] = ()
-        self._pace = Pace()
+    def __init__(self, console: Console, events: EventLog, *, now: Callable[[], float] = time.time) -> None:
+        super().__init__([RunView()], console, now=now)
+        self._news = events.subscribe()
+        for event in events.read_kind(types.RoundOver):  # of former processes: the whole curve
+            self.views[0].take(Entry(event.unix, SERVER, event))
 
     def attach(self, settings: ServerSettings) -> ServerSettings:
-        return dataclasses.replace(settings, on_state=self.take, on_reports=self.take_reports)
+        return dataclasses.replace(settings, on_state=self.take)
 
     def take(self, state: Coordinator) -> None:
-        self._status = summarize_run(state, state.state_start_unix, "")
+        now = self.now()
+        self.views[0].take_status(summarize_run(state, int(now), ""), now)
         self.refresh()
 
-    def take_reports(self, said: ReportSummary, failing: Sequence[SelfReport]) -> None:
-        """What the clients say of themselves (K8)."""
-        self._said, self._failing = said, tuple(failing)
-
     def refresh(self) -> None:
-        if self._status is None:
-            return
-        status, now = msgspec.structs.replace(self._status, **self._said._asdict()), self._now()
-        if self._console.live:
-            columns = self._console.columns - 1
-            errors = [lay_out((), (f"! {one.name}: {one.error}",), columns) for one in self._failing[:SHOWN_ERRORS]]
-            self._console.set_status("\n".join([format_run_status(status, now, columns), *errors]))
-        elif self._pace.is_due(now, get_standing(status), (status.epoch, status.height, status.step)):
-            self._console.print(format_run_status(status, now))
-
-    def close(self) -> None:
-        self._console.clear_status()
+        for entry in self._news.drain():
+            self.views[0].take(entry)
+        self.skip_lines()  # they are printed as log lines
+        if self.views[0].status is not None:  # before the run is open there is nothing to say
+            super().refresh()
 
 
 @contextlib.contextmanager

@@ -198,7 +198,7 @@ def test_info_and_list_show_every_run_without_a_wallet(box: ChainBox) -> None:
 def test_a_run_is_watched_until_it_is_finished(box: ChainBox, monkeypatch: pytest.MonkeyPatch) -> None:
     create(box, "watched")
     account, state = read_instance(box, "watched").coordinator_account, read_state(box, "watched")
-    monkeypatch.setattr("psyche.cli.helpers.watching.EVERY_S", 0.05)
+    monkeypatch.setattr("psyche.watch.sources.RunSource.every_s", 0.05)
     seen: list[str] = []
 
     def show_and_go_on(status: RunStatus, members: Members | None, _: object) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def test_a_run_is_watched_until_it_is_finished(box: ChainBox, monkeypatch: pytes
     monkeypatch.setattr("psyche.cli.helpers.watching.get_plain_run", show_and_go_on)
     lines = box.call("run", "info", "-r", "watched", "--watch", "--json").splitlines()
     assert [json.loads(line) for line in lines] == [{"state": one.name, "clients": 0} for one in WATCHED]
-    assert "run 'watched': finished" in box.call("run", "info", "-r", "watched", "--watch")
+    assert "watched: epoch 0 step 1 of 241 | finished" in box.call("run", "info", "-r", "watched", "--watch")
 
 
 def test_pause_and_resume_have_their_former_name_too(box: ChainBox) -> None:

@@ -28,6 +28,7 @@ def explain(
     The record has the last few rounds of the epoch. Needs the key of an owner, or of a client of the run.
     """
     from psyche.analysis.explanation import explain_member, find_member
+    from psyche.watch.page import wrap
 
     async def ask(backend: "Administration") -> list[str]:
         state = await backend.get_record()
@@ -35,7 +36,7 @@ def explain(
         return list(explain_member(state, find_member(state, member, keys)))
 
     for line in access.run(ask, as_anybody=True):
-        typer.echo(line)
+        typer.echo(wrap(line))
 
 
 @_command("preview-lr", "psyche run preview-lr my-run", shared={})

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -135,14 +135,17 @@ class ConsoleView:
             self.console.print(self._page)
 
 
+OpenPage = Callable[[Watcher], AbstractAsyncContextManager[str]]  # gives its address
+
+
 async def watch(
     sources: Sequence[Source], console: Console, alerts: Alerts | None = None, *, once: bool = False,
     make_view: Callable[[Sequence[RunView], Console], ConsoleView] = ConsoleView,
-    web: tuple[str, int] | None = None, save: Path | None = None,
+    web: OpenPage | None = None, save: Path | None = None,
 ) -> None:  # fmt: skip
     """Show runs until all are finished; `once`: print them as they are now.
 
-    `web` is where a page is served until this is ended, `save` a file that gets the page at the end.
+    `web` serves a page until this is ended, `save` a file that gets the page at the end.
     """
     watcher = Watcher(sources, alerts)
     view = make_view(watcher.views, console)
@@ -150,7 +153,8 @@ async def watch(
         async with open_plain_nursery() as nursery, AsyncExitStack() as stack:
             nursery.start_soon(watcher.run)
             if web is not None:
-                view.address = await stack.enter_async_context(_open_page(watcher, console, *web))
+                view.address = await stack.enter_async_context(web(watcher))
+                console.print(f"page: {view.address}")
             await watcher.is_read.wait()
             view.skip_lines()
             while not once:
@@ -169,14 +173,3 @@ async def watch(
         if save is not None:
             write_page(save, watcher.views)
             console.print(f"page: {save}")
-
-
-@asynccontextmanager
-async def _open_page(watcher: Watcher, console: Console, host: str, port: int) -> AsyncGenerator[str]:
-    from psyche.watch.routes import serve_page  # needs hypercorn
-
-    async with serve_page(watcher, host, port) as address:
-        console.print(f"page: {address}")
-        if host not in LOOPBACK:
-            console.print(f"warning: everybody who reaches {host} may read it: there is no account")
-        yield address

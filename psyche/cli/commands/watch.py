@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from psyche.backends.port import Administration
     from psyche.core.state.messages import Message
     from psyche.watch.alerts import Alerts
+    from psyche.watch.app import OpenPage
     from psyche.watch.sources import Source
     from psyche.wire.backend import RunStatus
 
@@ -117,7 +118,7 @@ def watch(
         return
 
     async def show(found: list[Source]) -> None:
-        where = None if web is None else (web_host, web)
+        where = None if web is None else _serve(web_host, web)
         await until_signal(lambda: app.watch(found, console, alerts, once=once, web=where, save=save))
 
     if not has_backend:
@@ -160,3 +161,12 @@ def require_extra(extra: str, option: str, module: str) -> None:
     """Say how to install what an option needs, if it is not there."""
     if find_spec(module) is None:
         raise ConfigError(f'{option}: needs {module}: pip install "psyche-train[{extra}]"')
+
+
+def _serve(host: str, port: int) -> "OpenPage":
+    from psyche.watch.app import LOOPBACK
+    from psyche.watch.routes import serve_page  # needs hypercorn
+
+    if host not in LOOPBACK:
+        say(f"warning: everybody who reaches {host} may read the page: there is no account")
+    return lambda watcher: serve_page(watcher, host, port)

@@ -3,9 +3,11 @@
 import inspect
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from hypothesis import HealthCheck, settings
 from kits.clocks import SteadyClock, make_autojump_clock
 from kits.tier import AMOUNTS, IS_WHOLE
 from trio.testing import MockClock
+
+from psyche.modeling.trainer.process import HOST_VARIABLE
 
 # Test files may have equal names (importlib mode); what they share in a folder is still imported by its plain name.
 _folders = {path.parent for path in Path(__file__).parent.rglob("*.py")}
@@ -40,6 +44,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_threa
 # Each call of a CliRunner builds all commands anew, a tenth of a second; the commands do not change.
 typer.testing._get_command = cache(typer.testing._get_command)
 
+HOST_S = 120.0  # on a busy machine; after that every trainer is a process of its own
 START_S = 100_000.0  # as trio's own, which starts anywhere: nothing may count on 0
 
 
@@ -75,3 +80,19 @@ def run_on_its_clock(item: pytest.Function, main: Callable[[], Awaitable[object]
 def autojump_clock() -> MockClock:
     """Instead of pytest-trio's, which jumps while worker threads run."""
     return make_autojump_clock()
+
+
+@pytest.fixture(scope="session")
+def trainer_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One process imports torch for all trainers, also those that say what a config leads to; else each would."""
+    path = tmp_path_factory.mktemp("host") / "trainers"
+    command = [sys.executable, "-m", "psyche.modeling.trainer.host", "--socket", str(path)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOST_VARIABLE, str(path))
+        host = subprocess.Popen([*command, "--parent", str(os.getpid())])
+        deadline = time.monotonic() + HOST_S
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        yield
+        host.kill()
+        host.wait()

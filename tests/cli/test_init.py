@@ -42,6 +42,7 @@ from psyche.modeling.model_config import read_model_fields
 from psyche.server.preflight import validate_run
 from psyche.testnet.backends import get_bootstrap_address
 
+pytestmark = pytest.mark.usefixtures("trainer_host")
 TEXT = "def answer(question: str) -> int:\n    return 42\n" * 200
 PARAMETERS = {"1m": (0.8e6, 1.1e6), "20m": (13e6, 30e6), "124m": (80e6, 130e6), "1b": (0.9e9, 1.3e9)}
 SETTINGS = {

@@ -13,6 +13,8 @@ from psyche.config.load import load_run
 from psyche.core.state.enums import CheckpointKind, DataLocationKind, DataType, HttpLocationKind, TokenSize
 from psyche.core.state.settings import Checkpoint
 
+pytestmark = pytest.mark.usefixtures("trainer_host")
+
 
 @pytest.fixture
 async def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Places]:

@@ -1,18 +1,9 @@
 """One tiny model for all runs here, and folders that are kept only of a run that failed."""
 
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kits.run_files import MakeRun, write_model, write_run
-
-from psyche.modeling.trainer.process import HOST_VARIABLE
-
-HOST_S = 120.0  # on a busy machine; after that clients start their own trainers
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,19 +15,8 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _trainer_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One process imports torch for all trainers of all clients; without it each would, one beside the other."""
-    path = tmp_path_factory.mktemp("host") / "trainers"
-    command = [sys.executable, "-m", "psyche.modeling.trainer.host", "--socket", str(path)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(HOST_VARIABLE, str(path))
-        host = subprocess.Popen([*command, "--parent", str(os.getpid())])
-        deadline = time.monotonic() + HOST_S
-        while not path.exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        yield
-        host.kill()
-        host.wait()
+def _trainers(trainer_host: None) -> None:
+    """All trainers of all clients are forked by one process."""
 
 
 @pytest.fixture(scope="session")

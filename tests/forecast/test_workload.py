@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from forecast_kit import ROOT, RUN
 from kits.models import write_config, write_model_folder
+from kits.tier import few
 
 from psyche.config.load import load_run
 from psyche.core.state.state import Optimizer, OptimizerKind
@@ -20,6 +21,7 @@ from psyche.forecast.workload import (
 )
 from psyche.modeling.trainer import describe
 
+pytestmark = pytest.mark.usefixtures("trainer_host")
 DISTRO = Optimizer(
     OptimizerKind.DISTRO, compression_decay=0.999, compression_topk=8, compression_chunk=64, quantize_1bit=True
 )
@@ -29,7 +31,7 @@ LLAMA_1B = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("family", few(["deepseek_v3", "qwen3_moe", "llama"]))
 def test_the_plan_is_the_one_that_the_real_trainer_makes(family: str, tmp_path: Path) -> None:
     from psyche.modeling.architecture import build_random, read_blueprint
 

@@ -21,6 +21,8 @@ from psyche.server.run import open_run
 from psyche.testnet.prepare import prepare
 from psyche.testnet.settings import TestnetSettings
 
+pytestmark = pytest.mark.usefixtures("trainer_host")
+
 
 def write_ready_run(folder: Path) -> Path:
     """A run whose tokens are bytes, and whose model has a row for each."""

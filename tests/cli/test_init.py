@@ -430,6 +430,13 @@ def make_wrong_model(folder: Path, **changes: object) -> tuple[object, ...]:
     return "--model", model, "--data", make_text(folder), "--prepare"
 
 
+def make_small_vocabulary(folder: Path) -> tuple[object, ...]:
+    """The tokenizer has more ids than the model."""
+    words = make_wrong_model(folder, vocab_size=100)
+    write_header(folder / "their-model" / "model.safetensors", SETTINGS | {"vocab_size": 100})
+    return words
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -440,8 +447,8 @@ def make_wrong_model(folder: Path, **changes: object) -> tuple[object, ...]:
         (make_one_of_several, "other files of tokens (b.npy)"),
         # The owner's folder is named, not the copy that is gone.
         (partial(make_wrong_model, model_type="gpt_2"), "model_type 'gpt_2'"),
-        (partial(make_wrong_model, vocab_size=4_000), "{}/their-model: AR4: model.embed_tokens.weight is"),
-        (partial(make_wrong_model, vocab_size=100), "--tokenizer {}/their-model"),
+        (partial(make_wrong_model, vocab_size=4_000), "{}/their-model: AR4: lm_head.weight is 256 x 32"),
+        (make_small_vocabulary, "--tokenizer {}/their-model"),
     ],
 )
 def test_what_cannot_be_trained_is_told_and_nothing_is_left(

@@ -92,7 +92,7 @@ async def test_what_no_client_could_train_is_refused_with_its_place(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"vocab_size": 255}, "AR4: model.embed_tokens.weight is 256 x 32, not 255 x 32"),
+        ({"vocab_size": 255}, "AR4: lm_head.weight is 256 x 32, not 255 x 32"),
         ({"model_type": "gpt_2"}, "AR1: model_type 'gpt_2' is no causal language model"),
     ],
 )

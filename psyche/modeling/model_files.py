@@ -17,6 +17,7 @@ from psyche.storage.port import StorageOptions, StoredFile, read_environment
 
 if TYPE_CHECKING:
     from psyche.storage.http import HttpStorage
+    from psyche.storage.port import Storage
 
 REMOTE: Final = frozenset({CheckpointKind.HUB, CheckpointKind.GCS})  # sources that `open_storage` opens
 SHOWN_EVERY_S: Final = 10.0
@@ -83,7 +84,7 @@ class StorageFiles:
 
     piece_bytes = 64 << 20  # a storage asks for its ranges side by side
 
-    def __init__(self, storage: "HttpStorage") -> None:
+    def __init__(self, storage: "Storage") -> None:
         self.address = storage.address
         self.revision: str | None = None
         self._storage = storage

@@ -2,7 +2,7 @@
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +15,7 @@ import trio
 
 from psyche.errors import StorageError, StorageRefused
 from psyche.storage.judging import HostRefused, check_url
-from psyche.storage.port import MAX_RANGE_BYTES, StorageOptions, StoredFile, check_range, gather, sort_files
+from psyche.storage.port import StorageOptions, StoredFile, Take, check_range, cut_range, gather, sort_files
 
 if TYPE_CHECKING:
     import httpcore2
@@ -41,7 +41,6 @@ _STATUS: Final = {
 }  # fmt: skip
 
 Headers = Mapping[str, str]
-Take = Callable[[bytes], Awaitable[object]]
 T = TypeVar("T")
 _log: Final = structlog.get_logger("psyche.storage")
 
@@ -290,16 +289,14 @@ class HttpStorage(ABC):
         return b"".join(await self.read_parts(file, start, end))
 
     async def read_parts(self, file: StoredFile, start: int, end: int) -> list[bytes]:
-        """Read like `read`; what is long comes in parts of `MAX_RANGE_BYTES`, for to join them takes long."""
         check_range(self.address, file, start, end)
-        starts = range(start, end, MAX_RANGE_BYTES)
-        return await gather([partial(self._read, file, one, min(one + MAX_RANGE_BYTES, end)) for one in starts])
+        return await gather([partial(self._read, file, *one) for one in cut_range(start, end)])
 
     async def copy(self, file: StoredFile, start: int, end: int, take: Take) -> None:
-        """Read like `read`, part by part as they arrive; after a cut, only what is missing is asked for again."""
+        """Read part by part as they arrive; after a cut, only what is missing is asked for again."""
         check_range(self.address, file, start, end)
-        for one in range(start, end, MAX_RANGE_BYTES):
-            await take(await self._read(file, one, min(one + MAX_RANGE_BYTES, end), take))
+        for one in cut_range(start, end):
+            await take(await self._read(file, *one, take))
 
     async def aclose(self) -> None:
         await self._http.aclose()

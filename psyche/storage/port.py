@@ -1,6 +1,7 @@
 """What every storage can do, the settings to open one, and reads of many ranges at once."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ SMALL_PER_DOWNLOAD: Final = 8  # small ranges at once, where the source bears it
 CACHE_GB: Final = 10.0  # unless a user says otherwise
 _MAX_TOKEN_BYTES: Final = 4_096
 T = TypeVar("T")
+Take = Callable[[bytes], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,32 @@ class Storage(Protocol):
         """
         ...
 
+    async def read_parts(self, file: StoredFile, start: int, end: int) -> list[bytes]:
+        """Read like `read`; what is long comes in parts of `MAX_RANGE_BYTES`, for to join them takes long."""
+        ...
+
+    async def copy(self, file: StoredFile, start: int, end: int, take: Take) -> None:
+        """Read like `read`, part by part as they arrive."""
+        ...
+
     async def aclose(self) -> None: ...
 
 
-class StorageWrapper:
+class RangeReader(ABC):
+    """What a storage with `read` alone does about long ranges."""
+
+    @abstractmethod
+    async def read(self, file: StoredFile, start: int, end: int) -> bytes: ...
+
+    async def read_parts(self, file: StoredFile, start: int, end: int) -> list[bytes]:
+        return await gather([partial(self.read, file, *one) for one in cut_range(start, end)])
+
+    async def copy(self, file: StoredFile, start: int, end: int, take: Take) -> None:
+        for one in cut_range(start, end):
+            await take(await self.read(file, *one))
+
+
+class StorageWrapper(RangeReader):
     """What a storage that reads through another one passes on as it is."""
 
     def __init__(self, storage: Storage) -> None:
@@ -164,6 +188,10 @@ def check_name(place: str, name: str) -> None:
         raise StorageRefused(f"{place}: {name[:100]!a}: must be a path below the place, of printable characters")
     if len(name.encode()) > MAX_NAME_BYTES:
         raise StorageRefused(f"{place}: {name[:100]}…: a name has at most {MAX_NAME_BYTES:,} bytes")
+
+
+def cut_range(start: int, end: int) -> list[tuple[int, int]]:
+    return [(one, min(one + MAX_RANGE_BYTES, end)) for one in range(start, end, MAX_RANGE_BYTES)]
 
 
 def check_range(place: str, file: StoredFile, start: int, end: int) -> None:

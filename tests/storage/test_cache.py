@@ -17,7 +17,7 @@ from structlog.testing import CapturingLogger
 from psyche.errors import StorageError
 from psyche.storage import cache as cache_module
 from psyche.storage.cache import CHUNK_BYTES, DiskCache
-from psyche.storage.port import StoredFile
+from psyche.storage.port import RangeReader, StoredFile
 from psyche.storage.urls import open_urls
 
 RAW = Random(3).randbytes(10 * CHUNK_BYTES + 1_000)
@@ -25,7 +25,7 @@ FILE = StoredFile("a.bin", len(RAW), "1")
 SIZE = CHUNK_BYTES + 32  # of a chunk on disk
 
 
-class CountingStorage:
+class CountingStorage(RangeReader):
     """A storage of one file that counts what it is asked; `gate`, if set, holds its answers."""
 
     address = "test://place"
@@ -145,7 +145,8 @@ async def test_beyond_the_limit_the_chunks_used_longest_ago_go(storage: Counting
     for number in range(5):
         await cache.read(storage, FILE, number * mib, number * mib + 1)
         for path in get_chunks(tmp_path):  # a second has passed
-            os.utime(path, (path.stat().st_mtime - 1,) * 2)
+            earlier = path.stat().st_mtime - 1
+            os.utime(path, (earlier, earlier))
     await cache.read(storage, FILE, 0, 1)  # used again
     (tmp_path / "00").mkdir(exist_ok=True)
     (tmp_path / "00" / "left.1.part").write_bytes(bytes(SIZE))  # by a process that was killed

@@ -1,6 +1,7 @@
 """`psyche watch`: what a run does and has done, from its logs or its backend."""
 
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from psyche.cli.helpers.common import run_async, say
+from psyche.cli.helpers.options import option, share_fields
 from psyche.cli.helpers.outputs import check_page_name, check_target
 from psyche.cli.helpers.target import ADDRESS, ON_CHAIN, OWNED, Access
 from psyche.errors import ConfigError
@@ -35,24 +37,66 @@ EXAMPLES: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Display:
+    """How runs are shown."""
+
+    once: bool = False
+    tui: bool = False
+    play: bool = False
+    web: int | None = None
+    web_host: str = "127.0.0.1"
+    save: Path | None = None
+
+    @property
+    def wants_screen(self) -> bool:
+        return self.tui or self.play
+
+    def check(self, sources: int, *, has_backend: bool) -> None:
+        """Refuse what does not go together; `sources` is the number of places with event logs."""
+        from psyche.telemetry.console import is_live
+
+        if not sources and not has_backend:
+            raise ConfigError(
+                "name what to watch: a folder of event logs, --server-addr HOST:PORT, or --rpc URL with --run-id"
+            )
+        if self.play and (has_backend or sources != 1 or self.once):
+            raise ConfigError("--play: needs the event logs of one run, and nothing else to watch")
+        if self.once and self.web is not None:
+            raise ConfigError("--once ends at once, so nobody could read --web: leave out one of them")
+        check_page_name("--save", self.save)
+        if self.wants_screen and (self.web is not None or self.save is not None):
+            raise ConfigError("--web and --save: not with --tui or --play; start another psyche watch beside it")
+        check_target("--save", self.save)
+        if self.play and not is_live(sys.stdout):
+            raise ConfigError("--play: needs a terminal")
+
+
+DISPLAY: Final = share_fields(
+    Display,
+    once=option("Print the run as it is now, and end.", "--once"),
+    tui=option(
+        "A screen with the run, its members, their network and logs; with the key of its owner it pauses and resumes "
+        "the run. Where no terminal is: lines, as without it.",
+        "--tui",
+    ),
+    play=option("On the screen: replay the event logs of one run, from their beginning.", "--play"),
+    web=option("Serve a page for browsers here; 0: any free port.", min=0, max=65_535, metavar="PORT"),
+    web_host=option(
+        "Address that the page is served at. It has no account: others than this machine's users can read it at any "
+        "but the default.",
+        metavar="NAME",
+    ),
+    save=option("Write the page with its data to this file at the end; with --once at once.", metavar="FILE"),
+)
+
+
 def watch(
     *,
     sources: Annotated[
         list[Path] | None,
         typer.Argument(help="Event logs of a run: a file, a folder of them, or a testnet's; live or finished."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print the run as it is now, and end.")] = False,
-    tui: Annotated[
-        bool,
-        typer.Option(
-            "--tui",
-            help="A screen with the run, its members, their network and logs; with the key of its owner it pauses and "
-            "resumes the run. Where no terminal is: lines, as without it.",
-        ),
-    ] = False,
-    play: Annotated[
-        bool, typer.Option("--play", help="On the screen: replay the event logs of one run, from their beginning.")
-    ] = False,
     alert: Annotated[
         str | None,
         typer.Option(
@@ -62,22 +106,7 @@ def watch(
             "PSYCHE_ALERT_STATE is begun or over; _RUN, _WHO, _TEXT and _SINCE say more.",
         ),
     ] = None,
-    web: Annotated[
-        int | None,
-        typer.Option(min=0, max=65_535, metavar="PORT", help="Serve a page for browsers here; 0: any free port."),
-    ] = None,
-    web_host: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Address that the page is served at. It has no account: others than this machine's "
-            "users can read it at any but the default.",
-        ),
-    ] = "127.0.0.1",
-    save: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the page with its data to this file at the end; with --once at once."),
-    ] = None,
+    display: Display,
     access: Access,
 ) -> None:
     """Watch runs: how far they are, and who holds them up.
@@ -96,30 +125,16 @@ def watch(
     from psyche.watch.sources import LogSource, Source
 
     has_backend = bool(access.options.server_addr or access.options.rpc)
-    if not sources and not has_backend:
-        raise ConfigError(
-            "name what to watch: a folder of event logs, --server-addr HOST:PORT, or --rpc URL with --run-id"
-        )
-    if play and (has_backend or len(sources or ()) != 1 or once):
-        raise ConfigError("--play: needs the event logs of one run, and nothing else to watch")
-    if once and web is not None:
-        raise ConfigError("--once ends at once, so nobody could read --web: leave out one of them")
-    check_page_name("--save", save)
-    if (tui or play) and (web is not None or save is not None):
-        raise ConfigError("--web and --save: not with --tui or --play; start another psyche watch beside it")
-    check_target("--save", save)
-    logs: list[Source] = [(PlaySource if play else LogSource)(path) for path in sources or ()]
+    display.check(len(sources or ()), has_backend=has_backend)
+    logs: list[Source] = [(PlaySource if display.play else LogSource)(path) for path in sources or ()]
     console, alerts = Console(sys.stdout), None if alert is None else Alerts(alert)
-
-    if play and not console.live:
-        raise ConfigError("--play: needs a terminal")
-    if (tui or play) and console.live and not once:
+    if display.wants_screen and console.live and not display.once:
         show_screen(access, logs, alerts, has_backend=has_backend)
         return
 
     async def show(found: list[Source]) -> None:
-        where = None if web is None else _serve(web_host, web)
-        await until_signal(lambda: app.watch(found, console, alerts, once=once, web=where, save=save))
+        where = None if display.web is None else _serve(display.web_host, display.web)
+        await until_signal(lambda: app.watch(found, console, alerts, once=display.once, web=where, save=display.save))
 
     if not has_backend:
         run_async(lambda: show(logs))

@@ -1,6 +1,7 @@
 """One model on several ranks, real processes with gloo: they train, apply and store what one rank does."""
 
 import os
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 from kits.leftovers import until_dead
-from kits.tier import few
 
 from psyche.core.encoding.plan import TransformPlan, decode_plan
 from psyche.core.state.state import Model
 from psyche.errors import TrainerError
 from psyche.modeling.distro.codec import decode_payload
+from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.fault import VARIABLE
 from psyche.modeling.trainer.process import TrainerProcess, WatchdogLimits
@@ -84,7 +85,8 @@ def make_model(model: Model, **changes: object) -> Model:
     return replace(model, optimizer=replace(model.optimizer, **changes))
 
 
-@pytest.mark.parametrize(("data", "tensor"), few(SIZES))
+@pytest.mark.whole
+@pytest.mark.parametrize(("data", "tensor"), SIZES)
 async def test_a_group_of_ranks_is_one_member(
     data: int, tensor: int, load_request: LoadRequest, tmp_path: Path
 ) -> None:
@@ -131,19 +133,31 @@ async def test_samples_of_two_ranks_are_summed_like_two_micro_batches(
     request = msgspec.structs.replace(
         load_request, model=make_model(load_request.model, clip_grad_norm=None), micro_batch_size=4
     )
-    alone, group = start(tmp_path), start(tmp_path)
+    alone, group = TrainerEngine(), start(tmp_path)
     try:
-        await alone.load(request)
+        alone.load(request)
         await group.load(msgspec.structs.replace(request, data_parallelism=2))
-        assert (await group.train(train_request(0))).payload == (await alone.train(train_request(0))).payload
-        ranks = find_children(group.pid)
-        assert len(ranks) == 1
-        os.kill(ranks[0], 9)
+        expected = alone.train(train_request(0))
+        assert (await group.train(train_request(0))).payload == expected.payload
+        (rank,) = find_children(group.pid)
+        os.kill(rank, signal.SIGKILL)
         with pytest.raises(TrainerFailure, match="crashed during apply") as caught:
             await group.apply(apply_request(0))
         assert caught.value.kind is FailureKind.CRASHED
     finally:
-        await alone.stop()
+        await group.stop()
+
+
+@pytest.mark.whole
+async def test_no_rank_outlives_a_trainer_that_is_killed(load_request: LoadRequest, tmp_path: Path) -> None:
+    group = start(tmp_path)
+    try:
+        await group.load(msgspec.structs.replace(load_request, data_parallelism=2))
+        assert group.pid
+        (rank,) = find_children(group.pid)
+        os.kill(group.pid, signal.SIGKILL)
+        await until_dead(rank)
+    finally:
         await group.stop()
 
 
@@ -193,6 +207,7 @@ async def test_ranks_that_hang_or_lose_their_trainer_end(load_request: LoadReque
     await group.stop()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("sizes", "text"),
     [

@@ -18,7 +18,7 @@ async def run_sidecar(rendezvous: str, device: str, threads: int, say: Callable[
     """Start the ranks, and start them again whenever they end: their trainer has done so too, or comes later."""
     host, port = parse_rendezvous(rendezvous)
     command = [
-        sys.executable, "-m", "psyche.modeling.trainer.rank", "--store", host, str(port), "--device", device,
+        sys.executable, "-m", "psyche.modeling.trainer.ranks.process", "--store", host, str(port), "--device", device,
         "--threads", str(threads or os.cpu_count() or 1), "--parent", str(os.getpid()),
     ]  # fmt: skip
     while True:

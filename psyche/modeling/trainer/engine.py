@@ -66,7 +66,7 @@ from psyche.wire.trainer import (
 )
 
 if TYPE_CHECKING:
-    from psyche.modeling.trainer.group import Group
+    from psyche.modeling.trainer.ranks.group import Group
 
 Beat = Callable[[], None]
 PENDING_FIELD: Final = "pending"
@@ -173,7 +173,7 @@ class TrainerEngine:
         return str(device)
 
     def _open_group(self, asked: Devices, beat: Beat) -> "Group":
-        from psyche.modeling.trainer.group import open_group
+        from psyche.modeling.trainer.ranks.group import open_group
 
         if self._group is None:
             self._group = open_group(asked, beat)
@@ -231,7 +231,7 @@ class TrainerEngine:
         self._try(model, source, request.model, device, beat)
         if request.ranks == 1:
             return Replica(model, request.model.optimizer, device)
-        from psyche.modeling.trainer.shard import make_shard
+        from psyche.modeling.trainer.ranks.shard import make_shard
 
         group = self._open_group(request, beat)
         return make_shard(group, model, request.model.optimizer, request.activation_checkpointing)

@@ -1,4 +1,4 @@
-"""A rank's own process, `python -m psyche.modeling.trainer.rank`: it makes the calls that rank 0 sends.
+"""A rank's own process, `python -m psyche.modeling.trainer.ranks.process`: it makes the calls that rank 0 sends.
 
 With `--rank` it is one of the processes that a trainer starts on its machine. Without, it is a machine's sidecar: it
 takes as many ranks as it has devices, and starts the others itself.
@@ -14,14 +14,14 @@ from psyche.modeling.trainer.child import die_with_parent
 from psyche.modeling.trainer.fault import FaultInjector, read_faults
 
 if TYPE_CHECKING:
-    from psyche.modeling.trainer.group import Group
-    from psyche.modeling.trainer.shard import Shard
+    from psyche.modeling.trainer.ranks.group import Group
+    from psyche.modeling.trainer.ranks.shard import Shard
 
 
 def serve(group: "Group") -> None:
     """Make the calls of rank 0 until it ends."""
     from psyche.modeling.trainer.batch import Cancelled
-    from psyche.modeling.trainer.shard import build_shard
+    from psyche.modeling.trainer.ranks.shard import build_shard
 
     shard: Shard | None = None
     faults = FaultInjector(read_faults(group.rank))
@@ -39,7 +39,7 @@ def serve(group: "Group") -> None:
 
 def join(host: str, port: int, rank: int | None, device: str) -> "Group":
     from psyche.modeling.device import list_devices
-    from psyche.modeling.trainer import group as groups
+    from psyche.modeling.trainer.ranks import group as groups
 
     devices = list_devices(device)
     store = groups.connect(host, port)

@@ -19,7 +19,7 @@ from psyche.core.state.state import Optimizer
 from psyche.errors import TrainerError
 from psyche.modeling.distro.layout import Held, find_cut, get_edges
 from psyche.modeling.model import enable_checkpointing, get_parameters
-from psyche.modeling.trainer.group import Group
+from psyche.modeling.trainer.ranks.group import Group
 from psyche.modeling.trainer.replica import plan_model
 
 HEADS: Final = ("num_attention_heads", "num_key_value_heads")

@@ -23,8 +23,14 @@ from psyche.modeling.distro.layout import Held, compute_layout
 from psyche.modeling.distro.momentum import find_group
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.trainer.batch import Cancelled, Gradients, Share
-from psyche.modeling.trainer.group import Group
-from psyche.modeling.trainer.parallel import build_sharded, check_tensor_parallelism, get_held, get_index, get_local
+from psyche.modeling.trainer.ranks.group import Group
+from psyche.modeling.trainer.ranks.parallel import (
+    build_sharded,
+    check_tensor_parallelism,
+    get_held,
+    get_index,
+    get_local,
+)
 from psyche.modeling.trainer.replica import Replica
 from psyche.modeling.weights import Stored
 from psyche.wire.trainer import SentResult

@@ -139,8 +139,9 @@ def start_ranks(address: tuple[str, int], first: int, devices: Sequence[torch.de
     torch.set_num_threads(threads)
     for rank, device in enumerate(devices[1:], first):
         command = [
-            sys.executable, "-X", "faulthandler", "-m", "psyche.modeling.trainer.rank", "--store", *map(str, address),
-            "--parent", str(os.getpid()), "--rank", str(rank), "--device", str(device), "--threads", str(threads),
+            sys.executable, "-X", "faulthandler", "-m", "psyche.modeling.trainer.ranks.process",
+            "--store", *map(str, address), "--parent", str(os.getpid()), "--rank", str(rank), "--device", str(device),
+            "--threads", str(threads),
         ]  # fmt: skip
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)

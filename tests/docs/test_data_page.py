@@ -77,6 +77,7 @@ def test_every_variable_of_the_page_is_one_that_is_read(monkeypatch: pytest.Monk
     assert "hf_secret" not in repr(Remote(hf_token="hf_secret").get_options())
 
 
+@pytest.mark.whole
 async def test_a_run_and_a_training_of_addresses_alone_are_made_as_the_page_says(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from kits.run_files import choose_neighbours
 NAMES = {"python": ("chats.py",), "jinja": ("chat_template.jinja",)}
 
 
+@pytest.mark.whole
 @pytest.mark.e2e
 async def test_the_page_about_fine_tuning_works_as_it_stands(tmp_path: Path) -> None:
     blocks = read_blocks(DOCS / "fine-tuning.md")

@@ -116,6 +116,7 @@ def test_the_command_says_what_it_made_what_it_left_out_and_shows_the_first_row(
     assert "left out: 13 samples of three messages or fewer" in few
 
 
+@pytest.mark.whole
 def test_both_forms_of_chats_lines_and_parquet_and_another_time_make_the_same_rows(
     tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_both_forms_of_chats_lines_and_parquet_and_another_time_make_the_same_ro
     assert file.read_bytes() == again.read_bytes()
 
 
+@pytest.mark.whole
 def test_of_a_folder_subset_and_split_choose_the_files(tokenizer: Path, tmp_path: Path) -> None:
     for place, chat in (("en/train-0", CHATS[0]), ("en/test-0", CHATS[1]), ("de/train-0", CHATS[2])):
         write_lines(tmp_path / "set" / f"{place}.jsonl", [{"messages": chat}])
@@ -145,6 +147,7 @@ def test_of_a_folder_subset_and_split_choose_the_files(tokenizer: Path, tmp_path
     assert "en/test-0.jsonl" in refused
 
 
+@pytest.mark.whole
 def test_each_epoch_has_all_samples_and_a_row_of_its_own_for_each_drops_the_longer_ones(
     tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -160,6 +163,7 @@ def test_each_epoch_has_all_samples_and_a_row_of_its_own_for_each_drops_the_long
     assert "left out: 1 sample too long for a row" in few.output
 
 
+@pytest.mark.whole
 def test_texts_are_cut_at_the_ends_of_rows_and_all_of_them_counts(tokenizer: Path, tmp_path: Path) -> None:
     texts = write_lines(tmp_path / "texts.jsonl", [{"text": "a" * 100}, {"text": "b" * 50}])
     rows = prepare(texts, tokenizer, tmp_path / "rows")
@@ -180,6 +184,7 @@ def test_what_was_written_is_read_by_datasets_and_is_what_a_run_trains_on(tokeni
     assert trained.reshape(-1, LENGTH, 3)[..., 1].astype(np.int32).tolist() == [row["labels"] for row in rows]
 
 
+@pytest.mark.whole
 async def test_a_data_set_of_the_hub_becomes_one_that_a_run_names_by_its_commit(
     tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -243,6 +248,7 @@ def test_what_is_no_chat_is_refused_by_line_and_field_and_nothing_is_left(
     assert [one.name for one in tmp_path.iterdir()] == ["chats.jsonl"]
 
 
+@pytest.mark.whole
 def test_a_template_that_changes_earlier_turns_or_is_missing_is_refused(tokenizer: Path, tmp_path: Path) -> None:
     chats = write_chats(tmp_path)
     write_tokenizer(tmp_path / "t")
@@ -268,6 +274,7 @@ def test_options_that_do_not_go_together_are_refused_before_anything_is_read(tok
         assert text in refuse(*build(tmp_path / "chats.jsonl", tokenizer, *words)).stderr
 
 
+@pytest.mark.whole
 def test_ctrl_c_leaves_nothing_behind(tokenizer: Path, tmp_path: Path) -> None:
     chats = write_lines(tmp_path / "chats.jsonl", [{"messages": CHATS[0]}] * 300_000)
     words = build(chats, tokenizer, "--chat", "--save-to-disk", tmp_path / "rows")

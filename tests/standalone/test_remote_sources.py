@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import trio
 from kits.storage.places import LENGTH, Places, open_places
+from kits.tier import few
 from pyarrow import parquet
 
 from psyche.errors import ConfigError, PsycheError
@@ -32,14 +33,14 @@ async def train(model: object, data: object, tmp_path: Path, **changes: Any) -> 
     return await trio.to_thread.run_sync(train_model, settings)
 
 
-@pytest.mark.parametrize("kind", ["one file", "numbered files", "bucket", "mix"])
+@pytest.mark.parametrize("kind", few(["mix", "one file", "numbered files", "bucket"]))
 async def test_data_elsewhere_trains_as_the_same_files_here(places: Places, tmp_path: Path, kind: str) -> None:
     here = await train(places.model, places.tokens, tmp_path)
     there = await train(places.model, places.names[kind], tmp_path)
     assert (there.losses, there.held_out) == (here.losses, here.held_out)
 
 
-@pytest.mark.parametrize("named", ["owner/name", "owner/name@main", "hf://owner/name", "gs://bucket/m"])
+@pytest.mark.parametrize("named", few(["owner/name@main", "owner/name", "hf://owner/name", "gs://bucket/m"]))
 async def test_a_model_elsewhere_is_that_of_the_same_folder_and_is_fetched_once(
     places: Places, tmp_path: Path, named: str
 ) -> None:

@@ -104,6 +104,7 @@ def test_what_strangers_say_is_no_markup_and_moves_no_cursor(tmp_path: Path) -> 
     pilot(LogSource(tmp_path), act)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("size", [(20, 6), (80, 24), (200, 60)])
 def test_every_view_is_drawn_on_terminals_of_all_sizes(tmp_path: Path, size: tuple[int, int]) -> None:
     write_run(tmp_path)
@@ -210,6 +211,7 @@ def test_on_a_terminal_it_is_drawn_resized_and_left_by_ctrl_c(tmp_path: Path) ->
         assert not terminal.has_colour
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("way", ["q", signal.SIGTERM, signal.SIGINT])
 def test_it_restores_the_terminal_whatever_ends_it(tmp_path: Path, way: str | signal.Signals) -> None:
     write_run(tmp_path)
@@ -246,6 +248,7 @@ def run_server(folder: Path) -> Iterator[tuple[str, ...]]:
             process.kill()
 
 
+@pytest.mark.whole
 def test_the_owner_pauses_and_resumes_a_run_after_a_question(tmp_path: Path) -> None:
     with run_server(tmp_path / "server") as options, open_terminal("watch", *options, "--tui") as terminal:
         after = terminal.wait_for("waiting for", "Pause/resume")

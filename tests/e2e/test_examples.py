@@ -198,11 +198,13 @@ def test_bash_understands_every_example() -> None:
 
 def test_each_group_of_commands_is_followed_by_one_of_these_tests() -> None:
     assert {one.name.split()[0] for one in EXAMPLES} == {
-        *ALONE, "trace", "server", "client", "run", "local-testnet", "auth", "rewards", "dev"
+        *ALONE, "trace", "watch", "server", "client", "run", "local-testnet", "auth", "rewards", "dev"
     }  # fmt: skip
 
 
 PROBED: Final = functools.cache(checks._probe)  # torch is loaded for the first example of doctor, not for each
+# Of the Hub, of buckets and of chats: tests/docs/test_data_page.py and the pages' own tests follow them.
+ELSEWHERE: Final = ("owner/", "https://", "gs://", "hf://", "--chat", "ada/")
 ALONE: Final = ("doctor", "init", "train", "simulate", "replay", "data", "model")
 
 
@@ -214,7 +216,8 @@ def test_every_example_that_needs_nobody_else_runs_as_printed(
 ) -> None:
     monkeypatch.setattr(checks, "_probe", PROBED)
     for example in select(group):
-        world.call(example.line)
+        if not any(text in example.line for text in ELSEWHERE):
+            world.call(example.line)
     if group == "simulate":
         for example in select("trace"):
             if "run.jsonl" in example.line:
@@ -279,6 +282,9 @@ def test_every_example_of_a_local_testnet_runs_as_printed(world: World) -> None:
     """One after another in one folder, as their reader runs them: the demo's weights and tokens are made once."""
     for example in select("local-testnet"):
         world.follow(example)
+    for example in select("watch"):
+        if "runs/demo" in example.line:
+            world.call(example.line)
 
 
 # Each command that changes a run on a chain, in an order in which all of them can be carried out; reads come last.
@@ -290,7 +296,15 @@ ON_CHAIN: Final = (
     "run close", "dev deploy",
 )  # fmt: skip
 # What only a run with members has: tests/cli/chain follows them there.
-WITH_MEMBERS: Final = ("run tick", "run checkpoint", "rewards claim", "rewards close", "auth delete", "client train")
+WITH_MEMBERS: Final = (
+    "run tick",
+    "run checkpoint",
+    "rewards claim",
+    "rewards close",
+    "auth delete",
+    "client train",
+    "watch",
+)
 
 
 @pytest.mark.e2e

@@ -121,7 +121,9 @@ def _count(step: Step, device: torch.device, model: Any, rows: torch.Tensor) -> 
         copied = parameters.values() if step.optimizer.kind is OptimizerKind.DISTRO else ()
         copies = [torch.empty_like(parameter) for parameter in copied for _ in optimizers]
         parts["look-ahead copy"] = note()
-        torch.autograd.backward(sum(compute_loss_sum(model, rows, device)))
+        loss, of_routers = compute_loss_sum(model, rows, device)
+        torch.autograd.backward(loss + of_routers)
+        del loss, of_routers
         parts["activations"] = note("peak")
         del copies, optimizers
     return parts

@@ -53,6 +53,10 @@ class BackendError(PsycheError):
     """The coordinator's backend could not be reached or refused a request."""
 
 
+class HandshakeError(BackendError):
+    """The other side has the wrong identity or speaks another protocol; a retry does not help."""
+
+
 class RunClosed(BackendError):
     """The run's owner has closed it while this process followed it."""
 

@@ -5,7 +5,7 @@ from typing import Final
 import structlog
 import trio
 
-from psyche.errors import BackendError, DataError, UnusableDataError, WireError
+from psyche.errors import BackendError, DataError, HandshakeError, UnusableDataError, WireError
 from psyche.wire.crypto import Identity
 from psyche.wire.data import (
     LABELLED_BYTES,
@@ -21,7 +21,7 @@ from psyche.wire.data import (
     encode_data_request,
 )
 from psyche.wire.line.framing import FrameStream, FrameTimeout
-from psyche.wire.line.handshake import HandshakeError, client_handshake
+from psyche.wire.line.handshake import client_handshake
 from psyche.wire.line.tls import open_tls
 
 TRIES: Final = 7

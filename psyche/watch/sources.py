@@ -12,10 +12,9 @@ import trio
 
 from psyche.analysis.run_view import RunView
 from psyche.backends.port import Administration
-from psyche.errors import BackendError, ConfigError, WireError
+from psyche.errors import BackendError, ConfigError, HandshakeError, WireError
 from psyche.telemetry.events import Entry, EventTail, find_logs, read_entry
 from psyche.wire.backend import Members, NotOwner, RequestRefused
-from psyche.wire.line.handshake import HandshakeError
 
 LOOK_S: Final = 0.5  # between two looks at logs
 ASK_S: Final = 2.0  # between two questions to a backend

@@ -17,7 +17,7 @@ from psyche.data import server as server_module
 from psyche.data.client import RemoteData
 from psyche.data.local import TokenRows
 from psyche.data.server import DataServer
-from psyche.errors import DataError, WireError
+from psyche.errors import DataError, HandshakeError, WireError
 from psyche.testing.builders import build_identity
 from psyche.wire.crypto import Identity
 from psyche.wire.data import (
@@ -32,7 +32,7 @@ from psyche.wire.data import (
     encode_data_request,
 )
 from psyche.wire.line.framing import ConnectionLost, FrameStream
-from psyche.wire.line.handshake import HandshakeError, client_handshake
+from psyche.wire.line.handshake import client_handshake
 from psyche.wire.line.tls import TlsConnection, make_channel
 
 SERVER = build_identity("server")

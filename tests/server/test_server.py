@@ -29,7 +29,7 @@ from psyche.core.state.state import (
     DataLocationKind,
     RunState,
 )
-from psyche.errors import BackendError, ConfigError
+from psyche.errors import BackendError, ConfigError, HandshakeError
 from psyche.server.journal import journal as j
 from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.recovery import OpenRun
@@ -40,7 +40,7 @@ from psyche.wire import backend as wire
 from psyche.wire.address_record import AddressRecord, sign_address_record
 from psyche.wire.crypto import blob_id_of
 from psyche.wire.line.framing import FrameStream
-from psyche.wire.line.handshake import HandshakeError, client_handshake
+from psyche.wire.line.handshake import client_handshake
 from psyche.wire.line.tls import open_tls
 
 

@@ -18,7 +18,7 @@ from psyche.backends.tcp.push import apply_delta, read_full
 from psyche.backends.waits import BackendStatistics, NamedWaits, Progress, describe_wrong_clock, opens
 from psyche.core.encoding.account import decode_state
 from psyche.core.state.state import Coordinator
-from psyche.errors import BackendError, PsycheError, WireError
+from psyche.errors import BackendError, HandshakeError, PsycheError, WireError
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
@@ -26,7 +26,7 @@ from psyche.wire.address_record import AddressRecord, check_address_record
 from psyche.wire.backend import AnyMessage
 from psyche.wire.crypto import Identity
 from psyche.wire.line.framing import FrameStream
-from psyche.wire.line.handshake import HandshakeError, WrongServer
+from psyche.wire.line.handshake import WrongServer
 from psyche.wire.line.tls import open_tls
 from psyche.wire.line.turns import AtOnce
 from psyche.wire.nursery import open_plain_nursery

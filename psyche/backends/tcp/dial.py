@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 import trio
 
 from psyche import __version__
-from psyche.errors import BackendError, WireError
+from psyche.errors import BackendError, HandshakeError, WireError
 from psyche.wire import backend as wire
 from psyche.wire.crypto import Identity
 from psyche.wire.data import PURPOSE as DATA_PURPOSE
 from psyche.wire.line.framing import FrameStream
-from psyche.wire.line.handshake import HandshakeError, client_handshake, name_service
+from psyche.wire.line.handshake import client_handshake, name_service
 from psyche.wire.line.tls import Channel, TlsConnection, open_tls
 
 CONNECT_TIMEOUT_S: Final = 10.0

@@ -14,12 +14,11 @@ from psyche.core.encoding.account import decode_state
 from psyche.core.state.limits import MAX_CLAIMS
 from psyche.core.state.messages import Collect
 from psyche.core.state.state import Coordinator
-from psyche.errors import BackendError, WireError
+from psyche.errors import BackendError, HandshakeError, WireError
 from psyche.wire import backend as wire
 from psyche.wire.backend import AnyMessage
 from psyche.wire.crypto import Identity
 from psyche.wire.history import HistoryPoint
-from psyche.wire.line.handshake import HandshakeError
 from psyche.wire.nursery import open_plain_nursery
 
 TIMEOUT_S: Final = 10.0

@@ -13,12 +13,11 @@ from psyche.backends.port import Backend, Checked, Fitted, Person, TargetOptions
 from psyche.backends.tcp.backend import open_backend
 from psyche.backends.tcp.dial import ServerAddress, dial, parse_server
 from psyche.backends.tcp.owner import TcpAdministration
-from psyche.errors import BackendError, ConfigError, WireError
+from psyche.errors import BackendError, ConfigError, HandshakeError, WireError
 from psyche.telemetry.sink import EventSink
 from psyche.wire.backend import RequestRefused
 from psyche.wire.crypto import Identity, parse_hex
 from psyche.wire.key_file import make_identity, read_key_file, write_key_file
-from psyche.wire.line.handshake import HandshakeError
 
 if TYPE_CHECKING:
     from psyche.config.load import LoadedRun

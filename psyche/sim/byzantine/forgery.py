@@ -23,7 +23,7 @@ from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.gossip import Finished, Gossip, GossipBody, Result
 from psyche.core.state.messages import Join, LeaveRun, Withdraw, WitnessMessage
 from psyche.core.state.state import Coordinator, RunState, WitnessFlag
-from psyche.errors import BackendError, WireError
+from psyche.errors import BackendError, HandshakeError, WireError
 from psyche.network.blobs.store import BlobStore
 from psyche.sim.byzantine.program import ByzantineProgram
 from psyche.sim.trainer import PayloadCodec
@@ -31,7 +31,6 @@ from psyche.wire import backend as wire
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity, blob_id_of, compute_commitment
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
-from psyche.wire.line.handshake import HandshakeError
 from psyche.wire.ports import Network, SyncReply, SyncRequest
 
 FORGE_S: Final = 1.0

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import msgspec
 import trio
 
-from psyche.errors import BackendError, WireError
+from psyche.errors import HandshakeError, WireError
 from psyche.wire.crypto import Identity, verify
 from psyche.wire.line.framing import FrameStream, FrameTimeout
 from psyche.wire.line.tls import Channel
@@ -30,10 +30,6 @@ MAX_HANDSHAKE_BYTES: Final = 1_024  # of a frame before Welcome; the answer has 
 MAX_PURPOSE_BYTES: Final = 64
 _TAG: Final = b"psyche/handshake/2"
 _T = TypeVar("_T", bound=msgspec.Struct)  # Python 3.11 has no type parameters
-
-
-class HandshakeError(BackendError):
-    """The other side has the wrong identity or speaks another protocol; a retry does not help."""
 
 
 class WrongServer(HandshakeError):

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from psyche.core.encoding.account import encode_state
 from psyche.core.state.messages import LeaveRun, Pause, Resume
 from psyche.core.state.state import ClientState
-from psyche.errors import PsycheError
+from psyche.errors import HandshakeError, PsycheError
 from psyche.server.access import AccessChanges, AllowList
 from psyche.server.connections import hub as hub_module
 from psyche.server.connections import limits
@@ -22,7 +22,7 @@ from psyche.wire import backend as wire
 from psyche.wire.access import Access, Allow
 from psyche.wire.crypto import Identity
 from psyche.wire.line.framing import ConnectionLost, FrameStream
-from psyche.wire.line.handshake import HandshakeError, client_handshake
+from psyche.wire.line.handshake import client_handshake
 from psyche.wire.line.pace import TokenBucket
 
 STRANGER = build_identity("stranger")

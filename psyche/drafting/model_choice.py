@@ -10,6 +10,7 @@ from typing import Final
 
 from psyche.config.places import MODELS
 from psyche.core.state.settings import Checkpoint
+from psyche.durable import naming
 from psyche.errors import ConfigError, StorageError, TrainerError
 from psyche.modeling.model_check import ModelCheck, check_model, check_model_files, find_differences
 from psyche.modeling.model_files import ModelFiles, read_small_files, use_model_files
@@ -140,7 +141,8 @@ def _describe(named: str, config: bytes) -> CheckReply | None:
     """What transformers makes of a config; None: it is not installed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / CONFIG_NAME
-        path.write_bytes(config)
+        with naming(path):
+            path.write_bytes(config)
         try:
             return describe_model(path)
         except ConfigError as error:

@@ -87,6 +87,8 @@ def simulate(
     compute = partial(compute_workload, parameters=parse_parameters(parameters), model_config=model)
     run, machines = load_run(state), load_profile(profile)
     played = BACKENDS[backend](machines)
+    planned = load_faults(faults, clients, played) if faults is not None else ()
+    figures.check(events)  # before transformers is asked of the model, which takes seconds
     question = Question(
         run=run,
         workload=compute(run),
@@ -94,11 +96,10 @@ def simulate(
         counts=tuple(get_counts(machines.classes, clients, profile)),
         rounds=rounds,
         seed=seed,
-        faults=load_faults(faults, clients, played) if faults is not None else (),
+        faults=planned,
         backend=played,
     )
     check_question(question)
-    figures.check(events)
     with ending_on_sigterm():
         is_well = _foretell(question, compute, figures, events, suggest=not no_suggestions)
     raise typer.Exit(0 if is_well else 1)

@@ -46,6 +46,7 @@ CALLS: Final = {
     "data prepare": "--dataset chats.jsonl --chat --tokenizer tokenizer --pack-to-sequence-length 8 "
     "--save-to-disk rows",
     "model init": "--config model.json --output model",
+    "model convert": "model-folder converted",
     "model pull": "owner/name pulled",
     "model push": "my-run/model owner/name",
     "model sample": "model-folder --json-file sample.json",
@@ -123,12 +124,7 @@ def has_server(name: str, command: Any) -> bool:
 
 
 CHAIN_ALONE: Final = frozenset({"client show-wallet", "dev validator", "dev replay", "dev idl"})
-TORCH_FIRST: Final = "model convert"  # what it reads and writes is torch's: tests/modeling/families
-COMMANDS: Final = {
-    name: command
-    for name, command in walk(typer.main.get_command(app))
-    if get_path_options(command) and name != TORCH_FIRST
-}
+COMMANDS: Final = {name: command for name, command in walk(typer.main.get_command(app)) if get_path_options(command)}
 
 
 def find_cases() -> Iterator[tuple[str, str, list[Any]]]:
@@ -281,7 +277,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "get_checks", lambda folder, _port, **_: [lambda: checks.check_disk(folder)])
     monkeypatch.setitem(sys.modules, "psyche.standalone.sample", SimpleNamespace(sample_model=stop))
     make = SimpleNamespace(
-        init_model=lambda _config, output, _seed, **_: output.mkdir(parents=True, exist_ok=True) or 1
+        init_model=lambda _config, output, _seed, **_: output.mkdir(parents=True, exist_ok=True) or 1,
+        convert_model=lambda source, output: (
+            (list(source.iterdir()) and output.mkdir(parents=True, exist_ok=True)) or 1
+        ),
     )
     monkeypatch.setitem(sys.modules, "psyche.modeling.model", make)
 

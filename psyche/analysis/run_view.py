@@ -18,8 +18,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from psyche.analysis.accounts import SERVER, Accounts
-from psyche.analysis.series import Series
+from psyche.analysis.series import Series, make_point
 from psyche.analysis.tally import NodeAccount, Place, RoundAccount, sort_nodes
 from psyche.core.state.enums import ClientState, RunState
 from psyche.telemetry import types
@@ -29,7 +31,7 @@ from psyche.telemetry.status import PHASES, NodeView
 from psyche.telemetry.types import describe_wait
 from psyche.wire.backend import MemberInfo, Members, RunStatus
 from psyche.wire.history import MAX_LOSS, HistoryPoint
-from psyche.wire.report import clean_text
+from psyche.wire.report import MAX_TOKENS_PER_S, clean_text
 
 LAST_ROUNDS: Final = 50
 MAX_LINES: Final = 2_000
@@ -39,6 +41,7 @@ REFERENCE_S: Final = 30.0  # after so long another client's view of the record c
 STILL_S: Final = 60.0  # a run that has not moved for longer, and for five rounds, stands still
 STILL_ROUNDS: Final = 5
 LATE_STEPS: Final = 1  # a report is on its way while the next round begins
+MAX_SECONDS: Final = 1e15  # of a round
 LATE_S: Final = 10.0  # after the limit of a phase
 _AT_REST: Final = frozenset({PHASES[s] for s in (RunState.FINISHED, RunState.PAUSED, RunState.UNINITIALIZED)})
 _DISK: Final = re.compile(r"no space left|disk is full|quota exceeded|free some space", re.IGNORECASE)
@@ -162,6 +165,7 @@ class RunView:
         self._left: set[str] = set()  # nodes that left because they were to
         self._moved = 0.0
         self._numbers = 0
+        self._listed: tuple[int, list[MemberView]] = (-1, [])  # the members, and the revision that they are of
         self._handlers: dict[type[types.Event], Callable[[float, str, Any], None]] = {
             types.StateChanged: self._on_state, types.RoundOver: self._on_round_over, types.Trained: self._on_trained,
             types.RoundStarted: self._on_round, types.ClientStarted: self._on_client,
@@ -225,8 +229,7 @@ class RunView:
             self._is_told, self.curve = True, Series[HistoryPoint]()
         self.total_steps, self.tokens = event.total_steps, event.tokens
         self._waited.append(event.waited_for)
-        fields = {name: getattr(event, name, False) for name in HistoryPoint.__struct_fields__}
-        self.curve.add(clean_point(HistoryPoint(**fields)))
+        self.curve.add(clean_point(make_point(event)))
 
     def _on_trained(self, t: float, node: str, event: types.Trained) -> None:
         if not is_loss(event.loss):
@@ -381,6 +384,11 @@ class RunView:
 
     def get_members(self) -> list[MemberView]:
         """The clients: of a backend as it lists them, of logs by name."""
+        if self._listed[0] != self.revision:  # a drawing asks several times, and each time costs members x rounds
+            self._listed = (self.revision, self._list_members())
+        return self._listed[1]
+
+    def _list_members(self) -> list[MemberView]:
         waits = self.count_waits()
         if self.info is not None:
             points = [*self.curve][::-1]
@@ -487,10 +495,8 @@ def is_loss(loss: float | None) -> bool:
 
 def clean_point(point: HistoryPoint) -> HistoryPoint:
     """A point without numbers that no round can have."""
-    losses = [one for one in (point.loss, point.least, point.greatest) if one is not None]
-    if all(map(is_loss, losses)) and all(0.0 <= one <= 1e15 for one in (point.seconds, point.tokens_per_s)):
-        return point
-    fields = {name: getattr(point, name) for name in point.__struct_fields__}
-    fields |= {name: None for name in ("loss", "least", "greatest") if not is_loss(fields[name])}
-    fields |= {name: 0.0 for name in ("seconds", "tokens_per_s") if not 0.0 <= fields[name] <= 1e15}
-    return HistoryPoint(**fields)
+    losses = {name: getattr(point, name) for name in ("loss", "least", "greatest")}
+    others = {"seconds": (point.seconds, MAX_SECONDS), "tokens_per_s": (point.tokens_per_s, MAX_TOKENS_PER_S)}
+    wrong = {name: None for name, loss in losses.items() if loss is not None and not is_loss(loss)}
+    wrong |= {name: 0.0 for name, (one, most) in others.items() if not 0.0 <= one <= most}
+    return msgspec.structs.replace(point, **wrong) if wrong else point

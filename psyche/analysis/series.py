@@ -1,11 +1,15 @@
 """A series of points over a run's steps that stays small however long the run is."""
 
 from collections.abc import Iterable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
-from psyche.wire.history import MAX_POINTS
+from psyche.telemetry.types import RoundOver
+from psyche.wire.history import MAX_POINTS, HistoryPoint
 
 NEWEST = 200  # points that are never left out
+
+
+_OF_EVENTS: Final = [name for name in HistoryPoint.__struct_fields__ if name in RoundOver.__struct_fields__]
 
 
 class Stepped(Protocol):
@@ -65,3 +69,8 @@ class Series(Generic[P]):
 
     def __len__(self) -> int:
         return len(self._points)
+
+
+def make_point(event: RoundOver) -> HistoryPoint:
+    """The point of a round that a server's log tells of."""
+    return HistoryPoint(**{name: getattr(event, name) for name in _OF_EVENTS})

@@ -49,6 +49,13 @@ def parse_model_address(text: str) -> Checkpoint:
     return Checkpoint(CheckpointKind.HUB, name, revision or None)
 
 
+def format_address(place: Checkpoint) -> str:
+    revision = place.revision or ""
+    if place.kind is CheckpointKind.HUB:
+        return f"hf://{place.name}{revision and f'@{revision}'}"
+    return f"gs://{place.name}/{revision}".rstrip("/")
+
+
 def parse_data(named: str, token_size_bytes: int) -> DataLocation | None:
     """The data at an address; None: files of this machine. Token files are of this token size, and not shuffled.
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from psyche.analysis.series import Series
+from psyche.analysis.series import Series, make_point
 from psyche.core.rules.rounds import get_next_data_index
 from psyche.core.state.bits import compute_at_least, get_members
 from psyche.core.state.messages import WitnessMessage
@@ -16,7 +16,6 @@ from psyche.wire.history import Claim, HistoryPoint, read_claim, summarize_claim
 
 LAST_ROUNDS: Final = 50  # of which it is told who was waited for last
 MAX_NAMED: Final = 3  # members in one round's event
-_SHARED: Final = [name for name in HistoryPoint.__struct_fields__ if name in types.RoundOver.__struct_fields__]
 
 
 @dataclass(slots=True)
@@ -61,7 +60,7 @@ class RoundHistory:
         return Counter(key for keys in self._waited for key in keys)
 
     def _keep(self, event: types.RoundOver) -> None:
-        self.points.add(HistoryPoint(**{name: getattr(event, name) for name in _SHARED}))
+        self.points.add(make_point(event))
         self._waited.append(event.waited_for)
 
 

@@ -9,9 +9,10 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from psyche.wire.report import MAX_TOKENS_PER_S
+
 MAX_POINTS: Final = 2_000
 MAX_LOSS: Final = 1e9  # nats per token: more is no loss, but a mistake or a lie
-MAX_TOKENS_PER_S: Final = 1e15
 _CLAIM: Final = struct.Struct("<Iff")
 
 

@@ -204,7 +204,7 @@ def pull(
     """
     from psyche.cli.helpers import models
     from psyche.cli.helpers.progress import ProgressBar
-    from psyche.config.places import parse_model_address
+    from psyche.config.places import format_address, parse_model_address
 
     is_of_run = len(places) == 1 and (access.options.server_addr or access.options.rpc)
     if len(places) != 2 and not is_of_run:
@@ -221,7 +221,7 @@ def pull(
         else:
             source = parse_model_address(places[0])
             models.pull(source, path, options, bar.set)
-            found = models.format_address(source)
+            found = format_address(source)
     typer.echo(f"{path}: from {found}")
 
 

@@ -12,7 +12,7 @@ import trio
 
 from psyche.cli.helpers.common import say
 from psyche.client.runtime.weights.remote import list_places
-from psyche.config.places import MODELS, parse_model_address
+from psyche.config.places import MODELS, format_address, parse_model_address
 from psyche.core.encoding.plan import compute_plan
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator
 from psyche.durable import read_file
@@ -139,13 +139,6 @@ def _copy(
     source: Checkpoint, path: Path, options: StorageOptions, progress: Progress, check: Callable[[Path], None]
 ) -> None:
     use_model_files(source, None, lambda files: copy_model(files, path, progress, check), options)  # type: ignore[arg-type]
-
-
-def format_address(place: Checkpoint) -> str:
-    revision = place.revision or ""
-    if place.kind is CheckpointKind.HUB:
-        return f"hf://{place.name}{revision and f'@{revision}'}"
-    return f"gs://{place.name}/{revision}".rstrip("/")
 
 
 def push(

@@ -25,9 +25,10 @@ from psyche.client.runtime.weights.loading import Loader
 from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.client.runtime.weights.serving import Serving
 from psyche.client.runtime.weights.uploading import Uploader, is_uploading
+from psyche.config.places import format_address
 from psyche.core.state.errors import CoordinatorError, Halted, InvalidRunState, WrongRound
 from psyche.core.state.messages import Join, NameCheckpoint, Withdraw
-from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator
+from psyche.core.state.state import ZERO32, Checkpoint, Coordinator
 from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, NetworkError, PsycheError, VersionMismatch, WireError
 from psyche.modeling.snapshot import read_snapshot_info
@@ -338,9 +339,7 @@ class Shell:
             info = await trio.to_thread.run_sync(read_snapshot_info, path)
             place = await self._uploader.upload(info, self._tasks.loss)
             if place is not None:
-                is_hub = place.kind is CheckpointKind.HUB
-                address = f"hf://{place.name}@{place.revision}" if is_hub else f"gs://{place.name}/{place.revision}"
-                await self._name(action, place, address)
+                await self._name(action, place, format_address(place))
                 await self._uploader.upload_for_people(info, self._tasks.loss)
         finally:
             self._uploads -= 1

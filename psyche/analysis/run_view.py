@@ -41,7 +41,6 @@ REFERENCE_S: Final = 30.0  # after so long another client's view of the record c
 STILL_S: Final = 60.0  # a run that has not moved for longer, and for five rounds, stands still
 STILL_ROUNDS: Final = 5
 LATE_STEPS: Final = 1  # a report is on its way while the next round begins
-MAX_SECONDS: Final = 1e15  # of a round
 LATE_S: Final = 10.0  # after the limit of a phase
 _AT_REST: Final = frozenset({PHASES[s] for s in (RunState.FINISHED, RunState.PAUSED, RunState.UNINITIALIZED)})
 _DISK: Final = re.compile(r"no space left|disk is full|quota exceeded|free some space", re.IGNORECASE)
@@ -496,7 +495,6 @@ def is_loss(loss: float | None) -> bool:
 def clean_point(point: HistoryPoint) -> HistoryPoint:
     """A point without numbers that no round can have."""
     losses = {name: getattr(point, name) for name in ("loss", "least", "greatest")}
-    others = {"seconds": (point.seconds, MAX_SECONDS), "tokens_per_s": (point.tokens_per_s, MAX_TOKENS_PER_S)}
     wrong = {name: None for name, loss in losses.items() if loss is not None and not is_loss(loss)}
-    wrong |= {name: 0.0 for name, (one, most) in others.items() if not 0.0 <= one <= most}
+    wrong |= {name: 0.0 for name in ("seconds", "tokens_per_s") if not 0.0 <= getattr(point, name) <= MAX_TOKENS_PER_S}
     return msgspec.structs.replace(point, **wrong) if wrong else point

@@ -105,14 +105,17 @@ def _open_source(request: LoadRequest) -> _Source:
     path = Path(request.path)
     info = read_snapshot_info(path) if request.is_snapshot else None
     files = read_model_files(path) if info is None else read_snapshot_files(info)
-    blueprint = read_blueprint(path if info is None else path / MODEL_NAME, request.model.max_seq_len)
-    return _Source(blueprint, info, files, path)
+    return _Source(_read_blueprint(request), info, files, path)
 
 
-def _fit_memory(request: LoadRequest, beat: Beat) -> MemoryReply:
+def _read_blueprint(request: LoadRequest) -> Blueprint:
     path = Path(request.path) / MODEL_NAME if request.is_snapshot else Path(request.path)
+    return read_blueprint(path, request.model.max_seq_len)
+
+
+def _fit_memory(request: LoadRequest, blueprint: Blueprint, beat: Beat) -> MemoryReply:
     step = Step(
-        config=read_blueprint(path, request.model.max_seq_len).config, optimizer=request.model.optimizer,
+        config=blueprint.config, optimizer=request.model.optimizer,
         sequence_length=request.model.max_seq_len,
         has_labels=request.model.data_type is DataType.FINETUNING,
     )  # fmt: skip
@@ -181,7 +184,7 @@ class TrainerEngine:
 
     def predict_memory(self, request: MemoryRequest, beat: Beat = lambda: None) -> MemoryReply:
         """Raise ConfigError unless training fits into the free memory; only a config.json is read."""
-        return _fit_memory(request.load, beat)
+        return _fit_memory(request.load, _read_blueprint(request.load), beat)
 
     def load(self, request: LoadRequest, beat: Beat = lambda: None) -> LoadReply:
         """Load weights, and the momentum of a snapshot that was made under the same plan.
@@ -193,11 +196,12 @@ class TrainerEngine:
         kind = request.model.optimizer.kind
         if kind is not OptimizerKind.DISTRO:
             raise TrainerError(f"optimizer {kind.name}: a run trains with Distro; AdamW is for `psyche train`")
+        source = _open_source(request)
         if request.batch_size:
-            request = msgspec.structs.replace(request, micro_batch_size=_fit_memory(request, beat).micro_batch_size)
+            fitted = _fit_memory(request, source.blueprint, beat)
+            request = msgspec.structs.replace(request, micro_batch_size=fitted.micro_batch_size)
         if request.micro_batch_size < 1:
             raise TrainerError(f"load: micro_batch_size is {request.micro_batch_size}, must be at least 1")
-        source = _open_source(request)
         info, model = source.info, source.load(beat)
         replica = self._make_replica(request, model, source, beat)
         loaded = _Loaded(

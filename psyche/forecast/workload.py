@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from psyche.config.load import LoadedRun
-from psyche.core.encoding.plan import compute_plan, get_payload_bytes
+from psyche.core.encoding.plan import compute_run_plan, get_payload_bytes
 from psyche.core.state.state import CheckpointKind, Model, Optimizer, OptimizerKind
 from psyche.errors import ConfigError
 from psyche.modeling.model_check import check_model
@@ -64,10 +64,7 @@ def count_elements(shapes: Shapes) -> int:
 def compute_payload_bytes(shapes: Shapes, optimizer: Optimizer) -> int:
     if optimizer.kind is not OptimizerKind.DISTRO:
         raise ConfigError(f"model.LLM.optimizer: {optimizer.kind.name} sends no payloads; only Distro can be simulated")
-    plan = compute_plan(
-        shapes, optimizer.compression_chunk, optimizer.compression_topk, one_bit=optimizer.quantize_1bit
-    )
-    return get_payload_bytes(plan)
+    return get_payload_bytes(compute_run_plan(shapes, optimizer))
 
 
 def compute_workload(run: LoadedRun, *, parameters: int = 0, model_config: Path | None = None) -> Workload:

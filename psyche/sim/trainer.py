@@ -19,7 +19,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from psyche.core.encoding.manifest import Manifest, TensorEntry, blank_values, encode_manifest
-from psyche.core.encoding.plan import TransformPlan, compute_plan, encode_plan
+from psyche.core.encoding.plan import TransformPlan, compute_run_plan, encode_plan
 from psyche.core.state.state import ZERO32, Optimizer
 from psyche.errors import TrainerError
 from psyche.modeling.distro.codec import ChunkSets, decode_payload, encode_payload, validate_payload
@@ -90,9 +90,7 @@ class Memo:
 class PayloadCodec:
     def __init__(self, optimizer: Optimizer) -> None:
         shapes = {TENSOR: SHAPE}
-        self.plan: TransformPlan = compute_plan(
-            shapes, optimizer.compression_chunk, optimizer.compression_topk, one_bit=optimizer.quantize_1bit
-        )
+        self.plan: TransformPlan = compute_run_plan(shapes, optimizer)
         self._votes = Memo()
         self._checked = Memo()
 

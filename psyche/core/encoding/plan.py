@@ -24,7 +24,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Protocol
 
 from psyche.core.encoding.reader import Reader, encode_shape, take_dims, take_name
 from psyche.errors import ConfigError
@@ -176,6 +176,21 @@ def compute_plan(shapes: Mapping[str, tuple[int, ...]], chunk: int, topk: int, *
         raise ConfigError(f"tensor {empty!a} has dimensions {shapes[empty]} and no elements to train")
     tensors = [PlanTensor(name, tuple(dims), _compute_edges(tuple(dims), chunk)) for name, dims in shapes.items()]
     return TransformPlan(tuple(sorted(tensors, key=lambda tensor: tensor.name)), topk, one_bit)
+
+
+class Compression(Protocol):
+    """What a plan needs of a run's optimizer (`core/state/settings.py`, which imports this module)."""
+
+    compression_chunk: int
+    compression_topk: int
+    quantize_1bit: bool
+
+
+def compute_run_plan(shapes: Mapping[str, tuple[int, ...]], optimizer: Compression) -> TransformPlan:
+    """The plan of a run's DisTrO for these tensors, as `compute_plan`."""
+    return compute_plan(
+        shapes, optimizer.compression_chunk, optimizer.compression_topk, one_bit=optimizer.quantize_1bit
+    )
 
 
 def _compute_edges(dims: tuple[int, ...], chunk: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from psyche.core.encoding.plan import compute_plan
+from psyche.core.encoding.plan import compute_run_plan
 from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.errors import ConfigError
 from psyche.modeling.architecture import build_meta
@@ -132,10 +132,7 @@ def _count(step: Step, device: torch.device, model: Any, rows: torch.Tensor) -> 
 def _make_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> object:
     if optimizer.kind is not OptimizerKind.DISTRO:
         return [torch.empty_like(parameter) for parameter in parameters.values() for _ in range(2)]  # AdamW's moments
-    plan = compute_plan(
-        get_shapes(parameters), optimizer.compression_chunk, optimizer.compression_topk, one_bit=optimizer.quantize_1bit
-    )
-    return Distro(parameters, plan, optimizer.compression_decay)
+    return Distro(parameters, compute_run_plan(get_shapes(parameters), optimizer), optimizer.compression_decay)
 
 
 class Fitting:

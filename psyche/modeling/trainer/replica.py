@@ -9,19 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from psyche.core.encoding.plan import TransformPlan, compute_plan
+from psyche.core.encoding.plan import compute_run_plan
 from psyche.core.state.state import Optimizer
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.model import get_parameters, get_shapes, get_tensors
 from psyche.modeling.trainer.batch import Gradients, Share, compute_gradients
 from psyche.modeling.weights import Stored
 from psyche.wire.trainer import SentResult
-
-
-def plan_model(parameters: Mapping[str, torch.Tensor], optimizer: Optimizer) -> TransformPlan:
-    return compute_plan(
-        get_shapes(parameters), optimizer.compression_chunk, optimizer.compression_topk, one_bit=optimizer.quantize_1bit
-    )
 
 
 class Replica:
@@ -34,7 +28,7 @@ class Replica:
         self.model, self.device = model, device
         self.parameters = get_parameters(model)
         self.tensors: dict[str, torch.Tensor | Stored] = {**get_tensors(model)}
-        self.plan = plan_model(self.parameters, optimizer)
+        self.plan = compute_run_plan(get_shapes(self.parameters), optimizer)
         self._clip = optimizer.clip_grad_norm
         self.distro = self._make_distro(optimizer.compression_decay)
         model.train()

@@ -11,12 +11,14 @@ from psyche.core.encoding.plan import (
     TransformPlan,
     compute_chunk_edge,
     compute_plan,
+    compute_run_plan,
     compute_set_bits,
     compute_sets,
     decode_plan,
     encode_plan,
     get_payload_bytes,
 )
+from psyche.core.state.state import Optimizer
 from psyche.errors import ConfigError, WireError
 
 SHAPES = {"w": (3, 8, 6), "a": (10,), "s": ()}
@@ -67,6 +69,11 @@ def test_a_plan_orders_tensors_by_name_and_chunks_the_last_two_dimensions() -> N
     assert compute_plan(SHAPES, 4, 3, one_bit=True) == PLAN
     assert [t.grid for t in PLAN.tensors] == [(1, 1, 5), (1, 1, 1), (3, 2, 2)]
     assert [t.chunks for t in PLAN.tensors] == [5, 1, 12]
+
+
+def test_a_run_s_plan_is_that_of_its_optimizer() -> None:
+    optimizer = Optimizer(compression_chunk=4, compression_topk=3, quantize_1bit=True)
+    assert compute_run_plan(SHAPES, optimizer) == PLAN
 
 
 def test_groups_collect_all_chunks_of_one_shape_in_ascending_order_of_shapes() -> None:

@@ -15,12 +15,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from transformers.initialization import no_init_weights
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from psyche.core.encoding.plan import compute_run_plan
 from psyche.core.state.state import Optimizer
 from psyche.errors import TrainerError
 from psyche.modeling.distro.layout import Held, find_cut, get_edges
-from psyche.modeling.model import enable_checkpointing, get_parameters
+from psyche.modeling.model import enable_checkpointing, get_parameters, get_shapes
 from psyche.modeling.trainer.ranks.group import Group
-from psyche.modeling.trainer.replica import plan_model
 
 HEADS: Final = ("num_attention_heads", "num_key_value_heads")
 
@@ -46,7 +46,10 @@ def build_sharded(kind: type[Any], config: Any, optimizer: Optimizer, checkpoint
     with no_init_weights():  # no page of the whole model's memory is touched
         model = kind(copy.deepcopy(config))
     model.tie_weights()
-    edges = {tensor.name: get_edges(tensor) for tensor in plan_model(get_parameters(model), optimizer).tensors}
+    edges = {
+        tensor.name: get_edges(tensor)
+        for tensor in compute_run_plan(get_shapes(get_parameters(model)), optimizer).tensors
+    }
     if checkpointing:
         enable_checkpointing(model)
     if group.tensor > 1:

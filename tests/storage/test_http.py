@@ -10,7 +10,7 @@ from kits.storage.faults import FAULTS, STALLING, FaultyWay
 from kits.storage.servers import CONTENT, OPTIONS
 
 from psyche.errors import StorageError, StorageRefused
-from psyche.storage import http
+from psyche.storage import http, port
 from psyche.storage.port import StoredFile, read_ranges
 from psyche.storage.urls import UrlStorage, open_urls
 
@@ -45,7 +45,7 @@ async def test_a_range_is_read_exactly(storage: UrlStorage, start: int, end: int
 async def test_a_large_read_is_cut_into_requests_of_which_so_many_run_at_once(
     served: str, way: FaultyWay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "MAX_RANGE_BYTES", 70_000)
+    monkeypatch.setattr(port, "MAX_RANGE_BYTES", 70_000)
     storage = open_urls([f"{way.address}/a.bin"], replace(OPTIONS, max_concurrent_downloads=3))
     assert await storage.read(await find(storage), 100, 280_100) == A[100:280_100]
     assert way.most_at_once == 3

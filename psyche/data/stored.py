@@ -185,22 +185,23 @@ class StoredRows:
             raise DataError(str(error)) from error
         return await trio.to_thread.run_sync(self._join, bodies, numbers.tolist(), rows.tolist())
 
-    async def download(self, progress: Callable[[int, int], None]) -> int:
+    async def download(self, progress: Callable[[int, int], None], *, beside_bytes: int = 0) -> int:
         """Read all files into the cache, so that reads of their rows ask for no bytes any more; return their size.
 
-        What is there is not asked for again.
+        What is there is not asked for again. The cache must have room for `beside_bytes` of others too.
 
         Raises:
             DataError: they cannot be read, or the cache does not keep them.
         """
         await self.open()
         address, files = self._storage.address, [one.file for one in self._files]
-        if self._cache is None or self.size_bytes > self._cache.limit_bytes:
+        needed_bytes = self.size_bytes + beside_bytes
+        if self._cache is None or needed_bytes > self._cache.limit_bytes:
             kept = format_bytes(self._cache.limit_bytes) if self._cache else "nothing"
-            least = math.ceil(self.size_bytes / 1e9)
+            size = f"{format_bytes(self.size_bytes)}{f' of {format_bytes(needed_bytes)} in all' * bool(beside_bytes)}"
+            least = math.ceil(needed_bytes / 1e9)
             raise DataError(
-                f"{address}: has {format_bytes(self.size_bytes)}, of which the cache keeps {kept}: set --cache-gb to "
-                f"{least} or more"
+                f"{address}: has {size}, of which the cache keeps {kept}: set --cache-gb to {least} or more"
             )
         if unnamed := next((file.name for file in files if not file.version), None):
             raise DataError(f"{address}/{unnamed}: cannot be kept, since the server names no version of it (ETag)")

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Annotated, Any, Final, Literal
@@ -165,6 +165,22 @@ class WeightedRows:
         for (_, (places, _)), part in zip(shares, parts, strict=True):
             out[places] = np.frombuffer(part, "<u4").reshape(len(places), -1)
         return out.tobytes()
+
+    async def download(self, progress: Callable[[int, int], None]) -> int:
+        """Read all files of all sources into the cache, as `StoredRows.download` does; return their size.
+
+        Raises:
+            DataError: they cannot be read, or the cache does not keep them all.
+        """
+        total_bytes = (await self.measure()).size_bytes
+        done_bytes = 0
+        for source in self._sources:
+
+            def add(read_bytes: int, _: int, before_bytes: int = done_bytes) -> None:
+                progress(before_bytes + read_bytes, total_bytes)
+
+            done_bytes += await source.download(add, beside_bytes=total_bytes - source.size_bytes)
+        return total_bytes
 
     async def aclose(self) -> None:
         await self._storage.aclose()

@@ -239,9 +239,9 @@ def predownload(
     the Hub, the bucket or the web server for it again. The run is that of a file (--state), on a server (--server-addr)
     or on Solana (--rpc). It needs neither a key nor a wallet, and joins nothing.
 
-    Data of the kind Http are fetched, and must have room in the cache (--cache-gb). Mixes (WeightedHttp) and prepared
-    rows on the Hub (Preprocessed) are not: a client reads them as it needs them. Stopped and started again, it goes on
-    where it was.
+    Data over HTTP, and all sources of a mix, must have room in the cache (--cache-gb). Prepared rows on the Hub
+    (Preprocessed) are not fetched: a client reads them as it needs them. Stopped and started again, it goes on where
+    it was.
     """
     from psyche.cli.helpers.progress import ProgressBar
     from psyche.client.runtime import predownload

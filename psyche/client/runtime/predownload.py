@@ -15,7 +15,8 @@ from psyche.config.values import get_variant_name
 from psyche.core.encoding.data_manifest import DataManifest, decode_data_manifest
 from psyche.core.state.state import ZERO32, CheckpointKind, Coordinator, DataLocationKind
 from psyche.data.local import read_data_manifest
-from psyche.data.stored import open_http_rows
+from psyche.data.stored import StoredRows, open_http_rows
+from psyche.data.weighted import WeightedRows
 from psyche.errors import DataError, PsycheError, StorageError, TrainerError
 from psyche.modeling.snapshot import list_snapshots
 from psyche.telemetry.text import format_bytes
@@ -59,14 +60,14 @@ async def fetch_model(state: Coordinator, settings: ClientSettings, say: Say, pr
 
 
 async def fetch_data(state: Coordinator, settings: ClientSettings, say: Say, progress: Progress) -> None:
-    """Fetch a run's training data over HTTP into the cache; judged, where the manifest on record is here.
+    """Fetch a run's training data, or the sources of its mix, into the cache; judged by the manifest if it is here.
 
     Raises:
         DataError: they cannot be read, or the cache has no room for them; another manifest is named.
     """
     location = state.model.data_location
-    if location.kind is not DataLocationKind.HTTP:
-        is_elsewhere = location.kind in (DataLocationKind.WEIGHTED_HTTP, DataLocationKind.PREPROCESSED)
+    if location.kind not in (DataLocationKind.HTTP, DataLocationKind.WEIGHTED_HTTP):
+        is_elsewhere = location.kind is DataLocationKind.PREPROCESSED
         why = "a client reads as it needs them" if is_elsewhere else "are not read over HTTP"
         say(f"data: are {get_variant_name(location.kind)}, which {why}: nothing to fetch")
         return
@@ -78,10 +79,15 @@ async def fetch_data(state: Coordinator, settings: ClientSettings, say: Say, pro
     async def find_manifest(_root: bytes) -> DataManifest | None:
         return await trio.to_thread.run_sync(decode_data_manifest, raw or b"")
 
-    rows = open_http_rows(
-        location, settings.storage, sequence_length=state.model.max_seq_len, vocab_size=None,
-        root=root if raw else ZERO32, find_manifest=find_manifest,
-    )  # fmt: skip
+    length = state.model.max_seq_len
+    rows: StoredRows | WeightedRows
+    if location.kind is DataLocationKind.WEIGHTED_HTTP:
+        rows = WeightedRows(location.address, settings.storage, sequence_length=length, vocab_size=None)
+    else:
+        rows = open_http_rows(
+            location, settings.storage, sequence_length=length, vocab_size=None, root=root if raw else ZERO32,
+            find_manifest=find_manifest,
+        )  # fmt: skip
     async with aclosing(rows):
         size_bytes = await rows.download(progress)
     say(f"data: all {format_bytes(size_bytes)} are in {settings.storage.cache_dir}")

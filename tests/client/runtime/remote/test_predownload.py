@@ -1,9 +1,12 @@
 """What was fetched before a client takes part is not asked for again; what cannot be kept is said."""
 
+import json
 from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from kits.models import write_model_folder
 from kits.storage.hub import HubDouble, open_hub_double
@@ -25,9 +28,12 @@ from psyche.core.state.state import (
     TokenSize,
 )  # fmt: skip
 from psyche.data.stored import open_http_rows, open_location
+from psyche.data.weighted import WeightedRows
 from psyche.errors import ConfigError, DataError, PsycheError
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.modeling.model_files import FolderFiles
+from psyche.storage.port import StoredFile
+from psyche.storage.urls import UrlStorage
 from psyche.wire.crypto import blob_id_of
 
 SIZE = 3_000_000
@@ -112,6 +118,36 @@ async def test_data_are_fetched_once_and_then_no_byte_of_them(place: Place, monk
     assert await rows.get(0, 9) == bytes(4 * 100 * 10)
     await fetch_data(place.state, settings, said.append, lambda *_: None)
     await rows.aclose()
+
+
+async def test_all_sources_of_a_mix_are_fetched_if_the_cache_has_room_for_all_of_them(
+    place: Place, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {f"{name}.bin": bytes([at]) * SIZE for at, name in enumerate("ab")}
+    source = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
+    sources = [{**source, "location": {"SingleUrl": f"{address}/{name}"}} for name in files]
+    mix = {"shuffle": "DontShuffle", "providers": sources}
+    write_files(tmp_path / "served", {**files, "mix.json": json.dumps(mix).encode()})
+    location = DataLocation(DataLocationKind.WEIGHTED_HTTP, f"{address}/mix.json")
+    place.state.model.data_location = location
+    settings, said, shown = build_settings(place), list[str](), list[tuple[int, int]]()
+    settings.storage = replace(place.storage, cache_gb=0.005)
+    with pytest.raises(DataError, match=r"has 3.0 MB of 6.0 MB in all, of which the cache keeps 5.0 MB"):
+        await fetch_data(place.state, settings, said.append, lambda *_: None)
+    settings.storage = place.storage
+    await fetch_data(place.state, settings, said.append, lambda done, total: shown.append((done, total)))
+    assert said == [f"data: all 6.0 MB are in {place.storage.cache_dir}"]
+    assert shown[-1] == (2 * SIZE, 2 * SIZE)
+    read = UrlStorage.read
+
+    async def read_the_mix_alone(self: UrlStorage, file: StoredFile, start: int, end: int) -> bytes:
+        assert file.name == "mix.json", "asked for bytes of a source"
+        return await read(self, file, start, end)
+
+    monkeypatch.setattr(UrlStorage, "read", read_the_mix_alone)
+    async with aclosing(WeightedRows(location.address, place.storage, sequence_length=100, vocab_size=None)) as rows:
+        taken = np.frombuffer(await rows.get(0, 9), "<u4").reshape(10, 100)
+    assert sorted(set(taken[:, 0].tolist())) == [0, 0x0101]
 
 
 async def test_what_cannot_be_fetched_is_said_with_what_to_do(place: Place, hub: HubDouble) -> None:

@@ -16,7 +16,7 @@ from psyche.core.state.state import (
     ScheduleKind,
 )
 
-STRANGERS_WITNESSES: Final = 16  # with this many, bad members are unlikely to win a committee
+OPEN_RUN_WITNESSES: Final = 16  # with this many, bad members are unlikely to win a committee
 DAY_S: Final = 86_400  # a longer wait is probably a typo or the wrong unit
 SHORT_WARMUP_S: Final = 5  # even the trainer of a small model takes that long to start
 ENTROPY_ON_SERVER: Final = "config.entropy_delay is for the chain; a TCP server uses 0"
@@ -122,10 +122,10 @@ def _find_witness_warnings(config: Config) -> list[str]:
     nodes = config.witness_nodes
     if nodes == 2:
         return ["config.witness_nodes 2 tolerates no silent witness; use 0 (everybody), 1 or at least 3"]
-    if 0 < nodes < STRANGERS_WITNESSES:
+    if 0 < nodes < OPEN_RUN_WITNESSES:
         text = (
             f"config.witness_nodes {nodes} is enough only among people who trust each other; "
-            f"where strangers may join, use at least {STRANGERS_WITNESSES}, better {MAX_WITNESSES}"
+            f"where strangers may join, use at least {OPEN_RUN_WITNESSES}, better {MAX_WITNESSES}"
         )
         return [text]
     return []

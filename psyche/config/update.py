@@ -255,10 +255,10 @@ def _format(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def check_update(state: Coordinator, update: Update, spell: WriteCommand = write_briefly) -> None:
+def check_update(state: Coordinator, update: Update, write: WriteCommand = write_briefly) -> None:
     """Check an update by the rules of the record, as the run's backend does when it arrives.
 
-    `spell` writes the commands that a message names.
+    `write` writes the commands that a message names.
 
     Raises:
         ConfigError: the run is not paused; the message says what to do.
@@ -267,10 +267,10 @@ def check_update(state: Coordinator, update: Update, spell: WriteCommand = write
     try:
         apply(copy.deepcopy(state), state.state_start_unix, 0, ZERO32, update)
     except CannotUpdate as error:
-        raise ConfigError(_explain_moment(state, spell)) from error
+        raise ConfigError(_explain_moment(state, write)) from error
 
 
-def _explain_moment(state: Coordinator, spell: WriteCommand) -> str:
+def _explain_moment(state: Coordinator, write: WriteCommand) -> str:
     if state.run_state is RunState.FINISHED:
         progress = state.progress
         return (
@@ -281,6 +281,6 @@ def _explain_moment(state: Coordinator, spell: WriteCommand) -> str:
     if state.pending_pause:
         return "the run is not paused yet: it pauses when this epoch has ended; then run this command again"
     return (
-        f"the run is going on, and these keys can change only while it is paused: run {spell('run pause')}, wait "
-        f"until {spell('run info', signed=False)} says paused, run this command again, then {spell('run resume')}"
+        f"the run is going on, and these keys can change only while it is paused: run {write('run pause')}, wait "
+        f"until {write('run info', signed=False)} says paused, run this command again, then {write('run resume')}"
     )

@@ -20,7 +20,7 @@ def write_briefly(command: str, *, signed: bool = True) -> str:  # noqa: ARG001 
     return f"`psyche {command}`"
 
 
-def format_members(status: RunStatus, spell: WriteCommand = write_briefly) -> str:
+def format_members(status: RunStatus, write: WriteCommand = write_briefly) -> str:
     """`2 of 3 members healthy`, and between epochs `1 client waits, 2 are needed to start`."""
     clients = format_number(status.waiting, "client waits", "clients wait")
     if status.members:
@@ -29,7 +29,7 @@ def format_members(status: RunStatus, spell: WriteCommand = write_briefly) -> st
     if RunState(status.run_state) is RunState.FINISHED:
         return "no epoch follows"
     if not status.total_steps:  # `psyche run create` was cut off, or named no file
-        return f"has no settings yet; {spell('run create --state FOLDER')} completes it"
+        return f"has no settings yet; {write('run create --state FOLDER')} completes it"
     if RunState(status.run_state) in (RunState.PAUSED, RunState.UNINITIALIZED):
-        return f"{'goes on' if status.state_start_unix else 'starts'} with {spell('run resume')}"
+        return f"{'goes on' if status.state_start_unix else 'starts'} with {write('run resume')}"
     return f"{clients}, {format_number(status.init_min_clients, 'is', 'are')} needed to start"

@@ -28,7 +28,7 @@ from kits.runs import Run, StateMachine, get_equal_keys
 from psyche.client.engine import actions as act
 from psyche.client.engine.records import KnownResult, RoundRecord
 from psyche.client.engine.round_engine import RoundEngine
-from psyche.client.engine.weights import Diverged, Doubt
+from psyche.client.engine.weights import Diverged, Divergence
 from psyche.core.committee.assignment import compute_assignments
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.encoding.header import ResultHeader
@@ -66,7 +66,7 @@ class Bench(StateMachine):
 
     def spoil_weights(self) -> None:
         """Make the engine doubt its digest from this round on, as if a replay had begun and ended."""
-        self.engine.weights._state = Diverged(Doubt(self.state.current.height, is_contradicted=False))
+        self.engine.weights._state = Diverged(Divergence(self.state.current.height, is_contradicted=False))
 
     def take_in(self, actions: list[act.Action]) -> list[act.Action]:
         """Keep the engine's actions and answer those that are not `manual`; return all resulting actions."""

@@ -58,10 +58,10 @@ class Healing:
             case Comparing():
                 self._compare(now)
             # not while an apply is under way: a replay ends at the last applied height, which must stand still
-            case Diverged(doubt) if self._chain.applying is None:
-                if doubt.contradictions >= MAX_REPLAY_CONTRADICTIONS:
+            case Diverged(divergence) if self._chain.applying is None:
+                if divergence.contradictions >= MAX_REPLAY_CONTRADICTIONS:
                     self._leave_with_evidence("this client's replay contradicts the agreed digests a second time")
-                elif doubt.is_contradicted:
+                elif divergence.is_contradicted:
                     self._replay("this client's digest differs from the agreed one")
 
     def give_up(self, cause: LeaveCause, reason: str) -> None:
@@ -128,7 +128,7 @@ class Healing:
         if not isinstance(state, Replaying) or x.member is None or not x.state.in_round or self._compared == x.epoch:
             return False
         # one comparison an epoch: each costs two members a copy of their weights
-        heights = range(x.height, self._get_last_height(state.doubt.since))
+        heights = range(x.height, self._get_last_height(state.divergence.since))
         return x.state.model.optimizer.quantize_1bit and any(map(self._is_full, heights))
 
     def _get_last_height(self, diverged_at: int) -> int:

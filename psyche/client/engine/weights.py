@@ -32,7 +32,7 @@ AGREEING_TO_HEAL: Final = 2  # digests in a row (S7)
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class Divergence:
     """How the weights compare with the record since it first contradicted them."""
 
     since: int  # the first height at which the digests differ
@@ -41,7 +41,7 @@ class Doubt:
     agreeing: int = 0  # digests in a row that were the agreed ones
     contradictions: int = 0  # digests of replayed weights that were not the agreed ones
 
-    def note(self, *, agrees: bool) -> "Doubt":
+    def note(self, *, agrees: bool) -> "Divergence":
         if agrees:
             return replace(self, agreeing=self.agreeing + 1)
         counted = self.contradictions + self.is_replayed  # S7: only replayed digests count
@@ -72,21 +72,21 @@ class Following:
 class Diverged:
     """An agreed digest contradicts the weights, or they were replayed and are not yet confirmed (S4)."""
 
-    doubt: Doubt
+    divergence: Divergence
 
 
 @dataclass(frozen=True, slots=True)
 class Replaying:
     """The trainer applies the epoch's sets again, starting from the certified weights (S7)."""
 
-    doubt: Doubt
+    divergence: Divergence
 
 
 @dataclass(frozen=True, slots=True)
 class Comparing:
     """The replay failed: the weights of one round are compared with those of peers (S7)."""
 
-    since: int  # as in `Doubt`
+    since: int  # as in `Divergence`
     weights_kept: bool  # the trainer still has its own, wrong weights
     held: Held | None = None
 
@@ -190,17 +190,17 @@ class Weights:
             agrees = own == round_.agreed_digest
             self.context.log(types.Digest(height=round_.height, digest=own, agreed=agrees))
             self._note_compared(round_, own, agrees=agrees)
-        if isinstance(self._state, Diverged) and self._state.doubt.agreeing >= AGREEING_TO_HEAL:
+        if isinstance(self._state, Diverged) and self._state.divergence.agreeing >= AGREEING_TO_HEAL:
             self._settle()
 
     def _note_compared(self, round_: Round, own: bytes, *, agrees: bool) -> None:
         match self._state:
-            case Diverged(doubt):
-                self._state = Diverged(doubt.note(agrees=agrees))
-            case Replaying(doubt):
-                self._state = Replaying(doubt.note(agrees=agrees))
+            case Diverged(divergence):
+                self._state = Diverged(divergence.note(agrees=agrees))
+            case Replaying(divergence):
+                self._state = Replaying(divergence.note(agrees=agrees))
             case Following() if not agrees:
-                self._state = Diverged(Doubt(round_.height))  # S4
+                self._state = Diverged(Divergence(round_.height))  # S4
                 self._log_diverged(round_, own)
             case Absent(was_diverged=False) if not agrees:
                 self._state = Absent(was_diverged=True)
@@ -219,18 +219,18 @@ class Weights:
 
     def begin_replay(self) -> None:
         assert isinstance(self._state, Diverged), "only what diverged is replayed"
-        self._state = Replaying(replace(self._state.doubt, is_contradicted=False, agreeing=0))
+        self._state = Replaying(replace(self._state.divergence, is_contradicted=False, agreeing=0))
 
     def end_replay(self, event: Healed) -> None:
         """Replace the digests by those of the replay, and compare them with the agreed ones again."""
         assert isinstance(self._state, Replaying), "a replay was asked for"
-        self._state = Diverged(replace(self._state.doubt, is_replayed=True, agreeing=0))
+        self._state = Diverged(replace(self._state.divergence, is_replayed=True, agreeing=0))
         self._replace_digests(event)
 
     def begin_comparison(self, *, weights_kept: bool) -> None:
         """The replay failed; `weights_kept`: the trainer still has its own weights."""
         assert isinstance(self._state, Replaying), "a comparison follows a replay that failed"
-        self._state = Comparing(self._state.doubt.since, weights_kept)
+        self._state = Comparing(self._state.divergence.since, weights_kept)
 
     def hold(self, height: int) -> None:
         """Keep the trainer's weights at this round until they are compared."""

@@ -154,8 +154,8 @@ def _check_newest(state: Coordinator, newest: Round) -> None:
     _demand(not early, "epoch.checkpoint_sources", "are counted before Cooldown (L7)")
     left = all(client.exited_height <= newest.height + 1 for client in state.clients)
     _demand(left, "clients.exited_height", "is later than the next round (L7)")
-    strangers = get_drawn(state) & ~newest.members
-    _demand(not strangers, "rounds.members", "the newest round lacks a member that is drawn for the next one (L7)")
+    unknown = get_drawn(state) & ~newest.members
+    _demand(not unknown, "rounds.members", "the newest round lacks a member that is drawn for the next one (L7)")
     closed = bool(newest.flags & RoundFlag.CLOSED)
     _demand(closed == over, "rounds.flags", "the newest round must be closed in Cooldown, and only then (L7)")
 
@@ -189,8 +189,8 @@ def _check_round(state: Coordinator, index: int) -> None:
     round_, where = state.rounds[index], f"rounds[{index}]"
     members = round_.members
     count, everybody = members.bit_count(), (1 << len(state.clients)) - 1
-    strangers = not members or (members | round_.agreed_held) & ~everybody
-    _demand(not strangers, f"{where}.members", "is empty, or names members that do not exist (L9)")
+    unknown = not members or (members | round_.agreed_held) & ~everybody
+    _demand(not unknown, f"{where}.members", "is empty, or names members that do not exist (L9)")
     some = bool(round_.electors) and not round_.electors & ~members
     _demand(some, f"{where}.electors", "is empty, or names others than members (L9)")
     expected = compute_witnesses_expected(state.config.witness_nodes, round_.electors.bit_count())

@@ -56,7 +56,7 @@ class TransactionConfirmed(Event):
     fee_lamports: int
 
 
-class TransactionLapsed(Event):
+class TransactionExpired(Event):
     """A transaction did not get onto the chain in time, and cannot any more."""
 
     signature: str

@@ -6,7 +6,7 @@ from kits.bench import Bench
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.healing import HELP_EVERY_HEIGHTS, HELPERS
-from psyche.client.engine.weights import Doubt, Replaying
+from psyche.client.engine.weights import Divergence, Replaying
 from psyche.core.state.gossip import Finished, Gossip, ReadyFlag, Result
 from psyche.core.state.messages import Withdraw
 from psyche.core.state.state import ZERO32, ClientState, RoundFlag, RunState
@@ -255,7 +255,7 @@ def test_a_large_model_is_compared_where_the_digest_is_over_all_weights(bench: B
     found = []
     for height in (1, 61, 62, 63, 64):
         bench.engine._x.state.current.height = height
-        found.append(bench.engine.healing._can_compare(Replaying(Doubt(height))))
+        found.append(bench.engine.healing._can_compare(Replaying(Divergence(height))))
     assert found == [False, False, False, True, True]
 
 

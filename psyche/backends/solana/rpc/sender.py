@@ -144,7 +144,7 @@ class TransactionSender:
                 if status.err is not None:
                     self._tried.pop(kind, None)
                 return await self._finish(pending, status, seconds)
-            self.rpc.sink.emit(types.TransactionLapsed(signature=pending.signature, attempt=expired, seconds=seconds))
+            self.rpc.sink.emit(types.TransactionExpired(signature=pending.signature, attempt=expired, seconds=seconds))
             expired += 1
             if not is_wanted():
                 raise TransactionExpired(f"transaction {pending.signature} did not get onto the chain in time")

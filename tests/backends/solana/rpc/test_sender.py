@@ -103,7 +103,7 @@ async def test_a_transaction_is_signed_anew_only_after_its_last_block(autojump_c
         landed = await TransactionSender(rpc, PAYER).send([instruct()])
     raws = list(dict.fromkeys(raw for raw, _ in chain.sent))
     assert len(raws) == 2
-    (lapsed,) = events.of(types.TransactionLapsed)
+    (lapsed,) = events.of(types.TransactionExpired)
     assert lapsed.seconds > 150 * SLOT_S
     assert list(chain.landed) == [landed.signature]
     assert read_budget(raws[0]).get(3, 0) == 0
@@ -116,7 +116,7 @@ async def test_what_lands_in_the_last_moment_is_not_sent_twice(autojump_clock: A
     async with open_paper(chain, 20, 0) as (rpc, events):
         landed = await TransactionSender(rpc, PAYER).send([instruct()])
     assert list(chain.landed) == [landed.signature]
-    assert events.of(types.TransactionLapsed) == []
+    assert events.of(types.TransactionExpired) == []
 
 
 async def test_a_refusal_is_told_before_anything_is_sent(autojump_clock: Any) -> None:

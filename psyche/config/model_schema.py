@@ -280,12 +280,18 @@ class DistroContent(Table):
     """The settings of DisTrO."""
 
 
+@keys_of(settings.Optimizer, OPTIMIZER.variants[OptimizerKind.LOCAL_STEPS].places)
+class LocalStepsContent(Table):
+    """The settings of local steps: members train several steps between two exchanges."""
+
+
 CHOSEN_OPTIMIZER = choose(
     settings.Optimizer,
     {
         OptimizerKind.DUMMY: "No training, for tests.",
         OptimizerKind.ADAMW: ("The AdamW optimizer.", AdamWContent),
         OptimizerKind.DISTRO: ("The DisTrO optimizer.", DistroContent),
+        OptimizerKind.LOCAL_STEPS: ("Several steps of each member between two exchanges.", LocalStepsContent),
     },
 )
 

@@ -59,7 +59,7 @@ def build_update(state: Coordinator, file: LoadedRun) -> Update:
         raise ConfigError(f"{file.path}: describes the run {file.run_id!r}, but this run is {state.run_id!r}")
     model = _keep_sources(state, decode_model(encode_model(file.model)), file)
     is_set = state.config.total_steps > 0  # a run on a chain may be created without settings
-    if is_set and model.optimizer.quantize_1bit != state.model.optimizer.quantize_1bit:  # S2: another kind of digest
+    if is_set and model.optimizer.is_exact != state.model.optimizer.is_exact:  # S2: another kind of digest
         raise ConfigError(f"{file.path}: model.LLM.optimizer.Distro.quantize_1bit cannot change within a run ({PAGE})")
     return Update(
         config=None if file.config == state.config else file.config,

@@ -72,7 +72,7 @@ def _read_root(value: object) -> object:
 def get_variant_name(member: IntEnum) -> str:
     """The name in configuration files of a member of the core's enumerations: HfLlama for HF_LLAMA."""
     name = member.name.title().replace("_", "")
-    return "AdamW" if name == "Adamw" else name
+    return name.replace("Adamw", "AdamW")
 
 
 def pick_variant(kinds: type[IntEnum]) -> Any:

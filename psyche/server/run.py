@@ -87,7 +87,7 @@ def read_first_model(model: Model, folder: Path | None, storage: StorageOptions 
     """
 
     def read(files: ModelFiles) -> FirstModel:
-        digest = compute_first_digest(files, is_exact=model.optimizer.quantize_1bit)
+        digest = compute_first_digest(files, is_exact=model.optimizer.is_exact)
         return FirstModel(replace(model.checkpoint, revision=files.revision or model.checkpoint.revision), digest)
 
     try:

@@ -19,6 +19,7 @@ from psyche.core.state.state import (
     DataType,
     HttpLocation,
     HttpLocationKind,
+    InnerOptimizer,
     LrSchedule,
     Metadata,
     Optimizer,
@@ -193,6 +194,11 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         (OPTIMIZER, '[model.LLM]\noptimizer = "Dummy"\n'.replace("[model.LLM]\n", ""), Optimizer()),
         (OPTIMIZER, "[model.LLM.optimizer.AdamW]\nbetas = [0.5, 0.25]\nweight_decay = 0.5\neps = 0.125\n",
          Optimizer(OptimizerKind.ADAMW, weight_decay=0.5, betas=(0.5, 0.25), eps=0.125)),
+        (OPTIMIZER, ('[model.LLM.optimizer.LocalSteps]\ninner_optimizer = "AdamWAnew"\ninner_steps = 8\n'
+                     "merge_step = 2\ncompression_topk = 64\ncompression_chunk = 32\nvalue_bits = 2\n"
+                     "error_decay = 0.5\nouter_rate = 0.25\n"),
+         Optimizer(OptimizerKind.LOCAL_STEPS, compression_topk=64, compression_chunk=32, inner_steps=8, merge_step=2,
+                   inner_optimizer=InnerOptimizer.ADAMW_ANEW, value_bits=2, error_decay=0.5, outer_rate=0.25)),
     ],
 )  # fmt: skip
 def test_every_variant_of_every_enum_loads(tmp_path: Path, old: str, new: str, expected: object) -> None:

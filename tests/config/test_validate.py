@@ -10,6 +10,7 @@ from psyche.config.load import load_run
 from psyche.config.rewrite import set_values
 from psyche.config.rules import find_unsupported, find_warnings
 from psyche.config.validate import print_report, validate_config
+from psyche.config.values import get_variant_name
 from psyche.core.state.state import (
     Checkpoint,
     CheckpointKind,
@@ -213,6 +214,15 @@ def test_everything_that_is_not_built_is_refused_by_name() -> None:
     found = find_unsupported(run.model, run.config)
     assert len(found) == len(names)
     assert all(name in text for name, text in zip(names, found, strict=True))
+
+
+def test_an_optimizer_that_cannot_train_in_a_run_is_refused_by_name() -> None:
+    model = load_run(CONFIG / "demo").model
+    for kind in OptimizerKind:
+        model.optimizer.kind = kind
+        runs = kind in (OptimizerKind.DUMMY, OptimizerKind.DISTRO)
+        told = f"model.LLM.optimizer {get_variant_name(kind)!r}"
+        assert [text.startswith(told) for text in find_unsupported(model)] == [True] * (not runs)
 
 
 def test_all_shipped_configurations_can_run() -> None:

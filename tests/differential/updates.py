@@ -22,6 +22,7 @@ from psyche.core.state.state import (
     DataLocationKind,
     HttpLocation,
     HttpLocationKind,
+    InnerOptimizer,
     LrSchedule,
     Metadata,
     Model,
@@ -174,9 +175,16 @@ def draw_optimizer(draw: Random) -> Optimizer:
     shared = {"weight_decay": draw.choice(maybe), "clip_grad_norm": draw.choice(maybe)}
     if kind is OptimizerKind.ADAMW:
         return Optimizer(kind, betas=(draw.choice(FLOATS), draw.choice(FLOATS)), eps=draw.choice(FLOATS), **shared)
+    shared |= {
+        "compression_topk": draw.choice((0, 1, 4, 65_535)), "compression_chunk": draw.choice((0, 1, 16, 64, 65)),
+    }  # fmt: skip
+    if kind is OptimizerKind.DISTRO:
+        quantize_1bit = draw.random() < 0.5
+        return Optimizer(kind, compression_decay=draw.choice(FLOATS), quantize_1bit=quantize_1bit, **shared)
     return Optimizer(
-        kind, compression_decay=draw.choice(FLOATS), compression_topk=draw.choice((0, 1, 4, 65_535)),
-        compression_chunk=draw.choice((0, 1, 16, 64, 65)), quantize_1bit=draw.random() < 0.5, **shared,
+        kind, inner_optimizer=draw.choice(list(InnerOptimizer)), inner_steps=draw.choice((0, 1, 8, 8, 2_048, 2_049)),
+        merge_step=draw.choice((0, 0, 1, 7, 8)), value_bits=draw.choice((0, 1, 2, 2, 3)),
+        error_decay=draw.choice(FLOATS), outer_rate=draw.choice((*FLOATS, 16.0, 16.1)), **shared,
     )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ pub const STATE_BYTES: usize = 165_192;
 pub const NO_UPLOADER: u16 = 65_535;
 /// The largest integer basis that the basis hash covers.
 pub const MAX_CHUNK_EDGE: u16 = 128;
+pub const MAX_INNER_STEPS: u16 = 2_048;
 pub const MAX_VERIFICATION_PERCENT: u8 = 99;
 pub const MAX_DATA_INDEX: u64 = (1 << 63) - 1;
 pub const MAX_HEIGHT: u32 = u32::MAX - 1;

@@ -114,7 +114,7 @@ def pull_of_run(state: Coordinator, path: Path, options: StorageOptions, progres
         StorageError: no place on record gives them.
     """
     digest = next((mark.digest for mark in (state.certified, state.checkpoint) if mark.digest != ZERO32), None)
-    is_exact = state.model.optimizer.quantize_1bit
+    is_exact = state.model.optimizer.is_exact
     reasons: list[str] = []
     for source in list_places(state, digest):
 

@@ -129,7 +129,7 @@ class Healing:
             return False
         # one comparison an epoch: each costs two members a copy of their weights
         heights = range(x.height, self._get_last_height(state.divergence.since))
-        return x.state.model.optimizer.quantize_1bit and any(map(self._is_full, heights))
+        return x.state.model.optimizer.is_exact and any(map(self._is_full, heights))
 
     def _get_last_height(self, diverged_at: int) -> int:
         """The last round in which healing helps: a late result in the next one would be one too many (H2, H5)."""

@@ -150,7 +150,7 @@ class Membership:
         certified = x.state.certified.digest
         if certified in (ZERO32, self.weights_digest, self.ahead) or now < self.ahead_at:
             return
-        if x.state.model.optimizer.quantize_1bit:
+        if x.state.model.optimizer.is_exact:
             self.ahead = certified
             x.do(actions.FetchAhead(certified))
 
@@ -184,7 +184,7 @@ class Membership:
         wanted = self._find_wanted()
         fits = self.weights_digest is not None and wanted in (None, self.weights_digest)
         cold = x.state.epoch.cold_start
-        if cold or not x.state.model.optimizer.quantize_1bit:
+        if cold or not x.state.model.optimizer.is_exact:
             # P4: a cold start zeroes the momentum; S2: full values drift, so every Warmup loads one copy again
             fits = fits and self.synchronised == (x.epoch, self.weights_digest)
         if fits:

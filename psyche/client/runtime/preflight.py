@@ -154,7 +154,7 @@ def _check_first_weights(state: Coordinator, source: Checkpoint, local_root: Pat
 def _is_certified(folder: Path, state: Coordinator) -> bool:
     """Whether the model folder has the weights on record; then no peer has others."""
     try:
-        digest = compute_first_digest(FolderFiles(folder), is_exact=state.model.optimizer.quantize_1bit)
+        digest = compute_first_digest(FolderFiles(folder), is_exact=state.model.optimizer.is_exact)
     except (TrainerError, OSError):
         return False
     return digest == state.certified.digest

@@ -242,7 +242,7 @@ class TrainerTasks:
 
     async def _find_own(self, certified: bytes) -> Source | None:
         state = self._x.state
-        if state.model.optimizer.quantize_1bit:
+        if state.model.optimizer.is_exact:
             own = await self._loader.find_local(certified)
             return replace(own, name=WeightSource.PEERS) if own is not None and certified == self._ahead else own
         deadline = trio.current_time() + max(5, state.config.warmup_time)

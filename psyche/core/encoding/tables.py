@@ -51,6 +51,7 @@ from psyche.core.state.enums import (
     ClientState,
     DataLocationKind,
     HttpLocationKind,
+    InnerOptimizer,
     OptimizerKind,
     RoundFlag,
     RunState,
@@ -183,6 +184,12 @@ OPTIMIZER: Final = TaggedLayout(
             present("clip_grad_norm"), present("weight_decay"), boolean("quantize_1bit"), pad(1),
             optional(f32("clip_grad_norm")), optional(f32("weight_decay")), f32("compression_decay"),
             u16("compression_topk"), u16("compression_chunk"),
+        ),
+        OptimizerKind.LOCAL_STEPS: (
+            present("clip_grad_norm"), present("weight_decay"), enum("inner_optimizer", InnerOptimizer),
+            u8("value_bits"), optional(f32("clip_grad_norm")), optional(f32("weight_decay")), f32("error_decay"),
+            f32("outer_rate"), u16("inner_steps"), u16("compression_topk"), u16("compression_chunk"),
+            u16("merge_step"),
         ),
     },
 )  # fmt: skip

@@ -19,6 +19,7 @@ from psyche.core.state.limits import (
     LOCAL_PATH_BYTES,
     MAX_BOOTSTRAP,
     MAX_DATA_INDEX,
+    MAX_OUTER_RATE,
     NAME_BYTES,
     STRING_BYTES,
     U8_MAX,
@@ -268,6 +269,8 @@ def _find_optimizer_problems(optimizer: Optimizer) -> Iterator[BrokenRule]:
         yield BrokenRule(key, "clip_grad_norm 0 would remove every gradient", "above 0, or leave it out")
     if o.kind is OptimizerKind.DISTRO:
         yield from _find_distro_problems(key, o)
+    if o.kind is OptimizerKind.LOCAL_STEPS:
+        yield from _find_local_problems(key, o)
     if o.kind is OptimizerKind.ADAMW:
         if not all(0 <= _as_f32(b) < 1 for b in o.betas):
             yield BrokenRule(key, f"betas {list(o.betas)} are not usable", "two numbers from 0 to below 1")
@@ -278,7 +281,22 @@ def _find_optimizer_problems(optimizer: Optimizer) -> Iterator[BrokenRule]:
 def _find_distro_problems(key: str, o: Optimizer) -> Iterator[BrokenRule]:
     if not 0 <= _as_f32(o.compression_decay) <= 1:  # also refuses what is not a number
         yield BrokenRule(key, f"compression_decay {o.compression_decay} is not usable", "0 to 1")
-    for name in ("compression_topk", "compression_chunk"):
+    yield from _find_count_problems(key, o, "compression_topk", "compression_chunk")
+
+
+def _find_local_problems(key: str, o: Optimizer) -> Iterator[BrokenRule]:
+    if not 0 <= _as_f32(o.error_decay) <= 1:
+        yield BrokenRule(key, f"error_decay {o.error_decay} is not usable", "0 to 1")
+    if not 0 < _as_f32(o.outer_rate) <= MAX_OUTER_RATE:
+        yield BrokenRule(key, f"outer_rate {o.outer_rate} is not usable", f"above 0 to {MAX_OUTER_RATE}")
+    yield from _find_count_problems(key, o, "compression_topk", "compression_chunk", "value_bits", "inner_steps")
+    if not 0 <= o.merge_step < max(1, o.inner_steps):
+        what = f"merge_step {o.merge_step} is not below inner_steps {o.inner_steps}"
+        yield BrokenRule(key, what, "below inner_steps; 0: no merge within a round")
+
+
+def _find_count_problems(key: str, o: Optimizer, *names: str) -> Iterator[BrokenRule]:
+    for name in names:
         value, limit = getattr(o, name), get_keys(Optimizer)[name].limit
         if not 0 < value <= limit:
             yield BrokenRule(key, f"{name} {value} is not usable", f"1 to {limit}")

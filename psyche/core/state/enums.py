@@ -128,3 +128,13 @@ class OptimizerKind(IntEnum):
     DUMMY = 0
     ADAMW = 1
     DISTRO = 2
+    LOCAL_STEPS = 3
+
+
+class InnerOptimizer(IntEnum):
+    """What local steps train with between exchanges; `ANEW`: its state is zero at the start of each round."""
+
+    ADAMW = 0
+    MUON = 1
+    ADAMW_ANEW = 2
+    MUON_ANEW = 3

@@ -15,6 +15,7 @@ from psyche.core.state.enums import (
     DataLocationKind,
     DataType,
     HttpLocationKind,
+    InnerOptimizer,
     OptimizerKind,
     ScheduleKind,
     TokenSize,
@@ -25,6 +26,8 @@ from psyche.core.state.limits import (
     LATE_LIMIT_ROUNDS,
     MAX_CLIENTS,
     MAX_COOLDOWN_SOURCES,
+    MAX_INNER_STEPS,
+    MAX_OUTER_RATE,
     MAX_TIME_S,
     MAX_WITNESSES,
     NAME_BYTES,
@@ -170,7 +173,7 @@ class Optimizer:
         example=8,
     )  # fmt: skip
     compression_chunk: int = key(
-        "u16", "largest edge of a chunk of the transform", unit="coefficients", least=1, most=MAX_CHUNK_EDGE, example=64
+        "u16", "largest edge of a chunk", unit="coefficients", least=1, most=MAX_CHUNK_EDGE, example=64
     )
     quantize_1bit: bool = key(
         "bool", "true: only signs are sent; false: full values of 32 bits", default=False, example=True
@@ -180,6 +183,33 @@ class Optimizer:
         example=[0.9, 0.95],
     )  # fmt: skip
     eps: float = key("f32", "what is added to the denominator", default=0.0, allowed="above 0", example=1e-8)
+    inner_optimizer: InnerOptimizer = key(
+        "enum", ("what trains between two exchanges: Muon takes the matrices inside the layers and AdamW the rest; "
+        "Anew: its state is zero at the start of each round"), default=InnerOptimizer.ADAMW, example="AdamW",
+    )  # fmt: skip
+    inner_steps: int = key(
+        "u16", "steps of a member between two exchanges, which share its samples of the round", unit="steps", least=1,
+        most=MAX_INNER_STEPS, example=8,
+    )  # fmt: skip
+    merge_step: int = key(
+        "u16", ("inner steps after which the others' results of the round before count, with overlap; 0: only when "
+        "they are applied"), unit="steps", allowed="0 to below inner_steps", example=2,
+    )  # fmt: skip
+    value_bits: int = key(
+        "u8", "bits of each value that is sent, beside a scale for each chunk", unit="bits", least=1, most=2, example=2
+    )
+    error_decay: float = key(
+        "f32", "decay per round of what was trained and not yet sent", default=0.0, allowed="0 to 1", example=0.95
+    )
+    outer_rate: float = key(
+        "f32", "factor by which the mean of the members' results moves the weights", default=0.0,
+        allowed=f"above 0 to {MAX_OUTER_RATE}", example=1.0,
+    )  # fmt: skip
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether members that apply the same results have the same bits (S2)."""
+        return self.quantize_1bit or self.kind is OptimizerKind.LOCAL_STEPS
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from psyche.core.state.enums import (
     DataLocationKind,
     DataType,
     HttpLocationKind,
+    InnerOptimizer,
     OptimizerKind,
     Role,
     RoundFlag,

@@ -126,7 +126,7 @@ def _fit_memory(request: LoadRequest, blueprint: Blueprint, beat: Beat) -> Memor
 
 def _compute_root(loaded: _Loaded, beat: Beat) -> bytes:
     """The full weight part; in full-value mode, which is not exact, the digest leaves out the tensors' values (S2)."""
-    if loaded.optimizer.quantize_1bit:
+    if loaded.optimizer.is_exact:
         return compute_weight_root(loaded.replica.tensors, loaded.files, beat)
     return compute_blank_root(loaded.replica.tensors, loaded.files)
 
@@ -338,7 +338,7 @@ class TrainerEngine:
         if request.run_update:
             self._update(loaded, request)
         part, is_full = compute_weight_part(
-            loaded.replica.tensors, loaded.files, is_exact=loaded.optimizer.quantize_1bit, full=request.full_digest,
+            loaded.replica.tensors, loaded.files, is_exact=loaded.optimizer.is_exact, full=request.full_digest,
             random_seed=request.random_seed,
         )  # fmt: skip
         return ApplyReply(weight_part=part, is_full=is_full, seconds=time.perf_counter() - started)
@@ -391,4 +391,4 @@ class TrainerEngine:
         root = write_snapshot(
             info, loaded.replica.tensors, momentum, {PENDING_FIELD: pending}, loaded.model_files, beat
         )
-        return root if loaded.optimizer.quantize_1bit else _compute_root(loaded, beat)
+        return root if loaded.optimizer.is_exact else _compute_root(loaded, beat)

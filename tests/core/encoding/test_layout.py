@@ -33,6 +33,7 @@ from psyche.core.state.state import (
     Client,
     Config,
     Coordinator,
+    InnerOptimizer,
     LrSchedule,
     Model,
     Optimizer,
@@ -346,6 +347,25 @@ def test_the_settings_of_adamw_have_exactly_these_bytes() -> None:
     expected = struct.pack("<IfffBB2xff", OptimizerKind.ADAMW, 0.5, 0.25, 2.0, 0, 1, 0.0, 1.0)
     assert OPTIMIZER.write(optimizer) == expected.ljust(32, b"\0")
     assert OPTIMIZER.read(OPTIMIZER.write(optimizer)) == optimizer
+
+
+def test_the_settings_of_local_steps_fill_their_bytes() -> None:
+    optimizer = Optimizer(
+        OptimizerKind.LOCAL_STEPS, clip_grad_norm=1.0, weight_decay=0.5, compression_topk=64, compression_chunk=32,
+        inner_optimizer=InnerOptimizer.MUON_ANEW, inner_steps=8, merge_step=2, value_bits=1, error_decay=0.25,
+        outer_rate=2.0,
+    )  # fmt: skip
+    expected = struct.pack("<IBBBBffffHHHH", 3, 1, 1, 3, 1, 1.0, 0.5, 0.25, 2.0, 8, 64, 32, 2)
+    assert OPTIMIZER.write(optimizer) == expected
+    assert len(expected) == 32
+    assert OPTIMIZER.read(expected) == optimizer
+    with pytest.raises(WireError, match="inner_optimizer: 4 is no InnerOptimizer"):
+        OPTIMIZER.read(expected[:6] + b"\4" + expected[7:])
+
+
+@pytest.mark.parametrize(("kind", "one_bit"), [(kind, one_bit) for kind in OptimizerKind for one_bit in (True, False)])
+def test_signs_and_local_steps_are_exact(kind: OptimizerKind, one_bit: bool) -> None:
+    assert Optimizer(kind, quantize_1bit=one_bit).is_exact is (one_bit or kind is OptimizerKind.LOCAL_STEPS)
 
 
 def test_a_variant_that_is_too_long_is_refused_beside_a_short_one() -> None:

@@ -151,6 +151,10 @@ def numbered(**more: Any) -> DataLocation:
 
 DISTRO = build_model().optimizer
 ADAMW = Optimizer(OptimizerKind.ADAMW, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+LOCAL_STEPS = Optimizer(
+    OptimizerKind.LOCAL_STEPS, compression_topk=64, compression_chunk=64, inner_steps=8, merge_step=2, value_bits=2,
+    error_decay=0.95, outer_rate=1.0,
+)  # fmt: skip
 COSINE = LrSchedule(ScheduleKind.COSINE, base_lr=1e-3, warmup_steps=10, total_steps=100, final_lr=1e-4)
 WSD = LrSchedule(ScheduleKind.WARMUP_STABLE_DECAY, base_lr=3.0, cosine_decay_final_lr=2.0, linear_decay_final_lr=1.0)
 LINEAR = replace(COSINE, kind=ScheduleKind.LINEAR)
@@ -207,6 +211,19 @@ BAD_MODELS: list[tuple[str, Any, str, str]] = [
      "two numbers from 0 to below 1"),
     ("optimizer", replace(ADAMW, eps=0.0), "eps 0.0 is not usable", "a small number above 0"),
     ("optimizer", replace(ADAMW, eps=math.inf), "eps inf is not usable", "a small number above 0"),
+    *(("optimizer", replace(LOCAL_STEPS, error_decay=x), f"error_decay {x} is not usable", "0 to 1")
+      for x in (-0.5, 1.5, math.nan)),
+    *(("optimizer", replace(LOCAL_STEPS, outer_rate=x), f"outer_rate {x} is not usable", "above 0 to 16")
+      for x in (0.0, -1.0, 16.5, math.inf, math.nan)),
+    *(("optimizer", replace(LOCAL_STEPS, compression_topk=x), f"compression_topk {x} is not usable", f"1 to {U16}")
+      for x in (0, U16 + 1)),
+    *(("optimizer", replace(LOCAL_STEPS, compression_chunk=x), f"compression_chunk {x} is not usable", "1 to 128")
+      for x in (0, 129)),
+    *(("optimizer", replace(LOCAL_STEPS, value_bits=x), f"value_bits {x} is not usable", "1 to 2") for x in (0, 3)),
+    *(("optimizer", replace(LOCAL_STEPS, merge_step=x), f"merge_step {x} is not below inner_steps 8",
+       "below inner_steps; 0: no merge within a round") for x in (-1, 8)),
+    *(("optimizer", replace(LOCAL_STEPS, inner_steps=x, merge_step=0), f"inner_steps {x} is not usable", "1 to 2048")
+      for x in (0, 2_049)),
 ]  # fmt: skip
 
 
@@ -225,6 +242,9 @@ def test_a_broken_rule_of_the_model_says_what_is_wrong_and_what_is_right(
         {"optimizer": replace(ADAMW, betas=(0.0, 0.0))},
         {"optimizer": replace(DISTRO, compression_decay=0.0, compression_topk=1, compression_chunk=1)},
         {"optimizer": replace(DISTRO, compression_decay=1.0, compression_topk=U16, compression_chunk=128)},
+        {"optimizer": replace(LOCAL_STEPS, inner_steps=2_048, merge_step=2_047, error_decay=1.0, outer_rate=16.0)},
+        {"optimizer": replace(LOCAL_STEPS, inner_steps=1, merge_step=0, error_decay=0.0, outer_rate=1e-45,
+                              value_bits=1)},
         {"checkpoint": Checkpoint(CheckpointKind.DUMMY)},
         {"checkpoint": Checkpoint(CheckpointKind.LOCAL, "x" * 128)},
         {"data_location": DataLocation(SERVER, "host:20001")},

@@ -35,7 +35,8 @@ NAMES = {
     enums.DataLocationKind: "DUMMY SERVER LOCAL HTTP WEIGHTED_HTTP PREPROCESSED",
     enums.HttpLocationKind: "SINGLE_URL NUMBERED_FILES GCP",
     enums.ScheduleKind: "CONSTANT LINEAR COSINE WARMUP_STABLE_DECAY",
-    enums.OptimizerKind: "DUMMY ADAMW DISTRO",
+    enums.OptimizerKind: "DUMMY ADAMW DISTRO LOCAL_STEPS",
+    enums.InnerOptimizer: "ADAMW MUON ADAMW_ANEW MUON_ANEW",
 }
 FLAGS: dict[Any, dict[str, int]] = {
     enums.ClientFlag: {

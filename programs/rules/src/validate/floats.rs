@@ -2,6 +2,8 @@
 
 /// The bits of 1 as float32.
 pub const ONE_F32: u32 = 0x3f80_0000;
+/// The bits of 16 as float32.
+pub const SIXTEEN_F32: u32 = 0x4180_0000;
 const INFINITY_F32: u32 = 0x7f80_0000;
 const NEGATIVE_ZERO_F32: u32 = 1 << 31;
 const NEGATIVE_ZERO_F64: u64 = 1 << 63;
@@ -32,7 +34,8 @@ mod tests {
     #[test]
     fn bits_of_float32_say_what_comparisons_do() {
         let mut random = Random::new("float32");
-        let edges = [0.0, -0.0, 1.0, f32::MAX, f32::MIN_POSITIVE, f32::INFINITY, -1.0, f32::NEG_INFINITY, f32::NAN];
+        let edges =
+            [0.0, -0.0, 1.0, 16.0, f32::MAX, f32::MIN_POSITIVE, f32::INFINITY, -1.0, f32::NEG_INFINITY, f32::NAN];
         let drawn = (0..10_000).map(|_| f32::from_bits(random.word() as u32));
         for number in edges.into_iter().chain(drawn) {
             let natural = get_natural_f32(number.to_bits());
@@ -40,6 +43,7 @@ mod tests {
             if let Some(bits) = natural {
                 assert_eq!(f32::from_bits(bits), number);
                 assert_eq!(bits < ONE_F32, number < 1.0);
+                assert_eq!(bits <= SIXTEEN_F32, number <= 16.0);
             }
         }
     }

@@ -1,8 +1,10 @@
 //! Learning-rate schedules and optimizers. Rates are float64 on record, but must be finite as float32.
 
 use super::fields::Fields;
-use super::floats::{get_natural_f32, get_natural_f64, ONE_F32};
-use crate::limits::MAX_CHUNK_EDGE;
+use super::floats::{get_natural_f32, get_natural_f64, ONE_F32, SIXTEEN_F32};
+use crate::limits::{MAX_CHUNK_EDGE, MAX_INNER_STEPS};
+
+const LAST_INNER_OPTIMIZER: u8 = 3; // Muon, anew in each round
 
 /// Whether these bytes are a schedule that a run can follow.
 pub fn is_schedule(bytes: &[u8]) -> bool {
@@ -55,6 +57,7 @@ fn read_optimizer(bytes: &[u8]) -> Option<()> {
         0 => {} // Dummy
         1 => read_adamw(&mut fields)?,
         2 => read_distro(&mut fields)?,
+        3 => read_local_steps(&mut fields)?,
         _ => return None,
     }
     fields.end()
@@ -78,8 +81,26 @@ fn read_distro(fields: &mut Fields) -> Option<()> {
     read_weight_decay(fields, has_weight_decay)?;
     let compression_decay = get_natural_f32(fields.u32()?)?;
     let (compression_topk, compression_chunk) = (fields.u16()?, fields.u16()?);
-    let fits = compression_topk > 0 && (1..=MAX_CHUNK_EDGE).contains(&compression_chunk);
-    (fits && compression_decay <= ONE_F32).then_some(())
+    (is_compression(compression_topk, compression_chunk) && compression_decay <= ONE_F32).then_some(())
+}
+
+fn is_compression(topk: u16, chunk: u16) -> bool {
+    topk > 0 && (1..=MAX_CHUNK_EDGE).contains(&chunk)
+}
+
+fn read_local_steps(fields: &mut Fields) -> Option<()> {
+    let (has_clip_grad_norm, has_weight_decay) = (fields.boolean()?, fields.boolean()?);
+    let (inner_optimizer, value_bits) = (fields.u8()?, fields.u8()?);
+    read_clip_grad_norm(fields, has_clip_grad_norm)?;
+    read_weight_decay(fields, has_weight_decay)?;
+    let (error_decay, outer_rate) = (get_natural_f32(fields.u32()?)?, get_natural_f32(fields.u32()?)?);
+    let inner_steps = fields.u16()?;
+    let (compression_topk, compression_chunk) = (fields.u16()?, fields.u16()?);
+    let merge_step = fields.u16()?;
+    let has_kinds = inner_optimizer <= LAST_INNER_OPTIMIZER && (1..=2).contains(&value_bits);
+    let has_rates = error_decay <= ONE_F32 && (1..=SIXTEEN_F32).contains(&outer_rate);
+    let has_steps = (1..=MAX_INNER_STEPS).contains(&inner_steps) && merge_step < inner_steps;
+    (has_kinds && has_rates && has_steps && is_compression(compression_topk, compression_chunk)).then_some(())
 }
 
 fn read_weight_decay(fields: &mut Fields, is_present: bool) -> Option<()> {
@@ -188,6 +209,32 @@ mod tests {
         assert!(!accepts(0.5, 0, 64) && !accepts(0.5, 8, 0) && !accepts(0.5, 8, 129));
         for (byte, value) in [(4, 2), (5, 2), (6, 2), (7, 1), (8, 1), (12, 1), (24, 1)] {
             let mut bytes = build_distro(0.5, 1, 1);
+            bytes[byte] = value;
+            assert!(!is_optimizer(&bytes), "byte {byte}");
+        }
+    }
+
+    fn build_local_steps(rates: [f32; 2], counts: [u16; 4]) -> Vec<u8> {
+        let mut bytes = std::vec![3, 0, 0, 0, 0, 0, 1, 2];
+        bytes.extend([0; 8]);
+        bytes.extend(rates.iter().flat_map(|number| number.to_le_bytes()));
+        bytes.extend(counts.iter().flat_map(|number| number.to_le_bytes()));
+        bytes
+    }
+
+    #[test]
+    fn settings_of_local_steps_have_their_ranges() {
+        let accepts = |rates, counts| is_optimizer(&build_local_steps(rates, counts));
+        assert!(accepts([0.95, 1.0], [8, 64, 64, 2]) && accepts([1.0, 16.0], [2_048, u16::MAX, 128, 2_047]));
+        assert!(accepts([-0.0, 1e-45], [1, 1, 1, 0]));
+        for rates in [[1.001, 1.0], [f32::NAN, 1.0], [0.5, 0.0], [0.5, -0.0], [0.5, 16.1], [0.5, f32::INFINITY]] {
+            assert!(!accepts(rates, [8, 64, 64, 2]), "{rates:?}");
+        }
+        for counts in [[0, 1, 1, 0], [2_049, 1, 1, 0], [8, 0, 1, 0], [8, 1, 0, 0], [8, 1, 129, 0], [8, 1, 1, 8]] {
+            assert!(!accepts([0.5, 1.0], counts), "{counts:?}");
+        }
+        for (byte, value) in [(4, 2), (5, 2), (6, 4), (7, 0), (7, 3), (8, 1), (12, 1)] {
+            let mut bytes = build_local_steps([0.5, 1.0], [8, 64, 64, 2]);
             bytes[byte] = value;
             assert!(!is_optimizer(&bytes), "byte {byte}");
         }

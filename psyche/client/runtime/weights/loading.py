@@ -328,7 +328,7 @@ async def fetch_from_place(
         manifest = await collector.collect((lambda blobs: peers.ask(blobs, folder)) if peers else None)
         # First weights begin a chain of their own, also those that another run has given back (S2, S11).
         chains = [peers.offer.chain] if peers else [ZERO32] if digest is None else [place.layout.chain, ZERO32]
-    root = compute_root(manifest, is_exact=state.model.optimizer.quantize_1bit)
+    root = compute_root(manifest, is_exact=state.model.optimizer.is_exact)
     digests = {compute_state_digest(chain, root): chain for chain in chains}
     found = digest if digest in digests else next(iter(digests))
     chain = digests[found]
@@ -348,7 +348,7 @@ async def fetch_from_place(
 
 def compute_offer_digest(model: Model, offer: Offer) -> bytes:
     """The full digest of an offer; in full-value mode it does not cover the tensors' values (S2)."""
-    is_exact = model.optimizer.quantize_1bit
+    is_exact = model.optimizer.is_exact
     root = blake3_hash(offer.manifest) if is_exact else compute_root(decode_manifest(offer.manifest), is_exact=False)
     return compute_state_digest(offer.chain, root)
 

@@ -18,10 +18,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from psyche.analysis.accounts import SERVER, Accounts
-from psyche.analysis.series import Series, make_point
+from psyche.analysis.series import Series, clean_point, is_loss, make_point
 from psyche.analysis.tally import NodeAccount, Place, RoundAccount, sort_nodes
 from psyche.core.state.enums import ClientState, RunState
 from psyche.telemetry import types
@@ -30,8 +28,8 @@ from psyche.telemetry.notable import describe_event
 from psyche.telemetry.status import PHASES, NodeView
 from psyche.telemetry.types import describe_wait
 from psyche.wire.backend import MemberInfo, Members, RunStatus
-from psyche.wire.history import MAX_LOSS, HistoryPoint
-from psyche.wire.report import MAX_TOKENS_PER_S, clean_text
+from psyche.wire.history import HistoryPoint
+from psyche.wire.report import clean_text
 
 LAST_ROUNDS: Final = 50
 MAX_LINES: Final = 2_000
@@ -108,6 +106,7 @@ class MemberView:
 class LossPoint(NamedTuple):
     step: int
     loss: float
+    seconds: float = 0.0  # that it trained; 0: not known
 
 
 @dataclass(slots=True)
@@ -125,6 +124,7 @@ class _OpenRound:
     step: int = 0
     losses: dict[str, float] = field(default_factory=dict[str, float])
     tokens: int = 0
+    learning_rate: float | None = None
 
 
 class RunView:
@@ -233,12 +233,13 @@ class RunView:
     def _on_trained(self, t: float, node: str, event: types.Trained) -> None:
         if not is_loss(event.loss):
             return
-        self._curves.setdefault(node, Series()).add(LossPoint(event.step + 1, event.loss))
+        self._curves.setdefault(node, Series()).add(LossPoint(event.step + 1, event.loss, event.seconds))
         if self._is_told:
             return
         found = self._open.setdefault((event.epoch, event.height), _OpenRound(t - event.seconds))
         found.step, found.losses[node] = event.step + 1, event.loss
         found.tokens += event.tokens
+        found.learning_rate = event.learning_rate
 
     def _on_round(self, t: float, _node: str, event: types.RoundStarted) -> None:
         """Without a server's log: a round is over when somebody is in a later one."""
@@ -254,6 +255,7 @@ class RunView:
                     step=found.step, unix=int(t), seconds=seconds, members=len(losses), results=len(losses),
                     loss=statistics.median(losses), least=min(losses), greatest=max(losses),
                     tokens_per_s=found.tokens / seconds, tokens=self.tokens,
+                    epoch=closed[0], height=closed[1], learning_rate=found.learning_rate,
                 )
             )  # fmt: skip
 
@@ -486,15 +488,3 @@ def describe_state(one: MemberInfo) -> str:
 
 def name_state(state: int) -> str:
     return ClientState(state).name.lower() if state in {*ClientState} else str(state)
-
-
-def is_loss(loss: float | None) -> bool:
-    return loss is not None and 0.0 <= loss <= MAX_LOSS
-
-
-def clean_point(point: HistoryPoint) -> HistoryPoint:
-    """A point without numbers that no round can have."""
-    losses = {name: getattr(point, name) for name in ("loss", "least", "greatest")}
-    wrong = {name: None for name, loss in losses.items() if loss is not None and not is_loss(loss)}
-    wrong |= {name: 0.0 for name in ("seconds", "tokens_per_s") if not 0.0 <= getattr(point, name) <= MAX_TOKENS_PER_S}
-    return msgspec.structs.replace(point, **wrong) if wrong else point

@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
+import msgspec
+
 from psyche.telemetry.types import RoundOver
-from psyche.wire.history import MAX_POINTS, HistoryPoint
+from psyche.wire.history import MAX_LOSS, MAX_POINTS, HistoryPoint
+from psyche.wire.report import MAX_TOKENS_PER_S
 
 NEWEST = 200  # points that are never left out
 
@@ -74,3 +77,17 @@ class Series(Generic[P]):
 def make_point(event: RoundOver) -> HistoryPoint:
     """The point of a round that a server's log tells of."""
     return HistoryPoint(**{name: getattr(event, name) for name in _OF_EVENTS})
+
+
+def is_loss(loss: float | None) -> bool:
+    return loss is not None and 0.0 <= loss <= MAX_LOSS
+
+
+def clean_point(point: HistoryPoint) -> HistoryPoint:
+    """A point without numbers that no round can have."""
+    losses = {name: getattr(point, name) for name in ("loss", "least", "greatest")}
+    wrong = {name: None for name, loss in losses.items() if loss is not None and not is_loss(loss)}
+    wrong |= {name: 0.0 for name in ("seconds", "tokens_per_s") if not 0.0 <= getattr(point, name) <= MAX_TOKENS_PER_S}
+    rate = point.learning_rate
+    wrong |= {} if rate is None or 0.0 <= rate <= MAX_LOSS else {"learning_rate": None}
+    return msgspec.structs.replace(point, **wrong) if wrong else point

@@ -34,7 +34,7 @@ def summarize_run(state: Coordinator, now: int, program: str) -> RunStatus:
         checkpoint_step=state.checkpoint.step,
         checkpoint_sources=_get_named_sources(state),
         tokens=count_samples(state) * state.model.max_seq_len,
-        learning_rate=_get_learning_rate(state),
+        learning_rate=get_learning_rate(state, state.progress.step),
         epoch_rounds=state.config.rounds_per_epoch,
         limit_unix=_find_limit(state),
     )
@@ -55,9 +55,8 @@ def count_due(state: Coordinator, client: Client) -> int:
     return max(0, end - client.joined_height)
 
 
-def _get_learning_rate(state: Coordinator) -> float:
-    cold_start = get_cold_start(state.epoch, state.model)
-    return compute_learning_rate(state.model.lr_schedule, state.progress.step, cold_start)
+def get_learning_rate(state: Coordinator, step: int) -> float:
+    return compute_learning_rate(state.model.lr_schedule, step, get_cold_start(state.epoch, state.model))
 
 
 def _find_limit(state: Coordinator) -> int:

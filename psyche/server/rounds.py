@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from psyche.analysis.series import Series, make_point
+from psyche.backends.summary import get_learning_rate
 from psyche.core.rules.rounds import get_next_data_index
 from psyche.core.state.bits import compute_at_least, get_members
 from psyche.core.state.messages import WitnessMessage
@@ -50,7 +51,8 @@ class RoundHistory:
             epoch=place[0], height=place[1], step=state.progress.step, total_steps=state.config.total_steps,
             seconds=float(now - round_.started_unix), members=members, results=round_.agreed_held.bit_count(),
             unix=now, tokens=get_next_data_index(round_) * state.model.max_seq_len,
-            waited_for=_find_awaited(round_, state), **summarize_claims(claims, members)._asdict(),
+            waited_for=_find_awaited(round_, state), learning_rate=get_learning_rate(state, state.progress.step - 1),
+            **summarize_claims(claims, members)._asdict(),
         )  # fmt: skip
         self._keep(event)
         return event

@@ -50,6 +50,8 @@ class HistoryPoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
         tokens_per_s: of all members together, as they say.
         tokens: trained in the run by then; 0: not known.
         is_claimed: whether it is what witnesses said on a chain, of some of the rounds, and nobody checked.
+        epoch, height: which round it was.
+        learning_rate: of its step; None: not known.
     """
 
     step: Annotated[int, Meta(ge=0)]
@@ -63,6 +65,9 @@ class HistoryPoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
     tokens_per_s: float
     tokens: int
     is_claimed: bool = False
+    epoch: int = 0
+    height: int = 0
+    learning_rate: float | None = None
 
 
 class Summary(NamedTuple):

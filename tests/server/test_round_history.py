@@ -46,13 +46,15 @@ def look(members: Members, after_step: int = 0) -> tuple[HistoryPoint, ...]:
 
 def make_point(step: int, **fields: Any) -> HistoryPoint:
     known = {"unix": 1_000 + step, "seconds": 1.0, "members": 3, "results": 3, "loss": 3.0, "least": 2.0}
-    return HistoryPoint(step=step, **(known | {"greatest": 4.0, "tokens_per_s": 9.0, "tokens": 64 * step} | fields))
+    return HistoryPoint(
+        step=step, **(known | {"greatest": 4.0, "tokens_per_s": 9.0, "tokens": 64 * step, "height": step} | fields)
+    )
 
 
 def make_event(step: int, **fields: Any) -> types.RoundOver:
     point = make_point(step, **fields)
     shared = {name: getattr(point, name) for name in HistoryPoint.__struct_fields__ if name != "is_claimed"}
-    return types.RoundOver(epoch=0, height=step, total_steps=50, **shared)
+    return types.RoundOver(total_steps=50, **shared)
 
 
 def test_each_round_with_data_is_a_point_with_what_its_witnesses_say() -> None:
@@ -70,6 +72,8 @@ def test_each_round_with_data_is_a_point_with_what_its_witnesses_say() -> None:
     assert (second.loss, second.least, second.greatest) == (2.0, 1.5, 2.5)
     assert second.tokens_per_s == pytest.approx(30.0)
     assert second.tokens == 2 * first.tokens > 0
+    assert (first.epoch, first.height, second.height) == (0, 0, 1)
+    assert first.learning_rate == second.learning_rate == 0.001
     assert [one.step for one in sink.get(types.RoundOver)] == [step + 1, step + 2]
     assert look(members, first.step) == (second,)
     status = members.handler.get_status()

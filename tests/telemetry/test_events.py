@@ -114,6 +114,9 @@ def test_a_number_that_no_float_holds_makes_an_event_unknown() -> None:
     line = {"t": 1.0, "node": "n", "kind": "wait_started", "what": "x", "until": 1, "then": "y", "wait": "payloads"}
     assert isinstance(read_event(line), types.WaitStarted)
     assert isinstance(read_event(line | {"until": 10**400}), types.Unknown)
+    line = {"t": 1.0, "node": "n", "kind": "client_ended", "reason": "x", "code": 0, "cause": "stopped"}
+    assert isinstance(read_event(line), types.ClientEnded)
+    assert isinstance(read_event(line | {"code": 10**400}), types.Unknown)
 
 
 def test_a_disk_that_refuses_writes_stops_no_node() -> None:

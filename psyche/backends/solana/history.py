@@ -144,6 +144,7 @@ def build_points(rounds: dict[tuple[int, int], list[Said]]) -> Series[HistoryPoi
         points.add(
             HistoryPoint(
                 step=max(0, first[epoch] + height + 1), unix=last.unix, members=heard, tokens=0, is_claimed=True,
+                epoch=epoch, height=height,
                 seconds=float(last.unix - before.unix) if is_next and before is not None else 0.0,
                 results=statistics.median_low(one.message.held.bit_count() for one in said),
                 **summarize_claims([one.claim for one in said], heard)._asdict(),

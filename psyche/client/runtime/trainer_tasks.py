@@ -343,6 +343,7 @@ class TrainerTasks:
                     epoch=action.epoch, height=action.height, step=action.step, loss=reply.loss, tokens=reply.tokens,
                     seconds=reply.seconds, compute_seconds=reply.compute_seconds,
                     micro_batch_size=reply.micro_batch_size, grad_norm=reply.grad_norm, data_hash=data_hash,
+                    learning_rate=action.lr,
                 )
             )  # fmt: skip
         self._x.feed(act.Trained(action.epoch, action.height, reply, data_hash))

@@ -167,7 +167,14 @@ def _get_scalar_reader(hint: Any) -> Convert:
         return hint if issubclass(hint, str) else lambda plain: hint[_check(str, plain).upper()]
     if hint is bytes:
         return lambda plain: bytes.fromhex(_check(str, plain))
-    return _read_number if hint is float else lambda plain: _check(hint, plain)
+    readers: dict[type, Convert] = {float: _read_number, int: _read_integer}
+    return readers.get(hint) or (lambda plain: _check(hint, plain))
+
+
+def _read_integer(plain: Any) -> int:
+    if abs(_check(int, plain)) >= 1 << 64:
+        raise OverflowError(f"{plain} is more than any field has")
+    return plain
 
 
 def _read_number(plain: Any) -> float:

@@ -37,6 +37,7 @@ class Trained(Event):
     micro_batch_size: int
     grad_norm: float
     data_hash: Hex
+    learning_rate: float | None = None
 
 
 class NotSent(Event, level=WARNING):

@@ -88,7 +88,7 @@ class RoundOver(Event):
 
     `results` were counted by its witnesses; `loss`, `least` and `greatest` are the median and the extremes of what they
     say, in nats per token, `tokens_per_s` is of all members together; `tokens` are trained in the run so far, and
-    `waited_for` are the keys of at most three members that the round waited for last.
+    `waited_for` are the keys of at most three members that the round waited for last; `learning_rate` is the step's.
     """
 
     epoch: int
@@ -105,6 +105,7 @@ class RoundOver(Event):
     unix: int
     tokens: int
     waited_for: tuple[Hex, ...] = ()
+    learning_rate: float | None = None
 
 
 class ErrorReported(Event, level=WARNING):

@@ -45,6 +45,7 @@ docs:
     .venv/bin/python scripts/generate_architecture.py
     .venv/bin/python scripts/generate_events.py
     .venv/bin/python scripts/generate_layout.py
+    .venv/bin/python scripts/generate_metrics.py
     .venv/bin/python scripts/generate_peer_protocol.py
     .venv/bin/python scripts/generate_settings.py
 

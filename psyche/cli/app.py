@@ -26,6 +26,7 @@ from psyche.cli.commands.run import changes, access, chain, looking  # noqa: F40
 from psyche.cli.commands.run import group as run
 from psyche.cli.helpers.common import make_group
 from psyche.cli.helpers.errors import Debug
+from psyche.cli.helpers.outputs import TRACKERS
 from psyche.cli.helpers.remote import CACHED_SOURCES, MANIFEST, SOURCES
 from psyche.cli.helpers.target import OWNING, command
 
@@ -76,7 +77,7 @@ command(
 command(app, "init", *init.EXAMPLES, shared=SOURCES)(init.init)
 command(app, "train", *train.EXAMPLES, shared=train.SETTINGS | train.RATES | CACHED_SOURCES)(train.train)
 command(app, "simulate", *simulate.EXAMPLES, shared=trace.FIGURES)(simulate.simulate)
-command(app, "watch", *watch.EXAMPLES, shared=watch.DISPLAY | OWNING)(watch.watch)
+command(app, "watch", *watch.EXAMPLES, shared=watch.DISPLAY | TRACKERS | OWNING)(watch.watch)
 command(app, "trace", *trace.TRACE_EXAMPLES, shared=trace.SHOWN | trace.FIGURES)(trace.trace)
 command(app, "replay", *trace.REPLAY_EXAMPLES, shared=trace.SHOWN)(trace.replay)
 app.add_typer(data.group, name="data")

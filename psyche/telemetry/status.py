@@ -87,6 +87,12 @@ class NodeView:
     compute_seconds: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
+    peers: int = 0
+    gossip_received: int = 0
+    gossip_refused: int = 0
+    payloads_received: int = 0
+    witnesses_sent: int = 0
+    weights_fetched: float = 0.0  # share of the model that came from peers
     starts: int = 0
     epochs_failed: int = 0
     steps_lost: int = 0
@@ -111,6 +117,8 @@ class NodeView:
             self._take_course(event)
         if kind in _WORK:
             self._take_work(event)
+        if kind in _TRAFFIC:
+            self._take_traffic(event)
         if kind in _TROUBLE:
             self._take_trouble(event)
 
@@ -181,15 +189,28 @@ class NodeView:
                 self.digest = event.digest.hex()
                 if event.agreed:
                     self._drop_note(types.Diverged, types.Behind)
-            case types.Network():
-                self.bytes_sent = self._sent_before + event.bytes_sent
-                self.bytes_received = self._received_before + event.bytes_received
             case types.Exported():
                 self.exported = event.path
             case types.WaitStarted():
                 self.waits[event.what] = event
             case types.WaitEnded():
                 self.waits.pop(event.what, None)
+            case _:
+                pass
+
+    def _take_traffic(self, event: types.Event) -> None:
+        match event:
+            case types.PayloadReceived():
+                self.payloads_received += 1
+            case types.Network():
+                self.bytes_sent = self._sent_before + event.bytes_sent
+                self.bytes_received = self._received_before + event.bytes_received
+                self.peers = event.peers
+                self.gossip_received, self.gossip_refused = event.gossip_received, event.gossip_refused
+            case types.WitnessSent():
+                self.witnesses_sent += 1
+            case types.ModelFetch():
+                self.weights_fetched = event.bytes / max(1, event.total)
             case _:
                 pass
 
@@ -242,9 +263,9 @@ _COURSE: Final = frozenset({
     types.Member, types.LeftEpoch, types.CannotTakePart, types.ClientEnded, types.Finished,
 })  # fmt: skip
 _WORK: Final = frozenset({
-    types.Trained, types.NotSent, types.Applied, types.Digest, types.Network, types.Exported, types.WaitStarted,
-    types.WaitEnded,
+    types.Trained, types.NotSent, types.Applied, types.Digest, types.Exported, types.WaitStarted, types.WaitEnded,
 })  # fmt: skip
+_TRAFFIC: Final = frozenset({types.Network, types.PayloadReceived, types.WitnessSent, types.ModelFetch})
 _TROUBLE: Final = frozenset({
     types.EpochFailed, types.Behind, types.Diverged, types.BackendLost, types.Healed, types.ModelLoaded, types.Error,
     types.Dropped,

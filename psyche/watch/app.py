@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -37,6 +37,7 @@ class Watcher:
     def __init__(self, sources: Sequence[Source], alerts: Alerts | None = None) -> None:
         self.sources = tuple(sources)
         self.is_read = trio.Event()  # all that was there at the start has been taken
+        self.is_ended = trio.Event()  # nobody waits for more: followers bring to an end what they do
         self._alerts = alerts
         self._changed = trio.Event()
 
@@ -136,22 +137,26 @@ class ConsoleView:
 
 
 OpenPage = Callable[[Watcher], AbstractAsyncContextManager[str]]  # gives its address
+Follow = Callable[[Watcher, Callable[[str], None]], Awaitable[None]]  # until `is_ended`; gets what prints a line
 
 
 async def watch(
     sources: Sequence[Source], console: Console, alerts: Alerts | None = None, *, once: bool = False,
     make_view: Callable[[Sequence[RunView], Console], ConsoleView] = ConsoleView,
-    web: OpenPage | None = None, save: Path | None = None,
+    web: OpenPage | None = None, save: Path | None = None, followers: Sequence[Follow] = (),
 ) -> None:  # fmt: skip
     """Show runs until all are finished; `once`: print them as they are now.
 
-    `web` serves a page until this is ended, `save` a file that gets the page at the end.
+    `web` serves a page until this is ended, `save` a file that gets the page at the end. `followers` go on beside it.
     """
     watcher = Watcher(sources, alerts)
     view = make_view(watcher.views, console)
     try:
         async with open_plain_nursery() as nursery, AsyncExitStack() as stack:
             nursery.start_soon(watcher.run)
+            following = await stack.enter_async_context(open_plain_nursery())
+            for follow in followers:
+                following.start_soon(follow, watcher, console.print)
             if web is not None:
                 view.address = await stack.enter_async_context(web(watcher))
                 console.print(f"page: {view.address}")
@@ -167,6 +172,8 @@ async def watch(
                 now = time.time()
                 async with watcher.hold_still():
                     console.print("\n\n".join(format_view(one, now) for one in watcher.views))
+            watcher.is_ended.set()
+            await stack.aclose()
             nursery.cancel_scope.cancel()
     finally:
         view.close()

@@ -38,9 +38,9 @@ def test_every_kind_of_event_happens_somewhere() -> None:
     assert declared - set(get_made()) == set()
 
 
-@pytest.mark.parametrize("script", ["generate_events", "generate_architecture"])
+@pytest.mark.parametrize("script", ["generate_events", "generate_architecture", "generate_metrics"])
 def test_what_is_drawn_from_the_code_is_new(script: str) -> None:
-    """The tables of events, and the pictures."""
+    """The tables of events and metrics, the dashboard, and the pictures."""
     command = [sys.executable, str(ROOT / "scripts" / f"{script}.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -18,7 +18,7 @@ from psyche.telemetry import types
 from psyche.telemetry.events import EventLog
 from psyche.telemetry.types import Wait
 from psyche.watch.app import Watcher
-from psyche.watch.routes import serve_page
+from psyche.watch.routes import Metrics, serve_page
 from psyche.watch.sources import LogSource
 
 NAMES = ("ada", "ben")
@@ -68,10 +68,10 @@ class Logs:
 
 
 @asynccontextmanager
-async def open_page(folder: Path) -> AsyncGenerator[tuple[httpx2.AsyncClient, Watcher]]:
+async def open_page(folder: Path, metrics: Metrics | None = None) -> AsyncGenerator[tuple[httpx2.AsyncClient, Watcher]]:
     """The page of a folder, and a client that calls it by its address."""
     watcher = Watcher([LogSource(folder)])
-    async with trio.open_nursery() as nursery, serve_page(watcher, "127.0.0.1", 0) as address:
+    async with trio.open_nursery() as nursery, serve_page(watcher, "127.0.0.1", 0, metrics) as address:
         nursery.start_soon(watcher.run)
         with trio.fail_after(60):
             await watcher.is_read.wait()

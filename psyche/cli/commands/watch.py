@@ -2,15 +2,14 @@
 
 import sys
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from psyche.cli.helpers.common import run_async, say
+from psyche.cli.helpers.common import require_extra, run_async, say
 from psyche.cli.helpers.options import option, share_fields
-from psyche.cli.helpers.outputs import check_page_name, check_target
+from psyche.cli.helpers.outputs import Trackers, check_page_name, check_target
 from psyche.cli.helpers.target import ADDRESS, ON_CHAIN, OWNED, Access
 from psyche.errors import ConfigError
 from psyche.telemetry.loading import EXIT_INTERRUPTED
@@ -33,6 +32,7 @@ EXAMPLES: Final = (
     "    --alert ./tell.sh",
     "psyche watch runs/demo --web 8080  # a page at http://127.0.0.1:8080/",
     "psyche watch runs/demo --once --save run.html",
+    "psyche watch runs/demo --wandb-project psyche --csv run.csv",
     f"psyche watch {ON_CHAIN} --once",
 )
 
@@ -81,7 +81,12 @@ DISPLAY: Final = share_fields(
         "--tui",
     ),
     play=option("On the screen: replay the event logs of one run, from their beginning.", "--play"),
-    web=option("Serve a page for browsers here; 0: any free port.", min=0, max=65_535, metavar="PORT"),
+    web=option(
+        "Serve a page for browsers here, and /metrics for Prometheus; 0: any free port.",
+        min=0,
+        max=65_535,
+        metavar="PORT",
+    ),
     web_host=option(
         "Address that the page is served at. It has no account: others than this machine's users can read it at any "
         "but the default.",
@@ -107,6 +112,7 @@ def watch(
         ),
     ] = None,
     display: Display,
+    trackers: Trackers,
     access: Access,
 ) -> None:
     """Watch runs: how far they are, and who holds them up.
@@ -126,15 +132,24 @@ def watch(
 
     has_backend = bool(access.options.server_addr or access.options.rpc)
     display.check(len(sources or ()), has_backend=has_backend)
+    trackers.check()
     logs: list[Source] = [(PlaySource if display.play else LogSource)(path) for path in sources or ()]
     console, alerts = Console(sys.stdout), None if alert is None else Alerts(alert)
+    if display.wants_screen and (words := trackers.make_words()):
+        which = words[0].partition("=")[0]
+        raise ConfigError(f"{which}: not with --tui or --play; start another psyche watch beside it")
     if display.wants_screen and console.live and not display.once:
         show_screen(access, logs, alerts, has_backend=has_backend)
         return
 
     async def show(found: list[Source]) -> None:
         where = None if display.web is None else _serve(display.web_host, display.web)
-        await until_signal(lambda: app.watch(found, console, alerts, once=display.once, web=where, save=display.save))
+        followers = trackers.make_followers()
+        await until_signal(
+            lambda: app.watch(
+                found, console, alerts, once=display.once, web=where, save=display.save, followers=followers
+            )
+        )
 
     if not has_backend:
         run_async(lambda: show(logs))
@@ -172,16 +187,11 @@ def show_screen(access: Access, logs: "list[Source]", alerts: "Alerts | None", *
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def require_extra(extra: str, option: str, module: str) -> None:
-    """Say how to install what an option needs, if it is not there."""
-    if find_spec(module) is None:
-        raise ConfigError(f'{option}: needs {module}: pip install "psyche-train[{extra}]"')
-
-
 def _serve(host: str, port: int) -> "OpenPage":
     from psyche.watch.app import LOOPBACK
+    from psyche.watch.metrics import write_metrics
     from psyche.watch.routes import serve_page  # needs hypercorn
 
     if host not in LOOPBACK:
         say(f"warning: everybody who reaches {host} may read the page: there is no account")
-    return lambda watcher: serve_page(watcher, host, port)
+    return lambda watcher: serve_page(watcher, host, port, write_metrics)

@@ -4,6 +4,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import FrameType
 from typing import Any, Final
 
@@ -108,6 +109,12 @@ def confirm(question: str, change: str, *, yes: bool) -> None:
     if not typer.confirm(question):
         typer.echo("nothing was sent", err=True)
         raise typer.Exit(1)
+
+
+def require_extra(extra: str, option: str, module: str) -> None:
+    """Say how to install what an option needs, if it is not there."""
+    if find_spec(module) is None:
+        raise ConfigError(f'{option}: needs {module}: pip install "psyche-train[{extra}]"')
 
 
 def say(text: str) -> None:

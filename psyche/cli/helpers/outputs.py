@@ -1,17 +1,27 @@
-"""Output files and folders of long commands: checked before the work begins; files are written at its end."""
+"""Where long commands write: files and folders, which are checked before the work begins, and experiment trackers."""
 
 import contextlib
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import typer
 
+from psyche.cli.helpers.common import require_extra
 from psyche.cli.helpers.errors import describe_reason
+from psyche.cli.helpers.options import Shared, option, share_fields
 from psyche.errors import ConfigError
+
+if TYPE_CHECKING:
+    from psyche.watch.app import Follow
+
+PROJECT: Final = "psyche"  # in wandb, unless the user names another
+OFFLINE: Final = frozenset({"offline", "dryrun", "disabled"})  # WANDB_MODE that needs no key
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +135,80 @@ def drop_stdout() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+
+
+@dataclass(frozen=True, slots=True)
+class Trackers:
+    """Where a run goes beside the screen."""
+
+    wandb_project: str | None = None
+    wandb_run: str | None = None
+    wandb_group: str | None = None
+    wandb_entity: str | None = None
+    trackio: str | None = None
+    tensorboard: Path | None = None
+    csv: Path | None = None
+
+    @property
+    def _wants_wandb(self) -> bool:
+        return any((self.wandb_project, self.wandb_run, self.wandb_group, self.wandb_entity))
+
+    def check(self) -> None:
+        """Refuse what this machine lacks, before anything is started."""
+        if self._wants_wandb:
+            require_extra("wandb", "--wandb-project", "wandb")
+            if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") not in OFFLINE:
+                raise ConfigError(
+                    "--wandb-project: set WANDB_API_KEY, which https://wandb.ai/authorize shows, or WANDB_MODE=offline "
+                    "for files that `wandb sync` sends later"
+                )
+        if self.trackio:
+            require_extra("trackio", "--trackio", "trackio")
+        if self.tensorboard:
+            require_extra("tensorboard", "--tensorboard", "tensorboardX")
+        check_target_folder("--tensorboard", self.tensorboard)
+        check_target("--csv", self.csv)
+
+    def make_words(self) -> list[str]:
+        """The same as options of `psyche watch`; empty if none is set."""
+        given = {one.name.replace("_", "-"): getattr(self, one.name) for one in fields(self)}
+        return [f"--{name}={value}" for name, value in given.items() if value]
+
+    def make_followers(self) -> "list[Follow]":
+        from psyche.watch.trackers import CsvWriter, ServiceWriter, TensorBoardWriter, Tracking, Wandb, open_trackio
+
+        found: list[Tracking] = []
+        if self._wants_wandb:
+            wandb = Wandb(
+                project=self.wandb_project or PROJECT, run=self.wandb_run or "", group=self.wandb_group or "",
+                entity=self.wandb_entity or "",
+            )  # fmt: skip
+            found.append(Tracking("--wandb-project", lambda say: ServiceWriter(partial(wandb.open_run, say=say))))
+        if name := self.trackio:
+            found.append(Tracking("--trackio", lambda _say: ServiceWriter(partial(open_trackio, name))))
+        if folder := self.tensorboard:
+            found.append(Tracking("--tensorboard", lambda _say: TensorBoardWriter(folder)))
+        if path := self.csv:
+            found.append(Tracking("--csv", lambda _say: CsvWriter(path)))
+        return [one.run for one in found]
+
+
+def _share(*, has_variables: bool) -> Shared:
+    return share_fields(
+        Trackers,
+        has_variables=has_variables,
+        wandb_project=option(
+            f"Log the run to this project of Weights & Biases; {PROJECT} if another --wandb option is given. Needs "
+            "WANDB_API_KEY, or WANDB_MODE=offline.",
+            metavar="NAME",
+        ),
+        wandb_run=option("The run's name there. Default: RUN_ID.", metavar="NAME"),
+        wandb_group=option("The group of the run there.", metavar="NAME"),
+        wandb_entity=option("The user or team whose project it is.", metavar="NAME"),
+        trackio=option("Log to this project of trackio, which needs no account.", metavar="NAME", envvar=None),
+        tensorboard=option("Write files for TensorBoard below this folder.", metavar="FOLDER", envvar=None),
+        csv=option("Write a line for each round, and one for each member in it.", metavar="FILE", envvar=None),
+    )
+
+
+TRACKERS: Final = _share(has_variables=False)

@@ -16,7 +16,8 @@ plane holds one part of the code of every chunk of the group, rounded up to whol
 - enumerative sets (at most 128 bits): the rank's low bits as u64 planes, then as u16 planes, then the remaining
   bits, packed: 81 bits become planes of 64, 16 and 1;
 - Elias-Fano sets (more than 128 bits): k times `low_bits` low bits, then the unary part of `high_bits`;
-- then k sign bits (1-bit mode), or k float32 values, unused ones zero.
+- then k sign bits (1-bit mode), or k float32 values, unused ones zero;
+- in plans of local steps (`scaled_bits`) k sign bits, with two bits a value k level bits, and an i8 exponent.
 """
 
 import math
@@ -33,7 +34,9 @@ PLAN_TAG: Final = b"psyche/plan/1"
 BASIS_HASH: Final = bytes.fromhex("85592481274a8c14cff7cf882e2ced148ab36f37ef349c1752d118b134dd147d")
 MAX_CHUNK_EDGE: Final = 128  # the largest integer basis that the basis hash covers
 MAX_SET_BITS: Final = 128  # a rank has at most two u64 words; larger sets are Elias-Fano coded
+NO_BASIS: Final = bytes(32)  # in plans of local steps, which have no transform
 VALUE_BITS: Final = 32
+EXPONENT_BITS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class PlanGroup:
     chunks: int
     k: int  # the most coefficients of a chunk that are sent
     one_bit: bool
+    scaled_bits: int = 0
 
     @property
     def area(self) -> int:
@@ -95,18 +99,20 @@ class PlanGroup:
         return self.k * self.low_bits + self.high_bits
 
     @property
-    def value_bits(self) -> int:
-        """The number of bits that code a chunk's signs (1-bit mode) or values."""
-        return self.k if self.one_bit else self.k * VALUE_BITS
+    def value_planes(self) -> tuple[int, ...]:
+        """The bits per chunk of the planes that code a chunk's values."""
+        if self.scaled_bits:
+            return (self.k,) * self.scaled_bits + (EXPONENT_BITS,)
+        return (self.k if self.one_bit else self.k * VALUE_BITS,)
 
     @property
     def planes(self) -> tuple[int, ...]:
         """The bits per chunk of each plane, in payload order."""
         if not self.is_enumerative:
-            return (self.k * self.low_bits, self.high_bits, self.value_bits)
+            return (self.k * self.low_bits, self.high_bits, *self.value_planes)
         words, rest = divmod(self.set_bits, 64)
         halves, rest = divmod(rest, 16)
-        return (64,) * words + (16,) * halves + ((rest,) if rest else ()) + (self.value_bits,)
+        return (64,) * words + (16,) * halves + ((rest,) if rest else ()) + self.value_planes
 
     @property
     def payload_bytes(self) -> int:
@@ -115,11 +121,16 @@ class PlanGroup:
 
 @dataclass(frozen=True)
 class TransformPlan:
-    """The plan of a model: tensors sorted by name, coefficients per chunk, and whether only signs are sent."""
+    """The plan of a model: tensors sorted by name, coefficients per chunk, and how values are coded.
+
+    With a transform they are signs (`one_bit`) or float32. Local steps have none: `scaled_bits` are the bits of each
+    value, 1 (a sign) or 2 (a sign and a level), and each chunk has an exponent.
+    """
 
     tensors: tuple[PlanTensor, ...]
     k: int
     one_bit: bool
+    scaled_bits: int = 0
 
     @cached_property
     def groups(self) -> tuple[PlanGroup, ...]:
@@ -130,7 +141,7 @@ class TransformPlan:
 
     def _make_group(self, edges: tuple[int, int], places: tuple[int, ...]) -> PlanGroup:
         chunks = sum(self.tensors[place].chunks for place in places)
-        return PlanGroup(edges, places, chunks, min(self.k, edges[0] * edges[1]), self.one_bit)
+        return PlanGroup(edges, places, chunks, min(self.k, edges[0] * edges[1]), self.one_bit, self.scaled_bits)
 
 
 def _get_matrix(dims: tuple[int, ...]) -> tuple[int, int, int]:
@@ -159,7 +170,9 @@ def compute_set_bits(area: int, k: int) -> int:
     return (compute_sets(area, k) - 1).bit_length()
 
 
-def compute_plan(shapes: Mapping[str, tuple[int, ...]], chunk: int, topk: int, *, one_bit: bool) -> TransformPlan:
+def compute_plan(
+    shapes: Mapping[str, tuple[int, ...]], chunk: int, topk: int, *, one_bit: bool, scaled_bits: int = 0
+) -> TransformPlan:
     """Plan a model whose trainable tensors have these names and shapes (tied tensors once).
 
     `chunk` is the largest allowed edge of a chunk, `topk` the number of coefficients sent per chunk.
@@ -175,7 +188,7 @@ def compute_plan(shapes: Mapping[str, tuple[int, ...]], chunk: int, topk: int, *
     if empty is not None:
         raise ConfigError(f"tensor {empty!a} has dimensions {shapes[empty]} and no elements to train")
     tensors = [PlanTensor(name, tuple(dims), _compute_edges(tuple(dims), chunk)) for name, dims in shapes.items()]
-    return TransformPlan(tuple(sorted(tensors, key=lambda tensor: tensor.name)), topk, one_bit)
+    return TransformPlan(tuple(sorted(tensors, key=lambda tensor: tensor.name)), topk, one_bit, scaled_bits)
 
 
 class Compression(Protocol):
@@ -184,13 +197,15 @@ class Compression(Protocol):
     compression_chunk: int
     compression_topk: int
     quantize_1bit: bool
+    value_bits: int  # of local steps; 0 for DisTrO
 
 
 def compute_run_plan(shapes: Mapping[str, tuple[int, ...]], optimizer: Compression) -> TransformPlan:
-    """The plan of a run's DisTrO for these tensors, as `compute_plan`."""
+    """The plan of a run's optimizer for these tensors, as `compute_plan`."""
     return compute_plan(
-        shapes, optimizer.compression_chunk, optimizer.compression_topk, one_bit=optimizer.quantize_1bit
-    )
+        shapes, optimizer.compression_chunk, optimizer.compression_topk, one_bit=optimizer.quantize_1bit,
+        scaled_bits=optimizer.value_bits,
+    )  # fmt: skip
 
 
 def _compute_edges(dims: tuple[int, ...], chunk: int) -> tuple[int, int]:
@@ -206,7 +221,8 @@ def encode_plan(plan: TransformPlan) -> bytes:
     """
     tensors = b"".join(encode_shape(t.name, t.dims) + struct.pack("<HH", *t.edges) for t in plan.tensors)
     head = PLAN_TAG + struct.pack("<I", len(plan.tensors))
-    return head + tensors + struct.pack("<HB", plan.k, plan.one_bit) + BASIS_HASH
+    basis = NO_BASIS if plan.scaled_bits else BASIS_HASH
+    return head + tensors + struct.pack("<HB", plan.k, plan.scaled_bits or plan.one_bit) + basis
 
 
 def decode_plan(raw: bytes) -> TransformPlan:
@@ -214,7 +230,7 @@ def decode_plan(raw: bytes) -> TransformPlan:
 
     Raises:
         WireError: the tag or basis is wrong, bytes are missing or left over, names are not in ascending order,
-            edges do not divide a tensor, or k is zero.
+            edges do not divide a tensor, k is zero, or the value coding is unknown.
     """
     reader = Reader(raw, "plan")
     reader.expect(PLAN_TAG, "tag")
@@ -224,12 +240,17 @@ def decode_plan(raw: bytes) -> TransformPlan:
         if tensors and tensor.name <= tensors[-1].name:
             raise reader.fail(f"names do not rise at {tensor.name!a}")
         tensors.append(tensor)
-    k, one_bit = reader.take_number(2, "k"), reader.take_number(1, "1-bit")
-    if not k or one_bit > 1:
-        raise reader.fail("k is zero, or the 1-bit flag is neither 0 nor 1")
-    reader.expect(BASIS_HASH, "basis hash")
+    k, coding = reader.take_number(2, "k"), reader.take_number(1, "value coding")
+    basis = reader.take(len(BASIS_HASH), "basis hash")
     reader.finish()
-    return TransformPlan(tuple(tensors), k, bool(one_bit))
+    is_scaled = basis == NO_BASIS
+    if not is_scaled and basis != BASIS_HASH:
+        raise reader.fail("does not match this protocol", "basis hash")
+    if not k or coding not in ((1, 2) if is_scaled else (0, 1)):
+        raise reader.fail("k is zero, or the value coding is neither 0 nor 1, or without a basis neither 1 nor 2")
+    if is_scaled:
+        return TransformPlan(tuple(tensors), k, one_bit=False, scaled_bits=coding)
+    return TransformPlan(tuple(tensors), k, one_bit=bool(coding))
 
 
 def _read_tensor(reader: Reader) -> PlanTensor:

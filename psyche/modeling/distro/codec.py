@@ -1,7 +1,8 @@
 """The coding of payloads; a payload is the result that one trainer sends for one round.
 
 For each chunk of the plan, a payload holds a set of 0 to k ascending positions, each with a sign (1-bit mode) or a
-float32 value. The coding is canonical: equal sets have equal bytes, and all other bytes are refused. A wrong length is
+float32 value. In plans of local steps a value is a sign or a sign and a level, times a power of two that its chunk has.
+The coding is canonical: equal sets have equal bytes, and all other bytes are refused. A wrong length is
 refused before anything is allocated.
 
 NumPy only, because the client's parent process validates payloads without torch.
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,8 @@ from psyche.modeling.distro.enumerative import EnumerativeCoder
 
 Coder = EnumerativeCoder | EliasFanoCoder
 _VALUE_BYTES = 4
+HIGH_LEVEL: Final = 3  # the value of a level bit; without it 1
+LEAST_EXPONENT: Final = -32
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,18 @@ class ChunkSets:
     """The sets of one group.
 
     `indices` is int32 [chunks, k]: ascending positions in the chunk, padded with the chunk's area.
-    `values` is [chunks, k]: int8 +1 or -1 in 1-bit mode, float32 otherwise; 0 in padding.
+    `values` is [chunks, k]: int8 +1 or -1 in 1-bit mode, float32 otherwise; 0 in padding. In plans of local steps it
+    is int8 +-1 or, with two bits, +-3, times 2 to the power of `exponents`, int8 [chunks]: -32 to 0; 0 for empty sets.
     """
 
     indices: NDArray[np.int32]
     values: NDArray[np.int8] | NDArray[np.float32]
+    exponents: NDArray[np.int8] | None = None
+
+    def take(self, chunks: NDArray[np.int64]) -> "ChunkSets":
+        """The sets of some chunks."""
+        exponents = None if self.exponents is None else self.exponents[chunks]
+        return ChunkSets(self.indices[chunks], self.values[chunks], exponents)
 
 
 def encode_payload(plan: TransformPlan, sets: Sequence[ChunkSets]) -> bytes:
@@ -57,9 +68,9 @@ def decode_payload(plan: TransformPlan, body: bytes) -> list[ChunkSets]:
     """Decode the sets of a payload, in the order of `plan.groups`.
 
     Raises:
-        WireError: the length is wrong, a rank is not below the number of sets (or positions form no set), signs or
-            values beyond a set's size or padding are not zero, or values are zero or not finite. The message names
-            group and rule.
+        WireError: the length is wrong, a rank is not below the number of sets (or positions form no set), signs,
+            levels or values beyond a set's size or padding are not zero, values are zero or not finite, or an exponent
+            is out of range. The message names group and rule.
     """
     return [_decode_group(group, raw) for group, raw in _split_groups(plan, body)]
 
@@ -111,45 +122,69 @@ def _decode_group(group: PlanGroup, raw: NDArray[np.uint8]) -> ChunkSets:
         indices = get_coder(group).decode(sets, group.chunks)
         present = indices < group.area
         _check_values(group, values, None if present.all() else present.sum(axis=1))
-        return ChunkSets(indices, _decode_values(group, values, present))
+        exponents = _split_scaled(group, values)[-1].view(np.int8).copy() if group.scaled_bits else None
+        return ChunkSets(indices, _decode_values(group, values, present), exponents)
 
 
 def _encode_values(group: PlanGroup, chosen: ChunkSets) -> bytes:
     """Encode sign bits (1 is negative) or little-endian float32 values, entry by entry."""
-    if group.one_bit:
-        return pack_rows(chosen.values < 0).tobytes()
-    return chosen.values.astype("<f4", copy=False).tobytes()
+    if not (group.one_bit or group.scaled_bits):
+        return chosen.values.astype("<f4", copy=False).tobytes()
+    planes = [chosen.values < 0, np.abs(chosen.values) == HIGH_LEVEL][: group.scaled_bits or 1]
+    packed = b"".join(pack_rows(plane).tobytes() for plane in planes)
+    return packed if chosen.exponents is None else packed + chosen.exponents.tobytes()
+
+
+def _split_scaled(group: PlanGroup, raw: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    """The planes of signs, levels (with two bits a value) and exponents."""
+    size = get_packed_bytes(group.chunks * group.k)
+    return np.split(raw, [size * plane for plane in range(1, group.scaled_bits + 1)])
 
 
 def _decode_values(
     group: PlanGroup, raw: NDArray[np.uint8], present: NDArray[np.bool_]
 ) -> NDArray[np.int8] | NDArray[np.float32]:
-    if not group.one_bit:
+    if not (group.one_bit or group.scaled_bits):
         return raw.view("<f4").reshape(group.chunks, group.k).astype(np.float32)
-    signs = unpack_rows(raw, group.chunks, group.k).view(np.int8)
+    signs = unpack_rows(raw[: get_packed_bytes(group.chunks * group.k)], group.chunks, group.k).view(np.int8)
     signs *= -2
     signs += 1
     signs *= present
+    if group.scaled_bits > 1:
+        levels = unpack_rows(_split_scaled(group, raw)[1], group.chunks, group.k).view(np.int8)
+        signs *= levels * (HIGH_LEVEL - 1) + 1
     return signs
 
 
 def _check_values(group: PlanGroup, raw: NDArray[np.uint8], sizes: NDArray[np.int64] | None) -> None:
     """Refuse signs or values beyond the size of their set; `sizes` None means that all sets are full."""
-    if group.one_bit:
-        _check_signs(group, raw, sizes)
+    if group.scaled_bits:
+        *planes, exponents = _split_scaled(group, raw)
+        for name, plane in zip(("signs", "levels"), planes, strict=False):
+            _check_bits(name, group, plane, sizes)
+        _check_exponents(exponents.view(np.int8), sizes)
+    elif group.one_bit:
+        _check_bits("signs", group, raw, sizes)
     else:
         _check_floats(group, raw, sizes)
 
 
-def _check_signs(group: PlanGroup, raw: NDArray[np.uint8], sizes: NDArray[np.int64] | None) -> None:
+def _check_bits(name: str, group: PlanGroup, raw: NDArray[np.uint8], sizes: NDArray[np.int64] | None) -> None:
     assert raw.size == get_packed_bytes(group.chunks * group.k), "the caller checks lengths"
     if not is_padding_zero(raw, group.chunks * group.k):
-        raise WireError("signs: padding bits must be zero")
+        raise WireError(f"{name}: padding bits must be zero")
     if sizes is None or int(sizes.min()) == group.k:
         return
     extra = np.arange(group.k) >= sizes[:, None]
     if (unpack_rows(raw, group.chunks, group.k) & extra).any():
-        raise WireError("signs: bits at or above the set's size must be zero")
+        raise WireError(f"{name}: bits at or above the set's size must be zero")
+
+
+def _check_exponents(exponents: NDArray[np.int8], sizes: NDArray[np.int64] | None) -> None:
+    if ((exponents > 0) | (exponents < LEAST_EXPONENT)).any():
+        raise WireError(f"exponents: one is not between {LEAST_EXPONENT} and 0")
+    if sizes is not None and exponents[sizes == 0].any():
+        raise WireError("exponents: that of an empty set must be zero")
 
 
 def _check_floats(group: PlanGroup, raw: NDArray[np.uint8], sizes: NDArray[np.int64] | None) -> None:

@@ -35,10 +35,7 @@ class Layout:
     def take(self, rank: int, sets: Sequence[ChunkSets]) -> list[ChunkSets]:
         """A rank's part of decoded sets, in the order of its own plan's groups."""
         whole = {group.edges: chosen for group, chosen in zip(self.plan.groups, sets, strict=True)}
-        return [
-            ChunkSets(whole[edges].indices[places], whole[edges].values[places])
-            for edges, places in sorted(self.places[rank].items())
-        ]
+        return [whole[edges].take(places) for edges, places in sorted(self.places[rank].items())]
 
     def merge(self, parts: Sequence[bytes]) -> bytes:
         """The payload of the whole model from those of all ranks; the same bytes as one rank would have sent."""
@@ -50,7 +47,9 @@ class Layout:
                 for places, part in zip(self.places, decoded, strict=True)
             ]
             indices = self.join(group.edges, [piece and piece.indices for piece in pieces])
-            sets.append(ChunkSets(indices, self.join(group.edges, [piece and piece.values for piece in pieces])))
+            values = self.join(group.edges, [piece and piece.values for piece in pieces])
+            scales = [piece and piece.exponents for piece in pieces]
+            sets.append(ChunkSets(indices, values, self.join(group.edges, scales) if group.scaled_bits else None))
         return encode_payload(self.plan, sets)
 
     def join(self, edges: tuple[int, int], parts: Sequence[Any]) -> NDArray[Any]:

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from psyche.core.encoding.plan import (
     encode_plan,
     get_payload_bytes,
 )
-from psyche.core.state.state import Optimizer
+from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.errors import ConfigError, WireError
 
 SHAPES = {"w": (3, 8, 6), "a": (10,), "s": ()}
@@ -34,6 +35,8 @@ BYTES = (
     + b"\x03\0\x01"
     + BASIS_HASH
 )
+SCALED = BYTES.replace(b"\x03\0\x01" + BASIS_HASH, b"\x03\0\x02" + bytes(32))
+CODINGS = [(False, 0), (True, 0), (False, 1), (False, 2)]
 SHAPE = st.lists(st.integers(1, 300), max_size=4).map(tuple)
 NAME = st.text(st.characters(codec="utf-8"), max_size=6)
 
@@ -74,6 +77,8 @@ def test_a_plan_orders_tensors_by_name_and_chunks_the_last_two_dimensions() -> N
 def test_a_run_s_plan_is_that_of_its_optimizer() -> None:
     optimizer = Optimizer(compression_chunk=4, compression_topk=3, quantize_1bit=True)
     assert compute_run_plan(SHAPES, optimizer) == PLAN
+    local = Optimizer(OptimizerKind.LOCAL_STEPS, compression_chunk=4, compression_topk=3, value_bits=2)
+    assert compute_run_plan(SHAPES, local) == replace(PLAN, one_bit=False, scaled_bits=2)
 
 
 def test_groups_collect_all_chunks_of_one_shape_in_ascending_order_of_shapes() -> None:
@@ -89,11 +94,13 @@ def test_groups_collect_all_chunks_of_one_shape_in_ascending_order_of_shapes() -
 
 def test_a_plan_has_exactly_these_bytes() -> None:
     assert encode_plan(PLAN) == BYTES
+    assert encode_plan(replace(PLAN, one_bit=False, scaled_bits=2)) == SCALED
 
 
-@given(st.dictionaries(NAME, SHAPE, max_size=6), st.integers(1, 128), st.integers(1, 65_535), st.booleans())
-def test_a_plan_reads_back(shapes: dict[str, tuple[int, ...]], chunk: int, topk: int, one_bit: bool) -> None:
-    plan = compute_plan(shapes, chunk, topk, one_bit=one_bit)
+@given(st.dictionaries(NAME, SHAPE, max_size=6), st.integers(1, 128), st.integers(1, 65_535),
+       st.sampled_from(CODINGS))  # fmt: skip
+def test_a_plan_reads_back(shapes: dict[str, tuple[int, ...]], chunk: int, topk: int, coding: tuple[bool, int]) -> None:
+    plan = compute_plan(shapes, chunk, topk, one_bit=coding[0], scaled_bits=coding[1])
     assert decode_plan(encode_plan(plan)) == plan
     assert sum(g.chunks * g.area for g in plan.groups) == sum(math.prod(dims) for dims in shapes.values())
 
@@ -124,7 +131,10 @@ def test_changed_bytes_are_refused_or_mean_another_plan(place: int, change: int)
         (BYTES.replace(b"\x04\0\x03\0\x03\0\x01", b"\x00\0\x03\0\x03\0\x01"), "do not divide"),
         (BYTES.replace(b"\x03\0\0\0\x08", b"\0\0\0\0\x08"), "no elements"),
         (BYTES.replace(b"\x03\0\x01\x85", b"\0\0\x01\x85"), "k is zero"),
-        (BYTES.replace(b"\x03\0\x01\x85", b"\x03\0\x02\x85"), "1-bit flag is neither"),
+        (SCALED.replace(b"\x03\0\x02" + bytes(32), b"\x03\0\x03" + bytes(32)), "value coding is neither"),
+        (SCALED.replace(b"\x03\0\x02" + bytes(32), b"\x03\0\x00" + bytes(32)), "value coding is neither"),
+        (SCALED[:-1] + b"\1", "basis hash: does not match"),
+        (BYTES.replace(b"\x03\0\x01\x85", b"\x03\0\x02\x85"), "value coding is neither"),
     ],
 )
 def test_a_plan_that_breaks_a_rule_is_refused(raw: bytes, reason: str) -> None:
@@ -231,6 +241,9 @@ def test_every_plane_is_rounded_up_to_whole_bytes() -> None:
     assert group.payload_bytes == 3 * 8 + 3 * 2 + 1 + 3
     values = PlanGroup((64, 64), (0,), 3, 8, one_bit=False)
     assert values.payload_bytes == 3 * 8 + 3 * 2 + 1 + 3 * 8 * 4
+    scaled = [PlanGroup((64, 64), (0,), 3, 8, one_bit=False, scaled_bits=bits) for bits in (1, 2)]
+    assert [group.planes for group in scaled] == [(64, 16, 1, 8, 8), (64, 16, 1, 8, 8, 8)]
+    assert scaled[1].payload_bytes == 3 * 8 + 3 * 2 + 1 + 3 + 3 + 3
     single_bits = PlanGroup((1, 1), (0,), 9, 1, one_bit=True)
     assert single_bits.planes == (1, 1)
     assert single_bits.payload_bytes == 2 + 2

@@ -34,9 +34,10 @@ def _parse(text: str) -> Any:
 
 
 def make_plan(
-    shapes: Mapping[str, tuple[int, ...]] = SHAPES, chunk: int = 16, k: int = 8, one_bit: bool = True
-) -> TransformPlan:
-    return compute_plan(dict(shapes), chunk, k, one_bit=one_bit)
+    shapes: Mapping[str, tuple[int, ...]] = SHAPES, chunk: int = 16, k: int = 8, one_bit: bool = True,
+    scaled_bits: int = 0,
+) -> TransformPlan:  # fmt: skip
+    return compute_plan(dict(shapes), chunk, k, one_bit=one_bit and not scaled_bits, scaled_bits=scaled_bits)
 
 
 def make_tensors(plan: TransformPlan, seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
@@ -80,5 +81,10 @@ def make_sets(plan: TransformPlan, seed: int, *, full: bool = False) -> list[Chu
         signs = np.where(generator.random(shape) < 0.5, -1, 1) * (indices < group.area)
         magnitudes = generator.random(shape) + 0.5
         values = signs.astype(np.int8) if plan.one_bit else (signs * magnitudes).astype(np.float32)
-        made.append(ChunkSets(indices, values))
+        if not plan.scaled_bits:
+            made.append(ChunkSets(indices, values))
+            continue
+        levels = generator.choice((1, 3)[: plan.scaled_bits], shape)
+        exponents = np.where(indices[:, 0] < group.area, generator.integers(-32, 1, group.chunks), 0)
+        made.append(ChunkSets(indices, (signs * levels).astype(np.int8), exponents.astype(np.int8)))
     return made

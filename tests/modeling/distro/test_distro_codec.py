@@ -20,6 +20,7 @@ GOLDEN = {
     (4088, 4089, 4090, 4091, 4092, 4093, 4094, 4095): 1951589337580920650595839,
     (3, 17, 200, 511, 1024, 2047, 3000, 4000): 1614482709937095380925321,
 }
+CODINGS = [(False, 0), (True, 0), (False, 1), (False, 2)]  # one_bit and scaled_bits
 SETS_4096_8 = 1955414105242000351926785
 
 
@@ -96,10 +97,10 @@ def test_numbers_of_any_width_survive_packing(bits: int, numbers: list[int]) -> 
     assert np.array_equal(unpack_numbers(packed, len(numbers), bits), cut)
 
 
-@pytest.mark.parametrize("one_bit", [True, False])
+@pytest.mark.parametrize(("one_bit", "scaled_bits"), CODINGS)
 @pytest.mark.parametrize(("chunk", "k"), [(16, 16), (64, 8), (64, 64), (8, 300), (16, 1)])
-def test_equal_sets_are_equal_bytes(chunk: int, k: int, one_bit: bool) -> None:
-    plan = make_plan(chunk=chunk, k=k, one_bit=one_bit)
+def test_equal_sets_are_equal_bytes(chunk: int, k: int, one_bit: bool, scaled_bits: int) -> None:
+    plan = make_plan(chunk=chunk, k=k, one_bit=one_bit, scaled_bits=scaled_bits)
     for full in (False, True):
         sets = make_sets(plan, seed=chunk + k, full=full)
         body = encode_payload(plan, sets)
@@ -109,6 +110,8 @@ def test_equal_sets_are_equal_bytes(chunk: int, k: int, one_bit: bool) -> None:
             assert np.array_equal(before.indices, after.indices)
             assert np.array_equal(before.values, after.values)
             assert before.values.dtype == after.values.dtype
+            assert (before.exponents is None) is (after.exponents is None) is (not scaled_bits)
+            assert before.exponents is None or np.array_equal(before.exponents, after.exponents)
         assert encode_payload(plan, decoded) == body
         assert len(body) == get_payload_bytes(plan)
 
@@ -213,6 +216,34 @@ def test_values_must_be_finite_not_zero_and_only_where_the_set_has_them() -> Non
         _refuse(plan, _make(plan, rows, forged), message)
 
 
+@pytest.mark.parametrize("scaled_bits", [1, 2])
+def test_signs_levels_and_exponents_of_local_steps_are_refused_unless_canonical(scaled_bits: int) -> None:
+    """Four chunks of 3: the planes of signs and levels have two bytes each, that of exponents has four."""
+    plan = make_plan({"w": (32, 32)}, 16, 3, scaled_bits=scaled_bits)
+    indices = np.array([[1, 2, 3], [1, 2, 256], [256] * 3, [5, 6, 7]], dtype=np.int32)
+    values = np.array([[-1, 3, 1], [1, -3, 0], [0] * 3, [3, 3, 3]], dtype=np.int8)
+    values = values if scaled_bits == 2 else np.sign(values)
+    body = encode_payload(plan, [ChunkSets(indices, values, np.array([-32, 0, 0, -7], dtype=np.int8))])
+    (decoded,) = decode_payload(plan, body)
+    assert decoded.values.tolist() == values.tolist()
+    assert decoded.exponents is not None
+    assert decoded.exponents.tolist() == [-32, 0, 0, -7]
+    first = len(body) - 4 - 2 * scaled_bits
+    planes = [("signs", first), ("levels", first + 2)][:scaled_bits]
+    for name, place in planes:
+        _refuse(plan, change(body, place, 1 << 5), f"{name}: bits at or above the set's size must be zero")
+        _refuse(plan, change(body, place + 1, 1 << 7), f"{name}: padding bits must be zero")
+    for chunk, exponent in ((0, -33), (0, 1), (3, 127), (3, -128)):
+        raw = bytearray(body)
+        raw[chunk - 4] = exponent % 256
+        _refuse(plan, bytes(raw), "payload, chunks of 16 x 16: exponents: one is not between -32 and 0")
+    _refuse(plan, change(body, len(body) - 2, 0xFF), "exponents: that of an empty set must be zero")
+
+
+def change(body: bytes, place: int, bits: int) -> bytes:
+    return body[:place] + bytes([body[place] ^ bits]) + body[place + 1 :]
+
+
 def test_positions_that_are_no_set_are_refused() -> None:
     area, topk, low_bits = 256, 41, 2
     row_bits = topk + ((area - 1) >> low_bits) + 1
@@ -241,8 +272,8 @@ def test_positions_that_are_no_set_are_refused() -> None:
 @given(st.data())
 @settings(max_examples=60)
 def test_whatever_bytes_are_accepted_encode_back_to_themselves(data: st.DataObject) -> None:
-    one_bit, k = data.draw(st.booleans()), data.draw(st.sampled_from([2, 60]))
-    plan = compute_plan({"w": (16, 16), "v": (8,)}, 16, k, one_bit=one_bit)
+    coding, k = data.draw(st.sampled_from(CODINGS)), data.draw(st.sampled_from([2, 60]))
+    plan = compute_plan({"w": (16, 16), "v": (8,)}, 16, k, one_bit=coding[0], scaled_bits=coding[1])
     body = bytearray(encode_payload(plan, make_sets(plan, seed=data.draw(st.integers(0, 99)))))
     for place in data.draw(st.lists(st.integers(0, 8 * len(body) - 1), max_size=3)):
         body[place // 8] ^= 1 << place % 8

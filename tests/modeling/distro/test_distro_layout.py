@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from distro_kit import make_plan, make_tensors
+from distro_kit import make_plan, make_sets, make_tensors
 
 from psyche.core.encoding.plan import PlanTensor, TransformPlan
-from psyche.modeling.distro.codec import decode_payload
+from psyche.modeling.distro.codec import decode_payload, encode_payload
 from psyche.modeling.distro.layout import Held, Layout, compute_cut_share, compute_layout, find_cut, get_edges
 from psyche.modeling.distro.momentum import find_group
 from psyche.modeling.distro.optimizer import Distro
@@ -84,6 +84,14 @@ def test_ranks_send_and_apply_what_one_rank_would_bit_by_bit(ranks: int, one_bit
         if edges is not None:
             joined = layout.join(edges, [state[name].numpy() if name in state else None for state in states])
             assert joined.tobytes() == tensor.numpy().tobytes()
+
+
+@pytest.mark.parametrize("scaled_bits", [1, 2])
+def test_payloads_of_local_steps_are_taken_apart_and_merged(scaled_bits: int) -> None:
+    plan = make_plan(SHAPES, chunk=8, k=4, scaled_bits=scaled_bits)
+    layout, sets = divide(plan, 2), make_sets(plan, seed=3)
+    parts = [encode_payload(own, layout.take(rank, sets)) for rank, own in enumerate(layout.plans)]
+    assert layout.merge(parts) == encode_payload(plan, sets)
 
 
 def test_chunks_that_lie_in_several_runs_are_cut_like_neighbours() -> None:

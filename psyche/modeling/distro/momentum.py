@@ -44,8 +44,6 @@ class Momentum:
     """
 
     def __init__(self, plan: TransformPlan, decay: float, device: torch.device) -> None:
-        if not 0.0 <= decay < 1.0:
-            raise TrainerError(f"compression_decay: {decay} is not at least 0 and below 1")
         self._plan = plan
         self._decay = decay
         self._sent: list[_Sent] = []  # oldest first
@@ -68,7 +66,9 @@ class Momentum:
             is_open = sent.height not in fates and in_flight and sent.height < height
             is_out = is_open or fates.get(sent.height, False)
             if is_out and not sent.is_taken_out:
-                self._take_out(sent)
+                for coefficients, chosen in zip(self.coefficients, sent.chosen, strict=True):
+                    self._take_out(*flatten(chosen, coefficients.shape[1]), coefficients)
+                sent.is_taken_out = True
             if not is_out and sent.is_taken_out:
                 returned.append(sent)
             if is_open:
@@ -136,19 +136,17 @@ class Momentum:
     def _device(self) -> torch.device:
         return self.coefficients[0].device
 
-    def _take_out(self, sent: _Sent) -> None:
-        for coefficients, chosen in zip(self.coefficients, sent.chosen, strict=True):
-            places, _ = _flatten(chosen, coefficients.shape[1])
-            coefficients.view(-1)[places] = 0.0
-        sent.is_taken_out = True
+    def _take_out(self, places: torch.Tensor, values: torch.Tensor, coefficients: torch.Tensor) -> None:
+        del values
+        coefficients.view(-1)[places] = 0.0
 
     def _give_back(self, sent: _Sent) -> None:
         for coefficients, chosen in zip(self.coefficients, sent.chosen, strict=True):
-            places, values = _flatten(chosen, coefficients.shape[1])
+            places, values = flatten(chosen, coefficients.shape[1])
             coefficients.view(-1)[places] += values
 
 
-def _flatten(chosen: Chosen, area: int) -> Chosen:
+def flatten(chosen: Chosen, area: int) -> Chosen:
     """The flat places (int64) and values of the entries without padding; each place occurs once."""
     indices, values = chosen
     chunks, entries = (indices < area).nonzero(as_tuple=True)

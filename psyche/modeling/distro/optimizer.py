@@ -38,6 +38,8 @@ class Distro:
         plan: TransformPlan,
         decay: float,
     ) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise TrainerError(f"compression_decay: {decay} is not at least 0 and below 1")
         _check_parameters(parameters, plan)
         self._plan = plan
         self._strips = view_all_strips(plan, parameters)

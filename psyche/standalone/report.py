@@ -28,10 +28,11 @@ def format_result(settings: TrainSettings, result: "TrainResult") -> str:
     ]
     if result.held_out:
         lines.append(f"held-out loss {result.final_held_out:.3f} nats per token")
-    if settings.optimizer is OptimizerName.DISTRO:
+    if settings.optimizer is not OptimizerName.ADAMW:
         dense = 2 * result.parameters
+        every = "step" if settings.optimizer is OptimizerName.DISTRO else f"{settings.inner_steps} inner steps"
         lines.append(
-            f"a peer sends {format_bytes(result.sent_bytes)} per step, a bf16 gradient has {format_bytes(dense)}"
+            f"a peer sends {format_bytes(result.sent_bytes)} per {every}, a bf16 gradient has {format_bytes(dense)}"
         )  # fmt: skip
     if settings.out is not None:
         lines.append(f"model in {settings.out}")

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from psyche.core.state.state import LrSchedule, ScheduleKind
+from psyche.core.state.limits import MAX_INNER_STEPS, MAX_OUTER_RATE
+from psyche.core.state.state import InnerOptimizer, LrSchedule, Optimizer, OptimizerKind, ScheduleKind
 from psyche.errors import ConfigError
 from psyche.modeling.device_name import check_device_name
 from psyche.storage.port import StorageOptions
@@ -13,6 +14,14 @@ from psyche.storage.port import StorageOptions
 class OptimizerName(StrEnum):
     ADAMW = "adamw"
     DISTRO = "distro"
+    LOCAL = "local"
+
+
+class InnerName(StrEnum):
+    ADAMW = "adamw"
+    MUON = "muon"
+    ADAMW_ANEW = "adamw-anew"
+    MUON_ANEW = "muon-anew"
 
 
 class ScheduleName(StrEnum):
@@ -58,7 +67,8 @@ class TrainSettings:
     tenth, at most 200,000);
     `eval_sequences` of them are used every `eval_every` steps (0: at the end only). DisTrO's settings
     (`chunk`, `topk`, `decay`, `values`, `peers`, `overlap`) are unused with AdamW, and so is
-    AdamW's `betas` with DisTrO.
+    AdamW's `betas` with DisTrO. Local steps have DisTrO's but `values`, and those from `inner_steps` to `value_bits`;
+    a step is a round of them, in which each peer does `inner_steps` steps with its share of `total_batch`.
     """
 
     model: str | Path
@@ -83,6 +93,11 @@ class TrainSettings:
     values: bool = False
     peers: int = 1
     overlap: bool = False
+    inner_steps: int = 8
+    inner_optimizer: InnerName = InnerName.ADAMW
+    merge_step: int = 0
+    outer_rate: float = 1.0
+    value_bits: int = 2
     seed: int = 0
     device: str = "auto"
     threads: int = 0
@@ -112,7 +127,45 @@ class TrainSettings:
             raise ConfigError(f"--lr {schedule.lr}, --final-lr {schedule.final_lr}: must be above 0, final at most lr")
         if schedule.warmup_steps < 0 or (schedule.decay_steps or 0) < 0:
             raise ConfigError("--warmup-steps, --decay-steps: must not be negative")
-        if not 0 <= self.decay < 1:
+        if self.optimizer is OptimizerName.LOCAL:
+            self._check_local_steps()
+        elif not 0 <= self.decay < 1:
             raise ConfigError(f"--decay: {self.decay}, must be at least 0 and below 1")
         if self.optimizer is OptimizerName.ADAMW and (self.overlap or self.peers > 1):
             raise ConfigError("--peers, --overlap: AdamW has one peer that does not wait; use --optimizer distro")
+
+    def _check_local_steps(self) -> None:
+        if not 0 <= self.decay <= 1:
+            raise ConfigError(f"--decay: {self.decay}, must be 0 to 1")
+        if not 1 <= self.inner_steps <= MAX_INNER_STEPS:
+            raise ConfigError(f"--inner-steps: {self.inner_steps}, must be 1 to {MAX_INNER_STEPS}")
+        if not 0 <= self.merge_step < self.inner_steps:
+            raise ConfigError(f"--merge-step: {self.merge_step}, must be 0 to below --inner-steps {self.inner_steps}")
+        if self.merge_step and not self.overlap:
+            raise ConfigError("--merge-step: without --overlap there is nothing to merge")
+        if not 0 < self.outer_rate <= MAX_OUTER_RATE:
+            raise ConfigError(f"--outer-rate: {self.outer_rate}, must be above 0 and at most {MAX_OUTER_RATE}")
+        if self.value_bits not in {1, 2}:
+            raise ConfigError(f"--value-bits: {self.value_bits}, must be 1 or 2")
+        if self.values:
+            raise ConfigError("--values: local steps send values of --value-bits only")
+
+    @property
+    def inner_batches(self) -> int:
+        """Into how many a peer cuts its share of a step."""
+        return self.inner_steps if self.optimizer is OptimizerName.LOCAL else 1
+
+    def get_optimizer(self) -> Optimizer:
+        """The optimizer as a record has it."""
+        shared = {
+            "clip_grad_norm": self.clip or None, "weight_decay": self.weight_decay, "compression_topk": self.topk,
+            "compression_chunk": self.chunk,
+        }  # fmt: skip
+        if self.optimizer is OptimizerName.LOCAL:
+            return Optimizer(
+                OptimizerKind.LOCAL_STEPS, error_decay=self.decay, inner_steps=self.inner_steps,
+                inner_optimizer=InnerOptimizer[self.inner_optimizer.name], merge_step=self.merge_step,
+                outer_rate=self.outer_rate, value_bits=self.value_bits, **shared,
+            )  # fmt: skip
+        kind = OptimizerKind.DISTRO if self.optimizer is OptimizerName.DISTRO else OptimizerKind.ADAMW
+        return Optimizer(kind, compression_decay=self.decay, quantize_1bit=not self.values, betas=self.betas, **shared)

@@ -1,20 +1,27 @@
-"""One training step: AdamW, or DisTrO among peers that are simulated in this process."""
+"""One training step: AdamW, or DisTrO or local steps of peers that are simulated in this process."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 import torch
 from torch import nn
 
-from psyche.core.encoding.plan import compute_plan
+from psyche.core.committee.schedule import compute_learning_rate
+from psyche.core.encoding.plan import compute_run_plan
 from psyche.errors import TrainerError
+from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.optimizer import Distro
+from psyche.modeling.local.exchange import Exchange, Part
+from psyche.modeling.local.inner import InnerSteps, Moves, split_samples
 from psyche.modeling.model import get_shapes
 from psyche.modeling.trainer.batch import Gradients, compute_gradients
-from psyche.standalone.settings import TrainSettings
+from psyche.standalone.settings import OptimizerName, TrainSettings
 from psyche.wire.trainer import SentResult
+
+T = TypeVar("T")  # what a peer sends
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +91,68 @@ class AdamWStepper(Stepper):
         return StepReport(gradients.loss, gradients.norm, 4 * sum(p.numel() for p in self._parameters.values()))
 
 
-class DistroStepper(Stepper):
-    """DisTrO with N simulated peers that share one copy of the weights; each has its own momentum.
+class _PeersStepper(Stepper, Generic[T]):
+    """N simulated peers that share one copy of the weights, and whose results are applied later.
 
-    The timeline is that of a real run: with overlap a set is applied two steps after it was trained, and gradients are
-    computed at the look-ahead point; without overlap it is applied at the start of the next step.
+    The timeline is that of a real run: with overlap a set is applied two steps after it was trained, without overlap at
+    the start of the next step.
     """
 
     def __init__(
         self, model: nn.Module, parameters: Mapping[str, nn.Parameter], settings: TrainSettings, device: torch.device
     ) -> None:
         super().__init__(model, parameters, settings, device)
-        one_bit = not settings.values
-        plan = compute_plan(get_shapes(parameters), settings.chunk, settings.topk, one_bit=one_bit)
-        self._peers = [
-            Distro(parameters, plan, settings.decay) for _ in range(settings.peers)
-        ]  # fmt: skip
+        self._plan = compute_run_plan(get_shapes(parameters), settings.get_optimizer())
         self._delay = 2 if settings.overlap else 1
-        self._on_their_way: deque[list[bytes]] = deque()
+        self._on_their_way: deque[list[T]] = deque()
+
+    def _apply(self, results: list[T], lr: float) -> None:
+        raise NotImplementedError
+
+    def _apply_due(self, lr: float) -> None:
+        if len(self._on_their_way) == self._delay:
+            self._apply(self._on_their_way.popleft(), lr)
+
+    def _get_decided(self, number: int) -> tuple[SentResult, ...]:
+        return tuple(SentResult(height=h, applied=True) for h in [number - self._delay] if h > 0)
+
+    @contextmanager
+    def settled(self, lr: float) -> Iterator[None]:
+        before = self._copy()
+        for results in self._on_their_way:
+            self._apply(results, lr)
+        try:
+            yield
+        finally:
+            self._restore(before)
+
+    def _copy(self) -> list[torch.Tensor]:
+        """Taking updates back by adding them would not give the same bits."""
+        return [parameter.detach().clone() for parameter in self._parameters.values()]
+
+    @torch.no_grad()
+    def _restore(self, weights: list[torch.Tensor]) -> None:
+        for parameter, weight in zip(self._parameters.values(), weights, strict=True):
+            parameter.copy_(weight)
+
+    def finish(self, lr: float) -> None:
+        while self._on_their_way:
+            self._apply(self._on_their_way.popleft(), lr)
+
+
+class DistroStepper(_PeersStepper[bytes]):
+    """DisTrO; each peer has its own momentum. With overlap gradients are computed at the look-ahead point."""
+
+    def __init__(
+        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], settings: TrainSettings, device: torch.device
+    ) -> None:
+        super().__init__(model, parameters, settings, device)
+        self._peers = [Distro(parameters, self._plan, settings.decay) for _ in range(settings.peers)]
 
     def step(self, tokens: torch.Tensor, number: int, lr: float, previous_lr: float) -> StepReport:
-        if len(self._on_their_way) == self._delay:
-            self._apply(lr)
+        self._apply_due(lr)
         look_ahead_lr = previous_lr if self._settings.overlap and number > 1 else 0.0
-        decided = tuple(SentResult(height=h, applied=True) for h in [number - self._delay] if h > 0)
+        decided, in_flight = self._get_decided(number), self._settings.overlap
         loss, norm = 0.0, 0.0
         payloads: list[bytes] = []
         for peer, share in zip(self._peers, torch.tensor_split(tokens, len(self._peers)), strict=True):
@@ -115,27 +160,76 @@ class DistroStepper(Stepper):
                 gradients = self._compute(share, number)
             loss += gradients.loss * len(share) / len(tokens)
             norm = max(norm, gradients.norm)
-            in_flight = self._settings.overlap
             payloads.append(peer.compress(gradients.tensors, lr, decided, in_flight=in_flight, height=number))
         self._on_their_way.append(payloads)
         return StepReport(loss, norm, len(payloads[0]))
 
-    @contextmanager
-    def settled(self, lr: float) -> Iterator[None]:
-        # A second copy of the weights: taking the updates back by subtracting them would not give the same bits.
-        before = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
-        for payloads in self._on_their_way:
-            self._peers[0].apply(payloads, lr, self._settings.weight_decay)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for name, parameter in self._parameters.items():
-                    parameter.copy_(before[name])
+    def _apply(self, results: list[bytes], lr: float) -> None:
+        self._peers[0].apply(results, lr, self._settings.weight_decay)
 
-    def _apply(self, lr: float) -> None:
-        self._peers[0].apply(self._on_their_way.popleft(), lr, self._settings.weight_decay)
 
-    def finish(self, lr: float) -> None:
-        while self._on_their_way:
-            self._apply(lr)
+class LocalStepper(_PeersStepper[Part]):
+    """Local steps; a step is a round, in which each peer trains by itself from the shared weights.
+
+    With overlap it starts from where its own last result would lead. After `merge_step` inner steps this guess gives
+    way to what all peers sent.
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], settings: TrainSettings, device: torch.device
+    ) -> None:
+        super().__init__(model, parameters, settings, device)
+        optimizer = settings.get_optimizer()
+        self._exchanges = [Exchange(parameters, self._plan, settings.decay) for _ in range(settings.peers)]
+        self._inner = [InnerSteps(parameters, optimizer) for _ in range(settings.peers)]
+        self._schedule = settings.schedule.make(settings.steps)
+
+    def step(self, tokens: torch.Tensor, number: int, lr: float, previous_lr: float) -> StepReport:  # noqa: ARG002
+        self._apply_due(lr)
+        rates = (lr, compute_learning_rate(self._schedule, number + 1))
+        masters, loss, norm, sent_bytes = self._copy(), 0.0, 0.0, 0
+        parts: list[Part] = []
+        for place, share in enumerate(torch.tensor_split(tokens, len(self._inner))):
+            report, deltas = self._train(place, share, number, rates)
+            payload = self._exchanges[place].compress(
+                deltas, self._get_decided(number), in_flight=self._settings.overlap, height=number
+            )
+            self._restore(masters)
+            parts.append(Part(decode_payload(self._plan, payload), min(len(share), self._settings.inner_steps)))
+            loss += report.loss * len(share) / len(tokens)
+            norm, sent_bytes = max(norm, report.grad_norm), len(payload)
+        self._on_their_way.append(parts)
+        return StepReport(loss, norm, sent_bytes)
+
+    def _train(
+        self, place: int, share: torch.Tensor, number: int, rates: tuple[float, float]
+    ) -> tuple[StepReport, dict[str, torch.Tensor]]:
+        """The inner steps of a peer's round: their mean loss and largest norm, and what they moved."""
+        exchange, inner = self._exchanges[place], self._inner[place]
+        held = self._on_their_way[-1] if self._settings.overlap and self._on_their_way else []
+        exchange.apply(held[place : place + 1], self._settings.outer_rate)
+        moves, loss, norm = Moves(list(self._parameters.values())), 0.0, 0.0
+        inner.begin_round()
+        for step, rows in split_samples(len(share), self._settings.inner_steps):
+            if held and step and step == self._settings.merge_step:
+                moves.shift(lambda: self._merge(place, held))
+            gradients = self._compute(share[rows], number)
+            inner.step(gradients, inner.get_rate(step, rates))
+            loss += gradients.loss * (rows.stop - rows.start) / len(share)
+            norm = max(norm, gradients.norm)
+        return StepReport(loss, norm, 0), dict(zip(self._parameters, moves.take(), strict=True))
+
+    def _merge(self, place: int, held: list[Part]) -> None:
+        self._exchanges[place].apply(held[place : place + 1], -self._settings.outer_rate)
+        self._exchanges[place].apply(held, self._settings.outer_rate)
+
+    def _apply(self, results: list[Part], lr: float) -> None:
+        del lr
+        self._exchanges[0].apply(results, self._settings.outer_rate)
+
+
+STEPPERS: Final = {
+    OptimizerName.ADAMW: AdamWStepper,
+    OptimizerName.DISTRO: DistroStepper,
+    OptimizerName.LOCAL: LocalStepper,
+}

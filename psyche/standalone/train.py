@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from psyche.config.places import parse_model
 from psyche.core.committee.schedule import compute_learning_rate
-from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.data.bytes_tokenizer import VOCAB_SIZE, write_tokenizer
 from psyche.errors import ConfigError, StorageError
 from psyche.modeling.architecture import Blueprint, read_blueprint
@@ -34,9 +33,9 @@ from psyche.modeling.trainer.memory import Fitting, Setup, Step
 from psyche.modeling.trainer.trial import try_model
 from psyche.modeling.user_files import format_card
 from psyche.standalone.corpus import Corpus
-from psyche.standalone.settings import OptimizerName, TrainSettings
+from psyche.standalone.settings import TrainSettings
 from psyche.standalone.sources import ReadingLoop, fetch_model
-from psyche.standalone.steppers import AdamWStepper, DistroStepper, StepReport
+from psyche.standalone.steppers import STEPPERS, StepReport
 
 EVAL_MICRO_BATCH = 32
 
@@ -101,13 +100,8 @@ def train_model(
 
 
 def _check_memory(blueprint: Blueprint, settings: TrainSettings, device: torch.device) -> None:
-    is_distro = settings.optimizer is OptimizerName.DISTRO
-    optimizer = Optimizer(
-        kind=OptimizerKind.DISTRO if is_distro else OptimizerKind.ADAMW, compression_chunk=settings.chunk,
-        compression_topk=settings.topk, compression_decay=settings.decay, quantize_1bit=not settings.values,
-    )  # fmt: skip
-    step = Step(blueprint.config, optimizer, settings.sequence_length, peers=settings.peers)
-    share = -(-settings.total_batch // settings.peers)
+    step = Step(blueprint.config, settings.get_optimizer(), settings.sequence_length, peers=settings.peers)
+    share = -(-settings.total_batch // (settings.peers * settings.inner_batches))
     Fitting(step, device).fit(Setup(settings.micro_batch or share, settings.activation_checkpointing), share)
 
 
@@ -168,8 +162,7 @@ class _Training:
         self._corpus = Corpus(settings, blueprint.vocab_size, loop)
         self._parameters = count_parameters(parameters)
         self._schedule = settings.schedule.make(settings.steps)
-        stepper = AdamWStepper if settings.optimizer is OptimizerName.ADAMW else DistroStepper
-        self._stepper = stepper(model, parameters, settings, device)
+        self._stepper = STEPPERS[settings.optimizer](model, parameters, settings, device)
         self._held_out = self._read_held_out()
         self._tokens = 0
         self._started = 0.0

@@ -16,7 +16,7 @@ from psyche.errors import ConfigError, TrainerError
 from psyche.modeling.model import get_parameters, load_model
 from psyche.standalone.corpus import Corpus
 from psyche.standalone.report import describe_step
-from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
+from psyche.standalone.settings import InnerName, OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
 from psyche.standalone.sources import ReadingLoop
 from psyche.standalone.steppers import StepReport
 from psyche.standalone.train import StepProgress, train_model
@@ -27,6 +27,9 @@ CONFIG = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
     "max_position_embeddings": 32, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
+
+
+LOCAL: dict[str, Any] = {"optimizer": OptimizerName.LOCAL, "inner_steps": 2}
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +64,11 @@ def make_settings(model: Path, data: Path, **changes: Any) -> TrainSettings:
         {"peers": 3},
         {"peers": 3, "overlap": True, "micro_batch": 1},
         {"peers": 2, "values": True},
+        {**LOCAL, "peers": 1},
+        {**LOCAL, "peers": 3, "overlap": True, "merge_step": 1, "inner_optimizer": InnerName.MUON},
+        {**LOCAL, "peers": 2, "inner_optimizer": InnerName.ADAMW_ANEW, "value_bits": 1, "inner_steps": 5},
     ],
-    ids=["adamw", "one peer", "three peers", "overlap", "values"],
+    ids=["adamw", "one peer", "three peers", "overlap", "values", "local", "local overlap", "local anew"],
 )
 def test_every_way_of_training_learns(model: Path, data: Path, changes: dict[str, Any]) -> None:
     result = train_model(make_settings(model, data, steps=12, **changes))
@@ -85,8 +91,8 @@ ONE_RATE = ScheduleSettings(name=ScheduleName.CONSTANT, lr=1e-2, warmup_steps=0)
 
 @pytest.mark.parametrize(
     "changes",
-    [{"optimizer": OptimizerName.ADAMW}, {}, {"overlap": True}, {"values": True}],
-    ids=["adamw", "distro", "overlap", "values"],
+    [{"optimizer": OptimizerName.ADAMW}, {}, {"overlap": True}, {"values": True}, {**LOCAL, "overlap": True}],
+    ids=["adamw", "distro", "overlap", "values", "local"],
 )
 def test_held_out_losses_are_measured_after_every_update_whatever_the_optimizer(
     model: Path, data: Path, changes: dict[str, Any]
@@ -196,6 +202,14 @@ def test_of_a_small_text_a_tenth_is_held_out_unless_the_user_says_how_much(data:
         ({"schedule": ScheduleSettings(lr=1e-3, final_lr=1.0)}, "--final-lr 1.0"),
         ({"schedule": ScheduleSettings(warmup_steps=-1)}, "--warmup-steps"),
         ({"optimizer": OptimizerName.ADAMW, "overlap": True}, "AdamW has one peer"),
+        ({**LOCAL, "decay": 1.1}, "--decay: 1.1, must be 0 to 1"),
+        ({**LOCAL, "inner_steps": 0}, "--inner-steps: 0, must be 1 to 2048"),
+        ({**LOCAL, "inner_steps": 2_049}, "--inner-steps: 2049"),
+        ({**LOCAL, "overlap": True, "merge_step": 2}, "--merge-step: 2, must be 0 to below --inner-steps 2"),
+        ({**LOCAL, "merge_step": 1}, "--merge-step: without --overlap there is nothing to merge"),
+        ({**LOCAL, "outer_rate": 0.0}, "--outer-rate: 0.0"),
+        ({**LOCAL, "value_bits": 3}, "--value-bits: 3, must be 1 or 2"),
+        ({**LOCAL, "values": True}, "--values: local steps"),
     ],
 )
 def test_impossible_settings_name_their_option(changes: dict[str, Any], text: str) -> None:
@@ -227,6 +241,8 @@ def test_the_command_trains_and_says_what_came_out(model: Path, data: Path, tmp_
     for text in ("held-out loss", "a peer sends", "losses drawn"):
         assert text in ran.output
     assert b"held out" in (tmp_path / "loss.html").read_bytes()
+    local = call("train", *(word for pair in options.items() for word in pair), "--optimizer", "local")
+    assert "per 8 inner steps" in local.output
     assert "--steps: 0" in refuse("train", "--model", model, "--data", data, "--steps", 0).output
 
 

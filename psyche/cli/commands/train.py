@@ -18,6 +18,8 @@ EXAMPLES: Final = (
     "    --lr 3e-3 --steps 100 --out trained",
     "psyche train --model my-run/model --data my-run/data --peers 3 --overlap \\",
     "    --steps 30 --plot loss.html                  # as a run does it",
+    "psyche train --model my-run/model --data my-run/data --optimizer local \\",
+    "    --peers 4 --total-batch 128 --overlap --merge-step 2 --steps 30",
     "psyche train --model owner/name --data 'https://example.org/{000..127}.bin'",
 )
 SETTINGS: Final = share_fields(
@@ -38,19 +40,24 @@ SETTINGS: Final = share_fields(
     eval_every="Steps between evaluations; 0: only at the end.",
     token_size_bytes=option("Bytes of one token in the files: 2 or 4.", "--token-size"),
     sequence_length="Tokens of one sample.",
-    total_batch="Samples per step, over all peers.",
+    total_batch="Samples per step, over all peers; local: per round of --inner-steps.",
     micro_batch="Samples at a time; fewer need less memory.",
     activation_checkpointing=option(CHECKPOINTING_HELP, "--activation-checkpointing"),
-    steps="How many steps.",
+    steps="How many steps; local: rounds.",
     optimizer="The optimizer.",
     clip="Clip gradients to this global norm; 0: never.",
     weight_decay="Weight decay per step, times the rate.",
-    chunk="DisTrO: edge of a chunk of the transform.",
-    topk="DisTrO: coefficients sent per chunk.",
-    decay="DisTrO: decay of the momentum per step.",
+    chunk="DisTrO, local: edge of a chunk.",
+    topk="DisTrO, local: values sent per chunk.",
+    decay="DisTrO, local: decay per step of what was not sent.",
     values=option("DisTrO: send full values, not signs.", "--values"),
-    peers="DisTrO: peers simulated in this process.",
-    overlap=option("DisTrO: apply two steps late, with look-ahead, as a run does.", "--overlap"),
+    peers="DisTrO, local: peers simulated in this process.",
+    overlap=option("DisTrO, local: apply two steps late, with look-ahead, as a run does.", "--overlap"),
+    inner_steps="local: steps of a peer between two exchanges.",
+    inner_optimizer="local: what these steps are done with; anew: its state is zero at the start of each round.",
+    merge_step="local, with --overlap: inner steps after which the others' last results count; 0: when applied.",
+    outer_rate="local: factor of the mean of the peers' results.",
+    value_bits="local: bits of each value that is sent, 1 or 2.",
     seed="Seed of the data's order, and of a new model.",
     device="auto, cpu, mps, cuda or cuda:N.",
     threads=option("CPU threads; 0: all cores.", min=0),
@@ -76,8 +83,9 @@ def train(
 ) -> None:
     """Train a model in one process, without a network.
 
-    With AdamW, or with DisTrO and one or several simulated peers: for a quick try, and to compare optimizers. Prints
-    losses in nats per token. Ctrl-C ends it, and nothing is written. What is read elsewhere is kept in --cache-dir.
+    With AdamW, or with DisTrO or local steps of one or several simulated peers: for a quick try, and to compare
+    optimizers. Prints losses in nats per token. Ctrl-C ends it, and nothing is written. What is read elsewhere is kept
+    in --cache-dir.
     """
     from psyche.config.places import parse_data, parse_model
 

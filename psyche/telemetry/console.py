@@ -7,10 +7,12 @@ import os
 import shutil
 import sys
 import threading
-from typing import TextIO
+from collections import deque
+from typing import Final, TextIO
 
 CLEAR_LINE = "\x1b[2K"
 UP = "\x1b[1A"
+MAX_HELD_LINES: Final = 200
 
 
 class Console:
@@ -25,6 +27,7 @@ class Console:
         self._status: list[str] = []
         self._lock = threading.RLock()
         self.is_broken = False
+        self._held: deque[str] | None = None  # lines of the time in which another program has the terminal
 
     @property
     def columns(self) -> int:
@@ -32,11 +35,26 @@ class Console:
 
     def print(self, text: str = "") -> None:
         with self._lock:
+            if self._held is not None:
+                self._held.append(text)
+                return
             self._write(self._erase() + text + "\n" + self._draw())
+
+    def hold(self) -> None:
+        """Leave the terminal to another program: keep the last lines until `release`."""
+        with self._lock:
+            self._write(self._erase())
+            self._status, self._held = [], deque(maxlen=MAX_HELD_LINES)
+
+    def release(self) -> None:
+        with self._lock:
+            lines, self._held = self._held or (), None
+            for line in lines:
+                self.print(line)
 
     def set_status(self, text: str) -> None:
         """Replace the status block, cut to the terminal's width. Without a terminal, do nothing."""
-        if not self.live:
+        if not self.live or self._held is not None:
             return
         with self._lock:
             lines = [line[: max(1, self.columns - 1)] for line in text.splitlines()]

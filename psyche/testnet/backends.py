@@ -1,7 +1,6 @@
 """What keeps a testnet's run: a server, or a local chain. Nothing else of a testnet asks which one it is."""
 
 import contextlib
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from psyche.localchain.validator import Validator
 from psyche.storage.port import StorageOptions
 from psyche.telemetry.text import format_number
 from psyche.testnet.free_port import choose_port
+from psyche.testnet.process import PSYCHE
 from psyche.testnet.settings import Layout, TestnetSettings
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from psyche.backends.solana.wallet import Wallet
 
 HOST: Final = "127.0.0.1"
-PSYCHE: Final = (sys.executable, "-m", "psyche")
 LAMPORTS: Final = 10 * 10**9  # of each client; a round costs about 0.00001 SOL
 READY_S: Final = 180.0  # a real validator's first start takes some seconds, on a loaded machine many
 POLL_S: Final = 0.1

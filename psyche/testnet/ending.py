@@ -92,6 +92,7 @@ def describe_run_files(prepared: Prepared, *, is_drawn: bool, has_model: bool) -
     lines += ["", "to try next:"]
     if has_model:
         lines.append(f"  {program} model sample {quote(f'{root}/model')} --prompt 'def main('")
+    lines.append(f"  {program} watch {quote(str(layout.events))} --play   # the run once more, on a screen")
     lines.append(f"  {program} trace {quote(str(layout.events))} --summary   # where the time went")
     lines.append(f"  {describe_tutorial()}")
     return "\n".join(lines)

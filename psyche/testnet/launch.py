@@ -1,7 +1,7 @@
-"""Starts a program that dies with its parent: `python -S launch.py PARENT_PID PROGRAM [ARGUMENTS]`.
+"""Starts a program that dies with its parent: `python -S launch.py PARENT_PID[:SIGNAL] PROGRAM [ARGUMENTS]`.
 
 It uses only the standard library and is run by its path, so that it starts fast.
-The kernel sends SIGKILL to the program when the thread that started it ends, even by `kill -9`.
+The kernel sends it SIGKILL, or SIGNAL, when the thread that started it ends, even by `kill -9`.
 """
 
 import ctypes
@@ -14,12 +14,12 @@ PR_SET_PDEATHSIG = 1
 
 def main(arguments: list[str]) -> int:
     """Tie this process to its parent's life, then exec the program."""
-    parent = int(arguments[1])
+    parent, _, number = arguments[1].partition(":")
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+    if libc.prctl(PR_SET_PDEATHSIG, int(number or signal.SIGKILL), 0, 0, 0) != 0:
         sys.stderr.write(f"prctl: {os.strerror(ctypes.get_errno())}\n")
         return 126
-    if os.getppid() != parent:  # the parent died before the call above
+    if os.getppid() != int(parent):  # the parent died before the call above
         return 125
     try:
         os.execv(arguments[2], arguments[2:])  # noqa: S606 - no shell wanted

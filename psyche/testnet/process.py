@@ -14,6 +14,7 @@ import trio
 
 from psyche.errors import PsycheError
 
+PSYCHE: Final = (sys.executable, "-m", "psyche")
 LAUNCHER: Final = Path(__file__).with_name("launch.py")
 KILL_WAIT_S: Final = 10.0  # for a SIGKILLed group to end; only a process stuck in the kernel takes longer
 TAIL_BYTES: Final = 16 << 10
@@ -23,19 +24,26 @@ class Child:
     """A running program, which dies when the thread that started it ends: start it in trio's main thread.
 
     It has its own process group, so that a terminal's Ctrl-C reaches only the supervisor, and a kill also ends the
-    program's own children.
+    program's own children. One that `has_terminal` shares this process's terminal and group instead, and is told
+    (SIGTERM) of its parent's death, so that it leaves the terminal in order.
     """
 
-    def __init__(self, name: str, argv: Sequence[str], *, output: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, argv: Sequence[str], *, output: Path = Path(os.devnull), env: Mapping[str, str] | None = None,
+        has_terminal: bool = False,
+    ) -> None:  # fmt: skip
         self.name = name
         self.output = output
+        self._kill = os.kill if has_terminal else os.killpg
         output.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-S", "-E", str(LAUNCHER), str(os.getpid()), *argv]
+        parent = f"{os.getpid()}:{signal.SIGTERM.value}" if has_terminal else str(os.getpid())
+        command = [sys.executable, "-S", "-E", str(LAUNCHER), parent, *argv]
         with output.open("ab") as file:
             self._start_bytes = file.tell()
             self._popen = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})}, start_new_session=True,
+                command, stdin=None if has_terminal else subprocess.DEVNULL, stdout=None if has_terminal else file,
+                stderr=None if has_terminal else subprocess.STDOUT, env={**os.environ, **(env or {})},
+                start_new_session=not has_terminal,
             )  # fmt: skip
         self.pid = self._popen.pid
         self._pidfd = os.pidfd_open(self.pid)
@@ -83,12 +91,12 @@ class Child:
         if not self._reaped:
             self._kill_group()
 
-    async def stop(self, timeout_s: float) -> bool:
-        """Send SIGINT, and kill the program after `timeout_s`; return true if it ended by itself.
+    async def stop(self, timeout_s: float, number: signal.Signals = signal.SIGINT) -> bool:
+        """Send a signal, and kill the program after `timeout_s`; return true if it ended by itself.
 
         A cancelled stop still kills the program, so that nothing is left running.
         """
-        self.send(signal.SIGINT)
+        self.send(number)
         with trio.move_on_after(timeout_s):
             try:
                 await self.wait()
@@ -122,7 +130,7 @@ class Child:
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+            self._kill(self.pid, signal.SIGKILL)
 
 
 def describe_exit_status(returncode: int | None) -> str:

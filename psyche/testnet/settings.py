@@ -1,5 +1,6 @@
 """The settings of a local testnet, and the layout of a run's folder."""
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -50,6 +51,9 @@ class TestnetSettings:
     sample: bool = True
     first_client_checkpoint: str | None = None  # a repository to begin with, instead of what the file names
     storage: StorageOptions = field(default_factory=StorageOptions)  # of remote data and weights
+    tui: bool = False  # a screen on the terminal, if there is one
+    tmux: bool = False  # likewise, a pane for each node
+    web: int | None = None  # port of a page for browsers
     wait_for_all: bool = False  # set the run's init_min_clients to num_clients
 
     def check(self) -> None:
@@ -57,6 +61,10 @@ class TestnetSettings:
             raise ConfigError(f"--num-clients {self.num_clients}: must be 1 to {MAX_CLIENTS}")
         if self.minutes is not None and self.minutes <= 0:
             raise ConfigError(f"--minutes {self.minutes}: must be above 0")
+        if self.tui and self.tmux:
+            raise ConfigError("--tui and --tmux: both take the terminal; leave out one of them")
+        if self.tmux and shutil.which("tmux") is None:
+            raise ConfigError("--tmux: there is no program tmux on this machine; install it, or take --tui")
         check_device_name(self.device)
 
 

@@ -24,12 +24,13 @@ from psyche.telemetry.loading import EXIT_INTERRUPTED
 from psyche.telemetry.status import ENDED, PHASES, ROUND_PHASES
 from psyche.telemetry.text import format_number
 from psyche.testnet import ending
-from psyche.testnet.backends import HOST, PSYCHE, Prepared, build_backend
+from psyche.testnet.backends import HOST, Prepared, build_backend
 from psyche.testnet.prepare import prepare
-from psyche.testnet.process import KILL_WAIT_S, Child, describe_exit_status, stop_all
+from psyche.testnet.process import KILL_WAIT_S, PSYCHE, Child, describe_exit_status, stop_all
 from psyche.testnet.report import build_report
 from psyche.testnet.scratch import Scratch
 from psyche.testnet.settings import TestnetSettings, get_node_name
+from psyche.testnet.views import open_views
 from psyche.watch.app import ConsoleView
 from psyche.watch.sources import LogSource
 
@@ -357,7 +358,8 @@ async def _run(settings: TestnetSettings, plan: KillPlan | None, console: Consol
     try:
         async with open_testnet(prepared, settings, console) as testnet:
             console.print(f"{testnet.backend.name} on {HOST}:{prepared.server_port}, files in {prepared.layout.root}")
-            await _train(testnet, plan)
+            async with open_views(testnet.backend, prepared, testnet.settings, testnet.console):
+                await _train(testnet, plan)
     except BaseException:
         console.print(f"logs and events of this run: {prepared.layout.root}")
         raise

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]P][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -76,13 +76,15 @@ class Terminal:
 
 
 @contextmanager
-def open_terminal(*words: str, columns: int = 80, rows: int = 24, **variables: str) -> Iterator[Terminal]:
-    """Run `psyche` with these words on a terminal that is its own."""
+def open_terminal(
+    *words: str, columns: int = 80, rows: int = 24, program: Sequence[str] = ("-m", "psyche"), **variables: str
+) -> Iterator[Terminal]:
+    """Run `psyche`, or another program of Python's, with these words on a terminal that is its own."""
     master, slave = pty.openpty()
     hidden = {"CI", "NO_LIVE", "NO_COLOR", "COLUMNS", "LINES"}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
-    command = ["setsid", "--ctty", sys.executable, "-m", "psyche", *words]
+    command = ["setsid", "--ctty", sys.executable, *program, *words]
     with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment | variables) as process:
         terminal = Terminal(process, master)
         terminal.resize(columns, rows)

@@ -236,13 +236,15 @@ def test_without_a_terminal_it_prints_lines(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def run_server(folder: Path) -> Iterator[tuple[str, ...]]:
-    """A server of a run without members; gives the options that name it."""
+def run_server(folder: Path, state: Path = ROOT / "config" / "dummy") -> Iterator[tuple[str, ...]]:
+    """A server of a run without members, which answers; gives the options that name it."""
     port = choose_port()
-    words = ["--state", str(ROOT / "config" / "dummy"), "--state-dir", str(folder), "--bind-ip", "127.0.0.1"]
-    command = [sys.executable, "-m", "psyche", "server", "run", *words, "--server-port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    words = ["--state", str(state), "--state-dir", str(folder), "--bind-ip", "127.0.0.1"]
+    command = [sys.executable, "-m", "psyche", "server", "run", *words, "--server-port", str(port), "--logs", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
+            assert process.stdout is not None
+            assert process.stdout.readline(), "its first line says that it listens: its key is there"
             yield "--server-addr", f"127.0.0.1:{port}", "--state-dir", str(folder)
         finally:
             process.kill()
@@ -251,7 +253,7 @@ def run_server(folder: Path) -> Iterator[tuple[str, ...]]:
 @pytest.mark.whole
 def test_the_owner_pauses_and_resumes_a_run_after_a_question(tmp_path: Path) -> None:
     with run_server(tmp_path / "server") as options, open_terminal("watch", *options, "--tui") as terminal:
-        after = terminal.wait_for("waiting for", "Pause/resume")
+        after = terminal.wait_for("learning rate", "Pause/resume")  # the backend has answered
         terminal.type("p")
         after = terminal.wait_for("Pause the run?", after=after)
         terminal.type("n")

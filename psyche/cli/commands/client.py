@@ -16,7 +16,6 @@ from psyche.cli.helpers.options import (
     CHECKPOINTING_HELP,
     LOGGING,
     Logging,
-    LogMode,
     option,
     parse_micro_batch_size,
     share_fields,
@@ -200,17 +199,18 @@ def train(
     from psyche.wire.crypto import parse_hex
 
     console = Console()
-    configure_logging(logging.logs, logging.log, console=console, write_log=logging.write_log)
+    configure_logging(logging.lines, logging.log, console=console, write_log=logging.write_log)
     server_key = access.options.server_key
     settings.server_key = parse_hex("--server-key", server_key) if server_key else None
     settings.data_dir, settings.local_root = get_data_dir(data_dir, settings.run_id), settings.local_root.absolute()
     settings.storage = remote.get_options()
+    logging.wants_screen()
     check_places(settings, logging.events_dir)  # what this machine lacks is told before a server or a chain is asked
     check_target(access.target)
     # Only now: a client that is refused leaves neither a key nor a folder behind.
     settings.node_name = settings.node_name or get_client_name(load_identity(settings))
     events = logging.open_events(settings.data_dir, settings.node_name)
-    raise typer.Exit(run(settings, access.target, events, console, logging.logs))
+    raise typer.Exit(run(settings, access.target, events, console, logging))
 
 
 @command(
@@ -324,7 +324,7 @@ def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
     check_target_folder("--events-dir", events_dir)
 
 
-def run(settings: "ClientSettings", target: "Target", events: "EventLog", console: "Console", logs: LogMode) -> int:
+def run(settings: "ClientSettings", target: "Target", events: "EventLog", console: "Console", logging: Logging) -> int:
     from psyche.client.runtime.app import run_client
     from psyche.telemetry.live import open_live_view
     from psyche.wire.line.descriptors import raise_limit
@@ -335,7 +335,8 @@ def run(settings: "ClientSettings", target: "Target", events: "EventLog", consol
         return target.open_member(identity, client.data_dir, events)
 
     async def main() -> int:
-        async with open_live_view(events, console, logs):
+        screen = logging.open_screen(console, str(events.path))
+        async with open_live_view(events, console, logging.lines), screen:
             return await run_client(settings, events, open_backend)
 
     raise_limit()

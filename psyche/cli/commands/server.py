@@ -1,13 +1,14 @@
 """`psyche server`: the coordinator of a run."""
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from psyche.cli.helpers.common import make_group, run_async, say
-from psyche.cli.helpers.options import LOGGING, Logging, LogMode
+from psyche.cli.helpers.options import LOGGING, Logging
 from psyche.cli.helpers.remote import MANIFEST, SOURCES, Remote
 from psyche.cli.helpers.target import command
 from psyche.errors import ConfigError
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from psyche.config.load import LoadedData, LoadedRun
-    from psyche.server.server import ServerSettings
+    from psyche.server.server import BoundServer, ServerSettings
     from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
     from psyche.wire.access import Access
@@ -81,6 +82,9 @@ def run(
             help="Give up the journal's records behind a damaged place; says how many, and keeps the damaged files.",
         ),
     ] = False,
+    tui: Annotated[
+        bool, typer.Option("--tui", help="A screen, as --logs tui; there the run is paused and resumed too.")
+    ] = False,
     remote: Remote,
     logging: Logging,
 ) -> None:
@@ -96,8 +100,9 @@ def run(
     from psyche.telemetry.console import Console
     from psyche.telemetry.logging import configure_logging
 
-    console = Console()
-    configure_logging(logging.logs, logging.log, console=console, write_log=logging.write_log)
+    console, logging = Console(), replace(logging, logs="tui") if tui else logging
+    logging.wants_screen()
+    configure_logging(logging.lines, logging.log, console=console, write_log=logging.write_log)
     loaded, data = load_runnable(state, data_config, remote.data_manifest)
     folder = state_dir or Path("psyche-data") / f"server-{loaded.run_id}"
     with leaving_nothing_unless_started(folder, logging.find_folder(folder, "server")) as on_start:
@@ -110,24 +115,30 @@ def run(
             data_files=data, sink=events, data_manifest=loaded.data_manifest,
             read_history=lambda: events.read_kind(types.RoundOver),
         )  # fmt: skip
-        serve(settings, events, console, logging.logs, on_start)
+        key = ["-i", str(identity_secret_key_path)] if identity_secret_key_path else ["--state-dir", str(folder)]
+        serve(settings, events, console, logging, on_start, key)
 
 
 def serve(
-    settings: "ServerSettings", events: "EventLog", console: "Console", logs: LogMode, on_start: "Callable[[], None]"
-) -> None:
+    settings: "ServerSettings", events: "EventLog", console: "Console", logging: Logging,
+    on_start: "Callable[[], None]", key: list[str],
+) -> None:  # fmt: skip
     from psyche.cli.helpers.serving import ServerView, serve_until_signal
     from psyche.telemetry.live import open_live_view
     from psyche.wire.line.descriptors import raise_limit
 
     async def main() -> None:
-        if logs != "console":
-            async with open_live_view(events, console, logs):
+        if logging.lines != "console":
+            async with open_live_view(events, console, logging.lines):
                 await serve_until_signal(settings, None, on_start)
             return
         view = ServerView(console, events)
-        async with open_live_view(events, console, logs, view):
-            await serve_until_signal(view.attach(settings), console, on_start)
+        async with open_live_view(events, console, logging.lines, view):
+            await serve_until_signal(view.attach(settings), console, on_start, open_screen)
+
+    def open_screen(bound: "BoundServer") -> "contextlib.AbstractAsyncContextManager[None]":
+        host = bound.host if bound.host != "0.0.0.0" else "127.0.0.1"  # noqa: S104
+        return logging.open_screen(console, str(events.path), "--server-addr", f"{host}:{bound.port}", *key)
 
     raise_limit()
     with contextlib.closing(events):

@@ -4,7 +4,7 @@ from typing import Final
 
 import typer
 
-from psyche.cli.helpers.common import make_group, run_async
+from psyche.cli.helpers.common import make_group, require_extra, run_async
 from psyche.cli.helpers.options import CHECKPOINTING_HELP, option, parse_micro_batch_size, share_fields
 from psyche.cli.helpers.remote import CACHE_GB_OPTION, SOURCES, Remote
 from psyche.cli.helpers.target import command
@@ -62,6 +62,9 @@ SETTINGS: Final = share_fields(
     activation_checkpointing=option(CHECKPOINTING_HELP, "--activation-checkpointing"),
     seed="Seed of the first weights, and of who is killed.",
     sample="At the end, show text from the trained model.",
+    tui=option("A screen, as of psyche watch --tui; where no terminal is: lines.", "--tui"),
+    tmux=option("A pane of tmux for each node, with what it prints; where no terminal is: lines.", "--tmux"),
+    web=option("Serve a page for browsers here meanwhile; 0: any free port.", min=0, max=65_535, metavar="PORT"),
     wait_for_all=option("Start the first epoch with all clients: sets init_min_clients.", "--wait-for-all"),
 )  # fmt: skip
 
@@ -73,6 +76,7 @@ SETTINGS: Final = share_fields(
     "psyche local-testnet start --num-clients 3 --config-path config/demo-kill \\",
     "    --random-kill-num 1 --random-kill-interval 20",
     "psyche local-testnet start --num-clients 4 --config-path my-run --minutes 10",
+    "psyche local-testnet start --num-clients 3 --config-path config/demo --tui",
     "psyche local-testnet start --num-clients 3 --config-path config/demo-solana \\",
     "    --backend solana",
     shared=SETTINGS | SOURCES | CACHE_GB_OPTION,
@@ -93,5 +97,7 @@ def start(*, settings: TestnetSettings, remote: Remote) -> None:
     from psyche.telemetry.console import Console
     from psyche.testnet.supervisor import run_testnet
 
+    if settings.tui:
+        require_extra("ui", "--tui", "textual")
     settings.storage = remote.get_options()
     raise typer.Exit(run_async(run_testnet, settings, Console()))

@@ -4,6 +4,7 @@ Names are those of the original documentation. Where an option may come from the
 in capitals (`--run-id` is RUN_ID).
 """
 
+import contextlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
@@ -12,14 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Ty
 
 import typer
 
+from psyche.cli.helpers.common import require_extra
 from psyche.errors import ConfigError
 from psyche.telemetry.events import DEFAULT_KEEP
 
 if TYPE_CHECKING:
+    from psyche.telemetry.console import Console
     from psyche.telemetry.events import EventLog
 
 _Record = TypeVar("_Record")
-LogMode = Literal["console", "json", "none"]
+LogMode = Literal["console", "json", "none", "tui"]
 # Options by name. typer knows no groups: it reads the signature of each command, so `command` puts them into it.
 Shared = dict[str, inspect.Parameter]
 CHECKPOINTING_HELP: Final = (
@@ -97,6 +100,30 @@ class Logging:
     events_dir: Path | None = None
     keep_event_files: int = DEFAULT_KEEP
 
+    def wants_screen(self) -> bool:
+        """Whether `psyche watch --tui` is to have the terminal; where there is none, lines do as well.
+
+        Raises:
+            ConfigError: the screen is not installed.
+        """
+        from psyche.testnet.companion import has_terminal
+
+        if self.logs != "tui" or not has_terminal():
+            return False
+        require_extra("ui", "--logs tui", "textual")
+        return True
+
+    @property
+    def lines(self) -> Literal["console", "json", "none"]:
+        """What is printed where no screen is."""
+        return "console" if self.logs == "tui" else self.logs
+
+    def open_screen(self, console: "Console", *words: str) -> "contextlib.AbstractAsyncContextManager[None]":
+        """Show what `psyche watch` shows of these words, if the user wants that."""
+        from psyche.testnet.companion import WATCH, open_screen
+
+        return open_screen([*WATCH, *words, "--tui"], console) if self.wants_screen() else contextlib.nullcontext()
+
     def find_folder(self, folder: Path, node: str) -> Path:
         """Where the event log of a node is; `folder` is the place of one that the user has not put elsewhere."""
         return folder if self.events_dir is None else self.events_dir / node
@@ -110,7 +137,7 @@ class Logging:
 LOGGING: Final = share_fields(
     Logging,
     has_variables=True,
-    logs="Lines for people, lines of JSON, or none.",
+    logs="Lines for people, lines of JSON, none, or tui: a screen as of psyche watch --tui, if there is a terminal.",
     log="Level, also by part: warn,psyche.client=debug.",
     write_log="Also write log lines (JSON) to this file.",
     events_dir="The event log goes to NODE/events.jsonl here. Default: the data folder.",

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import trio
@@ -30,8 +31,9 @@ LOCK_NAME = "lock"  # what a server holds in its state folder (`server.journal.d
 
 
 async def serve_until_signal(
-    settings: ServerSettings, console: Console | None, on_start: Callable[[], None] = lambda: None
-) -> None:
+    settings: ServerSettings, console: Console | None, on_start: Callable[[], None] = lambda: None,
+    open_screen: Callable[[BoundServer], AbstractAsyncContextManager[None]] = lambda _bound: contextlib.nullcontext(),
+) -> None:  # fmt: skip
     """Serve until SIGINT or SIGTERM; the journal is on disk when this returns. `on_start`: it can be reached now."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
@@ -42,9 +44,10 @@ async def serve_until_signal(
             if console is not None:
                 console.print(describe(settings, bound))
                 console.print(describe_access(settings, bound))
-            async for _ in signals:
-                nursery.cancel_scope.cancel()
-                return
+            async with open_screen(bound):
+                async for _ in signals:
+                    break
+            nursery.cancel_scope.cancel()
 
 
 def describe(settings: ServerSettings, bound: BoundServer) -> str:

@@ -158,7 +158,7 @@ class WatchScreen(App[None]):
         self._table.show(HEAD, {one.key: make_row(one, now) for one in members}, left=4)
         rates = self._traffic.take(members, now)
         self._network.show(TRAFFIC_HEAD, {one.key: write_traffic(one, rates[one.key]) for one in members})
-        same = {view.run_id} - {""}
+        same = {view.run_id, ""}  # a log that names no run is of what it was named beside
         self._lines.show([one.view for one in self._sources if one.view is view or one.view.run_id in same])
         self._draw_member(now)
 

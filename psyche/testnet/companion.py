@@ -1,0 +1,79 @@
+"""What runs beside a node as a child: `psyche watch` in the background, or a screen that gets the node's terminal."""
+
+import signal
+import sys
+import termios
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from psyche.telemetry.console import Console, is_live
+from psyche.telemetry.loading import EXIT_INTERRUPTED
+from psyche.testnet.process import KILL_WAIT_S, PSYCHE, Child, describe_exit_status
+from psyche.wire.nursery import open_plain_nursery
+
+WATCH: Final = (*PSYCHE, "watch")
+LEAVE_S: Final = 5.0
+# What a screen that was killed cannot undo: the second page, hidden cursor, mouse and paste reports, colours.
+UNDO: Final = "\x1b[?1049l\x1b[?25h\x1b[?1000;1002;1003;1006;1015;2004l\x1b[0m"
+
+
+def has_terminal() -> bool:
+    """Whether a screen can take the terminal, and would be seen there."""
+    return sys.stdin.isatty() and all(is_live(stream) for stream in (sys.stdout, sys.stderr))
+
+
+@asynccontextmanager
+async def open_screen(argv: Sequence[str], console: Console) -> AsyncGenerator[None]:
+    """Leave the terminal to a program until it ends, or the block does.
+
+    Meanwhile the console is held. If the user ends the program by Ctrl-C, this process gets that SIGINT.
+    """
+    kept = termios.tcgetattr(sys.stdin)
+    console.hold()
+    child = Child("screen", argv, has_terminal=True)
+
+    def take_back() -> None:
+        if child.returncode not in (0, EXIT_INTERRUPTED):
+            sys.stderr.write(UNDO)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, kept)
+        console.release()
+
+    async def wait() -> None:
+        code = await child.wait()
+        take_back()
+        if code == EXIT_INTERRUPTED:
+            signal.raise_signal(signal.SIGINT)
+        elif code:
+            console.print(f"the screen has ended, {describe_exit_status(code)}; this goes on")
+
+    async with open_plain_nursery() as nursery:
+        nursery.start_soon(wait)
+        try:
+            yield
+        finally:
+            nursery.cancel_scope.cancel()
+            if child.returncode is None:
+                with trio.move_on_after(LEAVE_S + KILL_WAIT_S) as scope:
+                    scope.shield = True
+                    await child.stop(LEAVE_S, signal.SIGTERM)
+                take_back()
+
+
+@asynccontextmanager
+async def open_watch(words: Sequence[str | Path], output: Path, leave_s: float = LEAVE_S) -> AsyncGenerator[Child]:
+    """Run `psyche watch` with these words in the background while the block runs; it prints into `output`.
+
+    At the end it is interrupted as by Ctrl-C, and has `leave_s` to write what it still has.
+    """
+    child = Child("watch", [*WATCH, *map(str, words)], output=output)
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            with trio.move_on_after(leave_s + KILL_WAIT_S) as scope:
+                scope.shield = True
+                await child.stop(leave_s)

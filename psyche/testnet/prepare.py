@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from psyche.client.runtime.settings import KEY_NAME
 from psyche.config.load import MAX_FILE_BYTES, LoadedRun, find_run_file, load_data, load_run
 from psyche.config.problems import ConfigProblems
 from psyche.config.rewrite import add_table, set_values, set_variant
@@ -34,7 +35,6 @@ from psyche.testnet.settings import Layout, TestnetSettings
 from psyche.wire.key_file import make_identity, write_key_file
 
 DATA_FILE: Final = "data.toml"
-IDENTITY_FILE: Final = "identity.key"  # in a client's data folder
 TOKEN_SUFFIXES: Final = (".bin", ".npy", ".ds")
 MODEL_TIMEOUT_S: Final = 600.0  # enough for a large model on a slow disk; the demo takes 8 s, most of it imports
 CORPUS_NAME: Final = "standard-library"  # of the one data folder that a testnet makes by itself: the demo's
@@ -125,7 +125,7 @@ def _make_keys(settings: TestnetSettings, layout: Layout) -> tuple[bytes, ...]:
     for number in range(1, settings.num_clients + 1):
         layout.client(number).mkdir()
         identity = make_identity()
-        write_key_file(layout.client(number) / IDENTITY_FILE, identity)
+        write_key_file(layout.client(number) / KEY_NAME, identity)
         keys.append(identity.public)
     return tuple(keys)
 

@@ -31,13 +31,15 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 READY_S: Final = 300.0  # only a broken command reaches it
 POLL_S: Final = 0.2
 PORT, DATA_PORT = "19400", "19401"
+PAGE_PORT: Final = "--web 8080", "--web 0"
 SUBSTITUTION: Final = re.compile(r"\$\((.*?)\)")
 PLAN: Final = '[[fault]]\nkind = "kill"\nat_s = 40.0\nwho = ["client-1"]\nfor_s = 5.0\n'
 LONG: Final = {  # what runs until it is stopped: what it prints once it does its work, and its exit code after Ctrl-C
     "server run": ("server_listening", 0),
     "client train": ("backend_connected", 130),
     "local-testnet start": ("(server|chain) on 127.0.0.1", 130),  # test_testnet.py sees how one trains
-    "run info --watch": (r"run 'my-run'", 0),
+    "run info --watch": ("my-run: ", 0),
+    "watch": (r"\d\d:\d\d:\d\d  ", 0),
 }
 
 
@@ -60,7 +62,7 @@ class Example:
     @property
     def long(self) -> tuple[str, int] | None:
         """What a command that does not end prints when it is ready, and its exit code."""
-        return LONG.get(f"{self.name} --watch" if "--watch" in self.line else self.name)
+        return None if "--once" in self.line else LONG.get(f"{self.name}{' --watch' * ('--watch' in self.line)}")
 
 
 def find_examples() -> list[Example]:
@@ -95,7 +97,8 @@ class World:
     def put_ports(self, text: str) -> str:
         for number, port in self.ports.items():
             text = text.replace(number, port)
-        return text
+        made = str(next(Path("runs").glob("demo-2*"), "runs/demo"))  # a testnet puts its time behind its name
+        return text.replace("runs/demo", made).replace(*PAGE_PORT)
 
     def call(self, line: str) -> str:
         """Run a command that ends; return what it printed."""
@@ -204,7 +207,7 @@ def test_each_group_of_commands_is_followed_by_one_of_these_tests() -> None:
 
 PROBED: Final = functools.cache(checks._probe)  # torch is loaded for the first example of doctor, not for each
 # Of the Hub, of buckets and of chats: tests/docs/test_data_page.py and the pages' own tests follow them.
-ELSEWHERE: Final = ("owner/", "https://", "gs://", "hf://", "--chat", "ada/")
+ELSEWHERE: Final = ("owner/", "https://", "gs://", "hf://", "--chat", "ada/", "pull my-model")
 ALONE: Final = ("doctor", "init", "train", "simulate", "replay", "data", "model")
 
 
@@ -250,13 +253,16 @@ def follow_clients(world: World) -> None:
     owned = "--server-addr 127.0.0.1:19400"
     world.call(f'psyche run allow "$(psyche client show-identity --run-id my-run)" {owned} --state-dir server')
     world.call(f'psyche run allow "$(psyche client show-identity --data-dir ben)" {owned} --state-dir server')
+    for example in select("client"):
+        if example.name == "client predownload":
+            world.call(example.line)
     examples = [one for one in select("client") if one.name == "client train"]
     (ada,) = [one for one in examples if "--data-dir ada" in one.line]
     ready, code = LONG["client train"]
     clients = [world.start(ada.line, "model_loaded")]
     clients.append(world.start(f"psyche client train --run-id my-run {owned} --data-dir ben", ready))
-    for example in examples:
-        if example is not ada:
+    for example in [*examples, *select("watch")]:
+        if example is not ada and "runs/demo" not in example.line:
             world.follow(example)
     for client in clients:
         world.interrupt(client, code)
@@ -284,7 +290,7 @@ def test_every_example_of_a_local_testnet_runs_as_printed(world: World) -> None:
         world.follow(example)
     for example in select("watch"):
         if "runs/demo" in example.line:
-            world.call(example.line)
+            world.follow(example)
 
 
 # Each command that changes a run on a chain, in an order in which all of them can be carried out; reads come last.
@@ -299,10 +305,13 @@ ON_CHAIN: Final = (
 WITH_MEMBERS: Final = (
     "run tick",
     "run checkpoint",
+    "run explain",
     "rewards claim",
     "rewards close",
     "auth delete",
     "client train",
+    "client predownload",
+    "model pull",
     "watch",
 )
 

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import socket
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -23,7 +24,7 @@ from psyche.cli.helpers.options import (
 from psyche.cli.helpers.outputs import check_source_folder, check_target_folder
 from psyche.cli.helpers.remote import CACHED_SOURCES, MANIFEST, Remote
 from psyche.cli.helpers.target import FINDING, JOINING, WALLET_PATH, Access, command
-from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.settings import KEY_NAME, ClientSettings
 from psyche.durable import expand_user
 from psyche.errors import ConfigError, WireError
 from psyche.modeling.device_name import MAX_RANKS, check_devices
@@ -237,7 +238,8 @@ def predownload(
 
     The next `psyche client train` with the same --data-dir and --cache-dir begins with what is here, and does not ask
     the Hub, the bucket or the web server for it again. The run is that of a file (--state), on a server (--server-addr)
-    or on Solana (--rpc). It needs neither a key nor a wallet, and joins nothing.
+    or on Solana (--rpc). It needs no wallet and joins nothing; a server whose owner allows keys one by one answers the
+    key in --data-dir (-i names another).
 
     Data over HTTP, and all sources of a mix, must have room in the cache (--cache-gb). Prepared rows on the Hub
     (Preprocessed) are not fetched: a client reads them as it needs them. Stopped and started again, it goes on where
@@ -246,13 +248,19 @@ def predownload(
     from psyche.cli.helpers.progress import ProgressBar
     from psyche.client.runtime import predownload
 
+    if data_dir is not None:
+        check_target_folder("--data-dir", expand_user(data_dir))
+    options = remote.get_options()
     if state:
         record, manifest = load_record(state, remote.data_manifest)
     else:
+        asked = access.options
+        if asked.server_addr and not asked.identity_secret_key_path and (data_dir or asked.run_id):
+            own = get_data_dir(data_dir, asked.run_id) / KEY_NAME
+            access = replace(access, options=replace(asked, identity_secret_key_path=own if own.exists() else None))
         record, manifest = access.run(lambda backend: backend.get_record(), as_anybody=True), remote.data_manifest
     folder = get_data_dir(data_dir, record.run_id)
     check_target_folder("--data-dir", folder)
-    options = remote.get_options()
     settings = ClientSettings(run_id=record.run_id, data_dir=folder, storage=options, data_manifest=manifest)
     fetches = {"model": predownload.fetch_model if model else None, "data": predownload.fetch_data if data else None}
     for title, fetch in fetches.items():
@@ -368,7 +376,7 @@ def show_identity(
         return
     if identity_secret_key_path is None and data_dir is None and not run_id:
         raise ConfigError("name a key: --identity-secret-key-path FILE, --data-dir FOLDER or --run-id RUN")
-    path = identity_secret_key_path or get_data_dir(data_dir, run_id) / "identity.key"
+    path = identity_secret_key_path or get_data_dir(data_dir, run_id) / KEY_NAME
     if create and not path.exists():
         write_key_file(path, make_identity())
     typer.echo(read_key_file(path).public.hex())

@@ -200,7 +200,8 @@ def pull(
     new, and whole or not there; its files are those of the place, byte for byte. Stopped and started again, it goes on
     where it was. Only safetensors, the model's small files and its card are read, never code.
 
-    The weights of a run are compared with the digest on record. Nobody needs a key, a wallet or a place in the run.
+    The weights of a run are compared with the digest on record. It needs no wallet and no place in the run, and a key
+    (-i) only where a run's owner allows keys one by one.
     """
     from psyche.cli.helpers import models
     from psyche.cli.helpers.progress import ProgressBar

@@ -125,7 +125,11 @@ OWNING: Final = (
     )
 )  # fmt: skip
 _FINDS: Final = {"server_addr", "run_id", "server_key", *CHAIN}
-FINDING: Final = {name: one for name, one in (OWNING | JOINING).items() if name in _FINDS}  # to read the record
+# To read the record.
+FINDING: Final = {name: one for name, one in (OWNING | JOINING).items() if name in _FINDS} | share(
+    "identity_secret_key_path", Path | None, "File with your key, for a server that answers only keys that its owner "
+    "allows.", "--identity-secret-key-path", "-i",
+)  # fmt: skip
 RunId = Annotated[
     str, typer.Option("--run-id", "-r", envvar="RUN_ID", help="The run. A server has only one, a chain has many.")
 ]

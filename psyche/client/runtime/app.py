@@ -16,7 +16,7 @@ from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.data_manifests import DataManifests
 from psyche.client.runtime.preflight import check_participation, find_local_model, find_model_problem
 from psyche.client.runtime.reporting import Reporter
-from psyche.client.runtime.settings import ClientSettings
+from psyche.client.runtime.settings import KEY_NAME, ClientSettings
 from psyche.client.runtime.shell import Parts, Shell
 from psyche.client.runtime.trainer_inputs import PayloadCheck
 from psyche.client.runtime.trainer_tasks import RestartableTrainer
@@ -61,7 +61,7 @@ def load_identity(settings: ClientSettings) -> Identity:
             raise ConfigError("RAW_IDENTITY_SECRET_KEY: must be 64 hex digits") from error
     if settings.identity_path is not None:
         return read_key_file(settings.identity_path)
-    path = settings.data_dir / "identity.key"
+    path = settings.data_dir / KEY_NAME
     if not path.exists():
         try:
             write_key_file(path, make_identity())

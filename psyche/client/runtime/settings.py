@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from psyche.network.limits import NetworkLimits
 from psyche.storage.port import StorageOptions
 from psyche.wire.peer_address import PeerAddress
 from psyche.wire.trainer import Devices
 
+KEY_NAME: Final = "identity.key"  # in a client's data folder
 _USUAL = NetworkLimits()
 
 
@@ -23,7 +24,7 @@ class ClientSettings:
 
     run_id: str
     data_dir: Path
-    identity_path: Path | None = None  # None: data_dir / "identity.key", made on first use
+    identity_path: Path | None = None  # None: data_dir / KEY_NAME, made on first use
     server_key: bytes | None = None  # expected public key of the server that serves the data; None: any
     bind_ip: str = "0.0.0.0"  # noqa: S104  # peers must be able to reach a participant
     bind_port: int = 0

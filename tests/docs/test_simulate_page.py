@@ -44,6 +44,7 @@ def test_every_command_of_the_page_runs(outputs: dict[str, str]) -> None:
     assert int(outputs["picture"]) > 10_000
 
 
+@pytest.mark.whole
 def test_what_the_page_says_of_its_example_holds(outputs: dict[str, str]) -> None:
     answer = outputs[COMMANDS[0]]
     assert re.search(r"rounds waited for      max_round_train_time, 30 s \(laptop missing\)", answer)
@@ -65,6 +66,7 @@ def test_what_the_page_says_of_its_example_holds(outputs: dict[str, str]) -> Non
     assert tried[0] in TEXT
 
 
+@pytest.mark.whole
 def test_what_the_page_says_of_a_run_on_a_chain_holds(outputs: dict[str, str]) -> None:
     (command,) = [one for one in COMMANDS if "--backend solana" in one]
     lines = outputs[command].splitlines()

@@ -23,6 +23,7 @@ def run(script: str, monkeypatch: pytest.MonkeyPatch, *given: str) -> object:
     return ended.value.code
 
 
+@pytest.mark.whole
 def test_seeds_are_played_until_there_are_rounds_enough() -> None:
     command = [sys.executable, str(SCRIPTS / "soak.py"), "--from", "400", "--rounds", "20", "--processes", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=SCRIPTS.parent)

@@ -55,6 +55,7 @@ def measure_share(outcome: Outcome) -> float:
     return count_steps(outcome) / count_steps(undisturbed)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("strangers", "kind"), few([(1, "join_only"), (2, "idle"), (3, "withhold")]))
 def test_strangers_that_deliver_nothing_cost_a_run_less_than_a_fifth_of_its_steps(strangers: int, kind: str) -> None:
     outcome = play_with(strangers, kind, 0.5, 300.0, rounds_per_epoch=24)
@@ -83,6 +84,7 @@ def test_two_strangers_that_say_they_are_ready_and_do_nothing_cost_a_busy_run_le
     assert measure_share(play_busy(2, "idle", sample_s, window_s, rounds)) >= 0.8
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("rounds", few([5, 20]))
 @pytest.mark.parametrize(("strangers", "kind"), few([(9, "idle"), (2, "withhold")]))
 def test_strangers_that_are_others_in_every_epoch_or_give_nobody_their_results_cost_a_busy_run_a_quarter_at_most(

@@ -112,6 +112,7 @@ async def test_another_run_begins_with_what_was_uploaded(place: Place, tmp_path:
     assert read_snapshot_info(source.path).digest == first
 
 
+@pytest.mark.whole
 async def test_huggingface_hub_and_transformers_read_what_was_uploaded(
     place: Place, hub: HubDouble, tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ class _OpenRound:
     step: int = 0
     losses: dict[str, float] = field(default_factory=dict[str, float])
     tokens: int = 0
+    run_tokens: int = 0
     learning_rate: float | None = None
 
 
@@ -239,7 +240,7 @@ class RunView:
         found = self._open.setdefault((event.epoch, event.height), _OpenRound(t - event.seconds))
         found.step, found.losses[node] = event.step + 1, event.loss
         found.tokens += event.tokens
-        found.learning_rate = event.learning_rate
+        found.learning_rate, found.run_tokens = event.learning_rate, event.run_tokens
 
     def _on_round(self, t: float, _node: str, event: types.RoundStarted) -> None:
         """Without a server's log: a round is over when somebody is in a later one."""
@@ -249,12 +250,15 @@ class RunView:
         for closed in sorted(one for one in self._open if one < place):
             found = self._open.pop(closed)
             losses, seconds = list(found.losses.values()), max(t - found.start, 1e-3)
-            self.tokens += found.tokens
+            # Of members whose logs are elsewhere it is known how many they are, and what they trained since a step ago.
+            is_next = self.curve.last is not None and self.curve.last.step == found.step - 1
+            trained = max(found.tokens, found.run_tokens - self.tokens if is_next else 0)
+            self.tokens = found.run_tokens or self.tokens + found.tokens
             self.curve.add(
                 HistoryPoint(
-                    step=found.step, unix=int(t), seconds=seconds, members=len(losses), results=len(losses),
-                    loss=statistics.median(losses), least=min(losses), greatest=max(losses),
-                    tokens_per_s=found.tokens / seconds, tokens=self.tokens,
+                    step=found.step, unix=int(t), seconds=seconds, members=max(len(losses), self.members),
+                    results=len(losses), loss=statistics.median(losses), least=min(losses), greatest=max(losses),
+                    tokens_per_s=trained / seconds, tokens=self.tokens,
                     epoch=closed[0], height=closed[1], learning_rate=found.learning_rate,
                 )
             )  # fmt: skip

@@ -1,6 +1,7 @@
 """The settings of a local testnet, and the layout of a run's folder."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -54,6 +55,7 @@ class TestnetSettings:
     tui: bool = False  # a screen on the terminal, if there is one
     tmux: bool = False  # likewise, a pane for each node
     web: int | None = None  # port of a page for browsers
+    tracking: Sequence[str] = ()  # options of `psyche watch` that take the run to experiment trackers
     wait_for_all: bool = False  # set the run's init_min_clients to num_clients
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""How a testnet is seen beside its console: a page for browsers, and a screen or panes on its terminal."""
+"""How a testnet is seen beside its console: a page, experiment trackers, and a screen or panes on its terminal."""
 
 import os
 import shlex
@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from psyche.testnet.backends import LocalBackend, Prepared
-from psyche.testnet.companion import WATCH, has_terminal, open_screen, open_watch
+from psyche.testnet.companion import LEAVE_S, WATCH, has_terminal, open_screen, open_watch
 from psyche.testnet.process import Child
 from psyche.testnet.settings import TestnetSettings, get_node_name
 from psyche.watch.app import ConsoleView
@@ -19,6 +19,7 @@ from psyche.wire.nursery import open_plain_nursery
 
 PANES: Final = 6  # of a window: more have no lines left on a usual terminal
 POLL_S: Final = 0.2
+TRACKING_S: Final = 20.0  # for the last rows, at the end
 MARK: Final = "page: "  # before the address
 PAGE_LINES: Final = 100
 
@@ -29,10 +30,12 @@ async def open_views(
 ) -> AsyncGenerator[None]:
     layout = prepared.layout
     async with open_plain_nursery() as nursery, AsyncExitStack() as stack:
-        if settings.web is not None:
-            words = [layout.events, "--web", str(settings.web)]
-            page = await stack.enter_async_context(open_watch(words, layout.logs / "watch.log"))
-            nursery.start_soon(_tell_address, page, view)
+        web = [] if settings.web is None else [f"--web={settings.web}"]
+        if words := [*web, *settings.tracking]:
+            output, leave_s = layout.logs / "watch.log", TRACKING_S if settings.tracking else LEAVE_S
+            page = await stack.enter_async_context(open_watch([layout.events, *words], output, leave_s))
+            if web:
+                nursery.start_soon(_tell_address, page, view)
         if settings.tmux or settings.tui:
             if not has_terminal():
                 view.say("there is no terminal for a screen: lines are printed instead")

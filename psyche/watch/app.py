@@ -25,6 +25,7 @@ from psyche.watch.sources import Source
 from psyche.wire.nursery import open_plain_nursery
 
 PLAIN_EVERY_S: Final = 10.0
+CATCH_UP_S: Final = 2.0
 TELL_AGAIN_S: Final = 30.0  # what happens again and again
 LAST_LINE: Final = "Ctrl-C ends this"
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -40,6 +41,7 @@ class Watcher:
         self.is_ended = trio.Event()  # nobody waits for more: followers bring to an end what they do
         self._alerts = alerts
         self._changed = trio.Event()
+        self._reading = trio.Lock()  # one question at a time
 
     @property
     def views(self) -> list[RunView]:
@@ -54,8 +56,7 @@ class Watcher:
             if self._alerts is not None:
                 nursery.start_soon(self._alerts.run)
             while True:
-                more = [await source.refresh() for source in self.sources]
-                if any(more):
+                if await self._refresh():
                     continue  # who draws is woken only before a pause: no thread may read meanwhile
                 self._changed.set()
                 self._changed = trio.Event()
@@ -63,6 +64,16 @@ class Watcher:
                 if self._alerts is not None:
                     self._alerts.look(self.views, time.time())
                 await trio.sleep(min(source.every_s for source in self.sources))
+
+    async def _refresh(self) -> bool:
+        async with self._reading:
+            return any([await source.refresh() for source in self.sources])
+
+    async def catch_up(self) -> None:
+        """Take what has come since the last look, when `run` has ended; of a backend as far as it answers at once."""
+        with trio.move_on_after(CATCH_UP_S):
+            while await self._refresh():
+                pass
 
     @asynccontextmanager
     async def hold_still(self) -> AsyncGenerator[None]:

@@ -204,6 +204,8 @@ class Tracking:
         is_last = False
         while not is_last:
             is_last = self._is_ending
+            if is_last:
+                await watcher.catch_up()
             async with watcher.hold_still():
                 rows = [row for reader in readers for row in reader.read()]
             if rows:

@@ -59,6 +59,21 @@ def make_point(step: int, **fields: Any) -> HistoryPoint:
     return HistoryPoint(step=step, **(known | {"tokens_per_s": 5.0, "tokens": step} | fields))
 
 
+def test_one_member_s_log_tells_what_all_of_them_trained() -> None:
+    view = RunView()
+    for height in range(4):
+        place = {"epoch": 0, "height": height, "step": height}
+        view.take(Entry(10.0 * height, "ada", make(types.StateChanged, members=4, **place)))
+        view.take(Entry(10.0 * height, "ada", make(types.RoundStarted, **place)))
+        trained = make(types.Trained, tokens=64, run_tokens=256 * (height + 1), seconds=4.0, learning_rate=0.1, **place)
+        view.take(Entry(10.0 * height + 4, "ada", trained))
+    assert [(one.tokens, one.members, one.tokens_per_s) for one in view.curve] == [
+        (256, 4, 6.4), (512, 4, 25.6), (768, 4, 25.6),
+    ]  # fmt: skip
+    assert view.curve.last is not None
+    assert (view.curve.last.height, view.curve.last.learning_rate) == (2, 0.1)
+
+
 @pytest.mark.parametrize("server", [True, False])
 def test_the_same_curve_comes_from_the_server_s_log_and_from_the_members(server: bool) -> None:
     view = RunView()

@@ -1,11 +1,18 @@
-"""A screen gets its parent's terminal and gives it back whatever ends it; the parent notices nothing else."""
+"""What runs beside a node: it leaves the terminal as it was, and whatever becomes of it, the node goes on."""
 
 import os
 import signal
 import time
 from pathlib import Path
 
+import pytest
+import trio
+from watch.page_kit import Logs
 from watch.terminal_kit import open_terminal
+
+from psyche.testnet.companion import open_watch
+
+DEADLINE_S = 120.0
 
 PARENT = """
 import sys, trio
@@ -69,3 +76,30 @@ def test_a_screen_that_hangs_ends_with_its_node(tmp_path: Path) -> None:
         assert terminal.wait_end() == 0
         assert terminal.is_restored
         assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_a_watcher_in_the_background_writes_until_its_node_ends_and_then_what_is_left(tmp_path: Path) -> None:
+    logs, table = Logs(tmp_path / "logs"), tmp_path / "run.csv"
+    async with open_watch([logs.folder, f"--csv={table}"], tmp_path / "watch.log") as child:
+        logs.play(0)
+        with trio.fail_after(DEADLINE_S):
+            while not table.exists() or len(table.read_text().splitlines()) < 4:
+                await trio.sleep(0.05)
+        logs.play(1)
+    assert child.returncode == 0, child.get_last_lines(5)
+    assert [line.split(",")[1] for line in table.read_text().splitlines()] == ["step", *"111222"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_watcher_that_hangs_or_dies_is_nothing_to_its_node(tmp_path: Path, number: signal.Signals) -> None:
+    logs, did = Logs(tmp_path / "logs"), 0
+    async with open_watch([logs.folder, f"--csv={tmp_path / 'run.csv'}"], tmp_path / "watch.log", 0.1) as child:
+        with trio.fail_after(DEADLINE_S):
+            while not (tmp_path / "run.csv").exists():
+                await trio.sleep(0.05)
+        child.send(number)
+        for _ in range(10):
+            await trio.sleep(0.01)
+            did += 1
+    assert did == 10
+    assert child.returncode == -signal.SIGKILL

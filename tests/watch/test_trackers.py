@@ -243,6 +243,21 @@ def test_a_missing_extra_is_told_with_the_command_that_brings_it(
     output = refuse("watch", logs.folder, option, tmp_path / "x", "--csv", tmp_path / "run.csv").output
     assert f'pip install "psyche-train[{extra}]"' in output
     assert not (tmp_path / "run.csv").exists()
+    client = ("client", "train", "--run-id", "run", "--server-addr", "127.0.0.1:1", "--data-dir", tmp_path / "ada")
+    testnet = (
+        "local-testnet",
+        "start",
+        "--num-clients",
+        1,
+        "--config-path",
+        "config/demo",
+        "--run-dir",
+        tmp_path / "t",
+    )
+    for words in (client, testnet):
+        assert extra in refuse(*words, option, "x").output
+    assert not (tmp_path / "ada").exists()
+    assert not (tmp_path / "t").exists()
 
 
 def test_what_cannot_be_is_refused_before_anything_is_read(

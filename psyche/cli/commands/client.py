@@ -21,7 +21,7 @@ from psyche.cli.helpers.options import (
     parse_micro_batch_size,
     share_fields,
 )
-from psyche.cli.helpers.outputs import check_source_folder, check_target_folder
+from psyche.cli.helpers.outputs import TRACKERS, Trackers, check_source_folder, check_target_folder
 from psyche.cli.helpers.remote import CACHED_SOURCES, MANIFEST, Remote
 from psyche.cli.helpers.target import FINDING, JOINING, WALLET_PATH, Access, command
 from psyche.client.runtime.settings import KEY_NAME, ClientSettings
@@ -180,11 +180,12 @@ TRAINING: Final = share_fields(
     "    --local-root my-run --data-dir ada --checkpoint-dir ada/models",
     "psyche client train --run-id my-run --rpc devnet -w ada.json",
     "RUN_ID=my-run SERVER_ADDR=127.0.0.1:19400 psyche client train --logs json",
-    shared=JOINING | TRAINING | CACHED_SOURCES | MANIFEST | LOGGING,
+    shared=JOINING | TRAINING | CACHED_SOURCES | MANIFEST | LOGGING | TRACKERS,
 )
 def train(
-    *, access: Access, data_dir: DataDir = None, settings: ClientSettings, remote: Remote, logging: Logging
-) -> None:
+    *, access: Access, data_dir: DataDir = None, settings: ClientSettings, remote: Remote, logging: Logging,
+    trackers: Trackers,
+) -> None:  # fmt: skip
     """Train in a run until it is finished.
 
     Looks for the run, starts PyTorch, waits for members, gets the weights, trains its share of every round. Started
@@ -206,12 +207,14 @@ def train(
     settings.data_dir, settings.local_root = get_data_dir(data_dir, settings.run_id), settings.local_root.absolute()
     settings.storage = remote.get_options()
     logging.wants_screen()
+    trackers.check()
     check_places(settings, logging.events_dir)  # what this machine lacks is told before a server or a chain is asked
     check_target(access.target)
     # Only now: a client that is refused leaves neither a key nor a folder behind.
     settings.node_name = settings.node_name or get_client_name(load_identity(settings))
     events = logging.open_events(settings.data_dir, settings.node_name)
-    raise typer.Exit(run(settings, access.target, events, console, logging))
+    trackers = trackers.name_run(f"{settings.run_id}-{settings.node_name}")
+    raise typer.Exit(run(settings, access.target, events, console, logging, trackers))
 
 
 @command(
@@ -332,7 +335,10 @@ def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
     check_target_folder("--events-dir", events_dir)
 
 
-def run(settings: "ClientSettings", target: "Target", events: "EventLog", console: "Console", logging: Logging) -> int:
+def run(
+    settings: "ClientSettings", target: "Target", events: "EventLog", console: "Console", logging: Logging,
+    trackers: Trackers,
+) -> int:  # fmt: skip
     from psyche.client.runtime.app import run_client
     from psyche.telemetry.live import open_live_view
     from psyche.wire.line.descriptors import raise_limit
@@ -343,8 +349,9 @@ def run(settings: "ClientSettings", target: "Target", events: "EventLog", consol
         return target.open_member(identity, client.data_dir, events)
 
     async def main() -> int:
-        screen = logging.open_screen(console, str(events.path))
-        async with open_live_view(events, console, logging.lines), screen:
+        assert events.path is not None, "a client keeps its log"
+        screen, tracking = logging.open_screen(console, str(events.path)), trackers.open_watch(events.path)
+        async with open_live_view(events, console, logging.lines), tracking, screen:
             return await run_client(settings, events, open_backend)
 
     raise_limit()

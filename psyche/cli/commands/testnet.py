@@ -6,6 +6,7 @@ import typer
 
 from psyche.cli.helpers.common import make_group, require_extra, run_async
 from psyche.cli.helpers.options import CHECKPOINTING_HELP, option, parse_micro_batch_size, share_fields
+from psyche.cli.helpers.outputs import TRACKERS, Trackers
 from psyche.cli.helpers.remote import CACHE_GB_OPTION, SOURCES, Remote
 from psyche.cli.helpers.target import command
 from psyche.errors import ConfigError
@@ -79,9 +80,9 @@ SETTINGS: Final = share_fields(
     "psyche local-testnet start --num-clients 3 --config-path config/demo --tui",
     "psyche local-testnet start --num-clients 3 --config-path config/demo-solana \\",
     "    --backend solana",
-    shared=SETTINGS | SOURCES | CACHE_GB_OPTION,
+    shared=SETTINGS | SOURCES | CACHE_GB_OPTION | TRACKERS,
 )
-def start(*, settings: TestnetSettings, remote: Remote) -> None:
+def start(*, settings: TestnetSettings, remote: Remote, trackers: Trackers) -> None:
     """Run a server and clients until the run is finished.
 
     At the end compares what they hold, and shows text from the trained model. Makes first weights and tokens where they
@@ -99,5 +100,6 @@ def start(*, settings: TestnetSettings, remote: Remote) -> None:
 
     if settings.tui:
         require_extra("ui", "--tui", "textual")
-    settings.storage = remote.get_options()
+    trackers.check()
+    settings.storage, settings.tracking = remote.get_options(), trackers.make_words()
     raise typer.Exit(run_async(run_testnet, settings, Console()))

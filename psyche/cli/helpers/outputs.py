@@ -5,7 +5,8 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,7 +15,7 @@ import typer
 
 from psyche.cli.helpers.common import require_extra
 from psyche.cli.helpers.errors import describe_reason
-from psyche.cli.helpers.options import Shared, option, share_fields
+from psyche.cli.helpers.options import option, share_fields
 from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -174,6 +175,17 @@ class Trackers:
         given = {one.name.replace("_", "-"): getattr(self, one.name) for one in fields(self)}
         return [f"--{name}={value}" for name, value in given.items() if value]
 
+    def name_run(self, name: str) -> "Trackers":
+        """The same with this name of the run in wandb, unless it has one."""
+        return replace(self, wandb_run=self.wandb_run or name) if self._wants_wandb else self
+
+    def open_watch(self, log: Path) -> AbstractAsyncContextManager[object]:
+        """Take a log there in a process of its own, for which nothing waits before the end."""
+        from psyche.testnet.companion import open_watch
+
+        words = self.make_words()
+        return open_watch([log, *words], log.with_name("watch.log")) if words else contextlib.nullcontext()
+
     def make_followers(self) -> "list[Follow]":
         from psyche.watch.trackers import CsvWriter, ServiceWriter, TensorBoardWriter, Tracking, Wandb, open_trackio
 
@@ -193,22 +205,18 @@ class Trackers:
         return [one.run for one in found]
 
 
-def _share(*, has_variables: bool) -> Shared:
-    return share_fields(
-        Trackers,
-        has_variables=has_variables,
-        wandb_project=option(
-            f"Log the run to this project of Weights & Biases; {PROJECT} if another --wandb option is given. Needs "
-            "WANDB_API_KEY, or WANDB_MODE=offline.",
-            metavar="NAME",
-        ),
-        wandb_run=option("The run's name there. Default: RUN_ID.", metavar="NAME"),
-        wandb_group=option("The group of the run there.", metavar="NAME"),
-        wandb_entity=option("The user or team whose project it is.", metavar="NAME"),
-        trackio=option("Log to this project of trackio, which needs no account.", metavar="NAME", envvar=None),
-        tensorboard=option("Write files for TensorBoard below this folder.", metavar="FOLDER", envvar=None),
-        csv=option("Write a line for each round, and one for each member in it.", metavar="FILE", envvar=None),
-    )
-
-
-TRACKERS: Final = _share(has_variables=False)
+# Without variables: those of wandb's own would send runs there that nobody asked for.
+TRACKERS: Final = share_fields(
+    Trackers,
+    wandb_project=option(
+        f"Log the run to this project of Weights & Biases; {PROJECT} if another --wandb option is given. Needs "
+        "WANDB_API_KEY, or WANDB_MODE=offline.",
+        metavar="NAME",
+    ),
+    wandb_run=option("The run's name there. Default: RUN_ID; of a client, RUN_ID and its name.", metavar="NAME"),
+    wandb_group=option("The group of the run there.", metavar="NAME"),
+    wandb_entity=option("The user or team whose project it is.", metavar="NAME"),
+    trackio=option("Log to this project of trackio, which needs no account.", metavar="NAME"),
+    tensorboard=option("Write files for TensorBoard below this folder.", metavar="FOLDER"),
+    csv=option("Write a line for each round, and one for each member in it.", metavar="FILE"),
+)

@@ -17,7 +17,9 @@ from psyche.client.runtime.weights.heal_tasks import HealContext, HealTasks
 from psyche.client.runtime.weights.loading import Loader, Source, get_snapshot_folder
 from psyche.client.runtime.weights.remote import list_places
 from psyche.client.runtime.weights.replay import ReplayStore, make_apply_request
+from psyche.core.rules.rounds import get_next_data_index
 from psyche.core.state.state import ZERO32, DataType
+from psyche.core.state.timeline import get_round
 from psyche.errors import DataError, NetworkError, PsycheError, TrainerError, UnusableDataError, UnusableModelError
 from psyche.modeling.trainer.failure import TrainerFailure
 from psyche.network.streams import Signal
@@ -313,7 +315,7 @@ class TrainerTasks:
 
     async def _train(self, action: act.Train) -> None:
         key = (action.epoch, action.height)
-        tokens = b""
+        tokens, run_tokens = b"", self._count_run_tokens(action.height)
         with trio.move_on_after(math.inf) as scope:  # A4: waiting for data delays the next apply
             self._waiting_for_data = (key, scope)
             if key in self._cancelled:
@@ -343,10 +345,15 @@ class TrainerTasks:
                     epoch=action.epoch, height=action.height, step=action.step, loss=reply.loss, tokens=reply.tokens,
                     seconds=reply.seconds, compute_seconds=reply.compute_seconds,
                     micro_batch_size=reply.micro_batch_size, grad_norm=reply.grad_norm, data_hash=data_hash,
-                    learning_rate=action.lr,
+                    learning_rate=action.lr, run_tokens=run_tokens,
                 )
             )  # fmt: skip
         self._x.feed(act.Trained(action.epoch, action.height, reply, data_hash))
+
+    def _count_run_tokens(self, height: int) -> int:
+        state = self._x.state
+        round_ = get_round(state, height)
+        return 0 if round_ is None else get_next_data_index(round_) * state.model.max_seq_len
 
     def _make_request(self, action: act.Train, tokens: bytes) -> TrainRequest:
         return TrainRequest(

@@ -25,7 +25,7 @@ class RoundStarted(Event):
 
 
 class Trained(Event):
-    """The client has trained its batch; loss in nats per token."""
+    """The client has trained its batch; loss in nats per token, `run_tokens` are of the run so far, with this round."""
 
     epoch: int
     height: int
@@ -38,6 +38,7 @@ class Trained(Event):
     grad_norm: float
     data_hash: Hex
     learning_rate: float | None = None
+    run_tokens: int = 0
 
 
 class NotSent(Event, level=WARNING):

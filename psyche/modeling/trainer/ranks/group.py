@@ -31,8 +31,9 @@ SIDECAR_TIMEOUT_S: Final = 3600.0  # people start them
 STORE_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.2
 WATCH_S: Final = 5.0
+LOST_S: Final = 60.0  # of silence, before all are there
 IDLE: Final = timedelta(days=365)  # a rank waits for calls as long as its trainer does
-SIZES, TAKEN, JOINED = "sizes", "taken", "joined"
+SIZES, TAKEN, JOINED, ALIVE = "sizes", "taken", "joined", "alive"  # the last with a rank's number
 
 
 class Group:
@@ -120,14 +121,28 @@ def connect(host: str, port: int) -> TCPStore:
 def _await_ranks(store: Store, asked: Devices, others: int, beat: Callable[[], None]) -> None:
     limit_s = SIDECAR_TIMEOUT_S if asked.rendezvous else JOIN_TIMEOUT_S
     deadline = time.monotonic() + limit_s
+    heard: dict[int, tuple[int, float]] = {}
     while (joined := store.add(JOINED, 0)) < others:
         if time.monotonic() > deadline:
             advice = "start `psyche client sidecar` on the other machines" if asked.rendezvous else "try again"
             raise TrainerFailure(
                 FailureKind.CRASHED, f"trainer: {joined} of {others} other ranks came in {limit_s:.0f} s; {advice}"
             )
+        if lost := _find_lost(store, heard, others):
+            text = f"trainer: rank {lost} has gone before all {others + 1} were there; start the client again"
+            raise TrainerFailure(FailureKind.CRASHED, text)
         beat()
         time.sleep(POLL_S)
+
+
+def _find_lost(store: Store, heard: dict[int, tuple[int, float]], others: int) -> int | None:
+    """A rank that came, and has been silent since: a sidecar that was stopped, whose place nobody else can take."""
+    now = time.monotonic()
+    for rank in range(1, others + 1):
+        count = store.add(f"{ALIVE}{rank}", 0)
+        if count != heard.get(rank, (0, now))[0]:
+            heard[rank] = count, now
+    return next((rank for rank, (_, at) in heard.items() if now - at > LOST_S), None)
 
 
 def start_ranks(address: tuple[str, int], first: int, devices: Sequence[torch.device]) -> None:
@@ -154,16 +169,16 @@ def _end_with(process: subprocess.Popen[bytes], rank: int) -> None:
     os._exit(1)
 
 
-def end_with_store(store: TCPStore) -> None:
-    """End this process when rank 0 is gone, whatever the main thread waits for."""
+def end_with_store(store: TCPStore, rank: int) -> None:
+    """Tell rank 0 that this one is alive; end this process when rank 0 is gone, whatever the main thread waits for."""
     own = store.clone()
 
     def watch() -> None:
         while True:
-            time.sleep(WATCH_S)
             try:
-                own.add(JOINED, 0)
+                own.add(f"{ALIVE}{rank}", 1)
             except Exception:  # noqa: BLE001 - torch raises errors of many kinds for a lost connection
                 os._exit(1)
+            time.sleep(WATCH_S)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -38,21 +38,23 @@ def serve(group: "Group") -> None:
 
 
 def join(host: str, port: int, rank: int | None, device: str) -> "Group":
-    from psyche.modeling.device import list_devices
+    from psyche.modeling.device import list_devices, try_device
     from psyche.modeling.trainer.ranks import group as groups
 
     devices = list_devices(device)
+    try_device(devices[0])  # before anything counts on it
     store = groups.connect(host, port)
     data, tensor = map(int, store.get(groups.SIZES).split())
     if rank is None:
         rank = store.add(groups.TAKEN, len(devices)) - len(devices)
         if rank + len(devices) > data * tensor:
+            store.add(groups.TAKEN, -len(devices))
             sys.exit(
                 f"sidecar: the trainer at {host}:{port} has room for {max(0, data * tensor - rank)} more ranks, and "
                 f"--device {device} is {len(devices)} devices; name fewer, or start the client with more ranks"
             )
         groups.start_ranks((host, port), rank + 1, devices)
-    groups.end_with_store(store)
+    groups.end_with_store(store, rank)
     store.add(groups.JOINED, 1)
     return groups.Group(store, rank, data, tensor, devices[0])
 

@@ -5,6 +5,7 @@ FSDP2 cuts each tensor where the chunks of the transform plan allow it, so that 
 
 import copy
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any, Final, cast
 
 import numpy as np
@@ -30,6 +31,8 @@ def check_tensor_parallelism(model: Any, ranks: int) -> None:
     if ranks == 1:
         return
     way_out = "use --data-parallelism instead"
+    if not hasattr(model, "maybe_distribute_model"):
+        raise TrainerError(f"--tensor-parallelism: transformers {version('transformers')} is too old; {way_out}")
     if not getattr(model, "tp_plan", None):
         raise TrainerError(f"--tensor-parallelism: transformers has no plan for {type(model).__name__}; {way_out}")
     for key in HEADS:

@@ -31,7 +31,7 @@ async def test_three_clients_train_a_model_of_any_family_to_equal_weights(family
         assert cluster.find("server", "state_changed")[-1]["step"] == 21
         assert cluster.find("client-3", "model_loaded"), cluster.describe()
         adapted = {event["change"] for event in cluster.find("client-3", "model_adapted")}
-        (export,) = {Path(e["path"]) for e in cluster.find("client-1", "exported")}
+        export = Path(cluster.find("client-1", "exported")[-1]["path"])
     assert bool(adapted) == (family == "gpt2"), adapted
     read_plainly(export)
 

@@ -15,8 +15,8 @@ from psyche.core.encoding.plan import compute_run_plan, get_payload_bytes
 from psyche.core.state.state import CheckpointKind, Model, Optimizer, OptimizerKind
 from psyche.errors import ConfigError
 from psyche.modeling.model_check import check_model
-from psyche.modeling.trainer.describe import describe_model
-from psyche.telemetry.text import format_count
+from psyche.modeling.trainer.describe import describe_model, predict_memory
+from psyche.telemetry.text import format_bytes, format_count
 
 CONFIG_NAMES: Final = ("config.json", "model.json", "model.toml")
 LARGEST: Final = 10**13  # parameters; larger numbers are typing errors
@@ -83,6 +83,22 @@ def compute_workload(run: LoadedRun, *, parameters: int = 0, model_config: Path 
             )
         shapes, source = compute_even_shapes(parameters, run.model.optimizer.compression_chunk), "parameters alone"
     return build_workload(run.model, shapes, source, parameters or count_elements(shapes))
+
+
+def describe_memory(run: LoadedRun, model_config: Path | None = None) -> str:
+    """What training takes of a client's memory, in words; empty if the model or transformers is not here."""
+    path = model_config or find_model_config(run)
+    if path is None:
+        return ""
+    if path.is_dir():
+        path = next((path / name for name in CONFIG_NAMES if (path / name).is_file()), path)
+    reply = predict_memory(path, run.model)
+    if reply is None:
+        return ""
+    *others, (name, most) = reply.parts.items()
+    parts = f"{format_bytes(sum(size for _, size in others))} of the model, {format_bytes(most)} of {name}"
+    needed = format_bytes(sum(reply.parts.values()))
+    return f"training takes {needed} of a client's memory with --micro-batch-size 1 on a CPU ({parts})"
 
 
 def build_workload(model: Model, shapes: Shapes, source: str, parameters: int) -> Workload:

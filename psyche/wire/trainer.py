@@ -77,13 +77,17 @@ class LoadRequest(Devices, frozen=True, kw_only=True, tag="load"):
 
 
 class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
-    """Ask, before anything is loaded, whether a load and the training after it fit into the device's memory."""
+    """Ask, before anything is loaded, what a load and the training after it take of a device's memory.
+
+    It is refused if they do not fit, unless `must_fit` is false: then the answer says only what they take.
+    """
 
     load: LoadRequest
+    must_fit: bool = True
 
 
 class MemoryReply(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
-    """It fits: the bytes of each part at the peak of a step, or a bound of all, and those free on the device now."""
+    """For each rank: the bytes of each part at the peak of a step, or a bound of all, and those that are free now."""
 
     device: str
     micro_batch_size: int

@@ -1,6 +1,7 @@
 """What a run's model means for lines: payload sizes of the real plan."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +11,14 @@ from kits.models import write_config, write_model_folder
 from kits.tier import few
 
 from psyche.config.load import load_run
-from psyche.core.state.state import Optimizer, OptimizerKind
+from psyche.core.state.state import CheckpointKind, Optimizer, OptimizerKind
 from psyche.errors import ConfigError
 from psyche.forecast.workload import (
     compute_even_shapes,
     compute_payload_bytes,
     compute_workload,
     count_elements,
+    describe_memory,
     read_shapes,
 )
 from psyche.modeling.trainer import describe
@@ -96,3 +98,15 @@ def test_without_transformers_the_sizes_are_those_in_the_model_s_files(
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="is not installed -> --parameters 1e9"):
         read_shapes(folder)
+
+
+def test_a_forecast_says_what_training_takes_of_memory(tmp_path: Path) -> None:
+    run = load_run(ROOT / "config" / "llama-20m")
+    text = describe_memory(run, write_config(tmp_path / "config.json", "gpt2", n_positions=1024))
+    size = r"\S+ MB"
+    parts = rf"\({size} of the model, {size} of activations\)"
+    pattern = rf"training takes {size} of a client's memory with --micro-batch-size 1 on a CPU {parts}"
+    assert re.fullmatch(pattern, text), text
+    (tmp_path / "bare").mkdir()
+    assert describe_memory(replace(run, path=tmp_path / "bare" / "run.toml", model=replace(
+        run.model, checkpoint=replace(run.model.checkpoint, kind=CheckpointKind.P2P)))) == ""  # fmt: skip

@@ -90,8 +90,10 @@ def init(
 
 
 def show_draft(draft: "Draft", built: "Built") -> None:
+    from psyche.config.load import load_run
     from psyche.drafting.plan import estimate_whole_run
     from psyche.forecast.whole_run import format_whole_run
+    from psyche.forecast.workload import describe_memory
 
     answers, model = draft.answers, draft.model
     for warning in built.warnings:
@@ -108,6 +110,8 @@ def show_draft(draft: "Draft", built: "Built") -> None:
     )
     basis = f"if each member trains {model.recipe.tokens_per_s:,} tokens/s of this model"
     typer.echo("\n".join(format_whole_run(estimate_whole_run(answers, model), basis)))
+    if memory := describe_memory(load_run(draft.folder)):
+        typer.echo(memory)
     simulation = f"psyche simulate --state {quote(draft.folder)} --clients {answers.members} --profile PROFILE"
     flag = answers.backend.flag
     show_commands("with your own machines (docs/simulate.md describes PROFILE):", [f"{simulation}{flag}"])

@@ -82,7 +82,7 @@ def simulate(
     from psyche.forecast.backends import BACKENDS
     from psyche.forecast.inputs import load_faults
     from psyche.forecast.question import Question, check_question
-    from psyche.forecast.workload import compute_workload
+    from psyche.forecast.workload import compute_workload, describe_memory
 
     compute = partial(compute_workload, parameters=parse_parameters(parameters), model_config=model)
     run, machines = load_run(state), load_profile(profile)
@@ -100,17 +100,21 @@ def simulate(
         backend=played,
     )
     check_question(question)
+    memory = "" if parameters and model is None else describe_memory(run, model)
     with ending_on_sigterm():
-        is_well = _foretell(question, compute, figures, events, suggest=not no_suggestions)
+        is_well = _foretell(question, compute, memory, figures, events, suggest=not no_suggestions)
     raise typer.Exit(0 if is_well else 1)
 
 
-def _foretell(question: "Question", compute: Compute, figures: Figures, events: Path | None, *, suggest: bool) -> bool:
+def _foretell(
+    question: "Question", compute: Compute, memory: str, figures: Figures, events: Path | None, *, suggest: bool
+) -> bool:
     from psyche.forecast.report import format_defects, format_forecast, format_question
 
     say = Speaker()
     cautions = [f"warning: {text}" for text in question.cautions]
-    say("\n".join([format_question(question), *describe_length(question), *cautions]) + "\n")
+    about = filter(None, (format_question(question), memory, *describe_length(question), *cautions))
+    say("\n".join(about) + "\n")
     say.check()  # before the minutes of the play
     forecast = _play(question, "playing", keep=events is not None)
     say(format_forecast(forecast))

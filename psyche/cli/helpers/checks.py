@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psyche.cli.helpers.common import run_async
 from psyche.cli.helpers.errors import get_install_command
-from psyche.errors import DataError, StorageError
+from psyche.errors import ConfigError, DataError, StorageError
 from psyche.telemetry.text import format_bytes, format_number
 from psyche.wire.line.descriptors import WAY_OUT, get_limit, raise_limit
 
@@ -218,9 +218,13 @@ def get_outward_addresses() -> list[str]:
 
 
 def get_run_checks(run: "LoadedRun", storage: "StorageOptions") -> list[Callable[[], Check]]:
-    """Whether the places answer that a run's file names for its model and data; folders and servers are no places."""
+    """Whether the run's training fits into memory, and the places answer that its file names for model and data.
+
+    Folders and servers are no places.
+    """
     from psyche.core.state.state import DataLocationKind, DataType
     from psyche.data.provider import REMOTE_KINDS
+    from psyche.forecast.workload import find_model_config
     from psyche.modeling.model_files import REMOTE, open_storage
 
     location = run.model.data_location
@@ -241,13 +245,30 @@ def get_run_checks(run: "LoadedRun", storage: "StorageOptions") -> list[Callable
         ) as rows:
             return (await rows.measure()).describe()
 
-    checks: list[Callable[[], Check]] = []
+    checks: list[Callable[[], Check]] = [functools.partial(check_memory, run)] if find_model_config(run) else []
     if run.model.checkpoint.kind in REMOTE:
         checks.append(functools.partial(_check_place, "model", look_at_model))
     is_rows_here = location.kind is DataLocationKind.PREPROCESSED and run.resolve(location.address).exists()
     if location.kind in REMOTE_KINDS and not is_rows_here:
         checks.append(functools.partial(_check_place, "data", look_at_data))
     return checks
+
+
+def check_memory(run: "LoadedRun") -> Check:
+    """Whether training fits into what is free now, one sample at a time."""
+    from psyche.forecast.workload import find_model_config
+    from psyche.modeling.trainer.describe import predict_memory
+
+    path = find_model_config(run)
+    assert path is not None, "else nobody asks"
+    try:
+        reply = predict_memory(path, run.model, must_fit=True)
+    except ConfigError as error:
+        return Check("memory", FAIL, str(error), "see docs/install.md: how much memory training takes")
+    if reply is None:
+        return Check("memory", WARN, "not predicted: transformers is not installed", get_install_command())
+    needed, free = format_bytes(sum(reply.parts.values())), format_bytes(reply.free_bytes)
+    return Check("memory", OK, f"training takes at most {needed} a sample; {free} are free on {reply.device}")
 
 
 def _check_place(name: str, look: Callable[[], Awaitable[str]]) -> Check:

@@ -14,7 +14,7 @@ from psyche.backends.port import Backend
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.data_manifests import DataManifests
-from psyche.client.runtime.preflight import check_participation, find_local_model, find_model_problem
+from psyche.client.runtime.preflight import check_participation, find_model_problem, read_local_model
 from psyche.client.runtime.reporting import Reporter
 from psyche.client.runtime.settings import KEY_NAME, ClientSettings
 from psyche.client.runtime.shell import Parts, Shell
@@ -25,7 +25,7 @@ from psyche.client.runtime.weights.sharing import check_shared_folder
 from psyche.client.runtime.weights.uploading import check_upload, is_uploading
 from psyche.config.load import find_data_manifest, find_local_data
 from psyche.core.encoding.data_manifest import FindManifest
-from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind, DataType
+from psyche.core.state.state import Coordinator, DataLocation, DataLocationKind, DataType, RunState
 from psyche.data.provider import DataProvider, open_provider
 from psyche.durable import make_folder, open_lock, warn_of_others
 from psyche.errors import ConfigError, TrainerError
@@ -247,11 +247,12 @@ async def check_before_join(
         await trainer.check(CheckRequest(**settings.devices))  # before it waits to be allowed
         async with aclosing(backend.states()) as states:
             state = await anext(states)
-        model_problem = await find_model_problem(state, settings, trainer)
-        await trio.to_thread.run_sync(check_participation, state, settings, model_problem)
-        folder = None if model_problem else await trio.to_thread.run_sync(find_local_model, state, settings)
-        if folder is not None:
-            await _check_memory(folder, state, settings, trainer, reporter)
+        local = await trio.to_thread.run_sync(read_local_model, state, settings)
+        problem = await find_model_problem(state, settings, trainer, local)
+        await trio.to_thread.run_sync(check_participation, state, settings, local, problem)
+        is_over = state.run_state is RunState.FINISHED
+        if local is not None and not problem and not local.check.problems and not is_over:
+            await _check_memory(local.folder, state, settings, trainer, reporter)
     except (ConfigError, TrainerError) as error:
         reporter.emit(types.CannotTakePart(reason=str(error)))
         await reporter.say_last(backend)
@@ -273,7 +274,7 @@ async def _check_memory(
     reporter.emit(
         types.MemoryPredicted(
             device=reply.device, needed_bytes=sum(reply.parts.values()), free_bytes=reply.free_bytes,
-            micro_batch_size=reply.micro_batch_size,
+            micro_batch_size=reply.micro_batch_size, ranks=load.ranks,
         )
     )  # fmt: skip
 

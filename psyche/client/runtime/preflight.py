@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -46,13 +46,32 @@ PARAMETER_BYTES: Final = 8  # in a snapshot: weights and momentum in fp32
 HEADERS_S: Final = 30.0  # for the headers of a repository or bucket; without them the load says what is wrong
 
 
-async def find_model_problem(state: Coordinator, settings: ClientSettings, trainer: TrainerProcess) -> str:
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """The folder of the run's model on this machine, and what its config and headers say."""
+
+    folder: Path
+    check: ModelCheck
+
+
+def read_local_model(state: Coordinator, settings: ClientSettings) -> LocalModel | None:
+    """Read the headers of the run's model, once for all checks; None: it is not here. Blocks on the disk."""
+    source = _get_source(state)
+    folder = settings.local_root / source.name
+    if source.kind is not CheckpointKind.LOCAL or not source.name or not folder.is_dir():
+        return None
+    return LocalModel(folder, check_model(folder))
+
+
+async def find_model_problem(
+    state: Coordinator, settings: ClientSettings, trainer: TrainerProcess, local: LocalModel | None
+) -> str:
     """What keeps this machine's transformers from training the run's model (AR1 to AR4, AR7); values are not read.
 
     Empty: nothing, or neither the model nor its headers can be read before the join.
     """
     with tempfile.TemporaryDirectory() as folder:
-        found = await _find_model(state, settings, Path(folder))
+        found = await _find_model(state, settings, Path(folder), local)
         if found is None:
             return ""
         config, tensors = found
@@ -65,17 +84,15 @@ async def find_model_problem(state: Coordinator, settings: ClientSettings, train
 
 
 async def _find_model(
-    state: Coordinator, settings: ClientSettings, scratch: Path
+    state: Coordinator, settings: ClientSettings, scratch: Path, local: LocalModel | None
 ) -> tuple[Path, Mapping[str, Dims]] | None:
     """The config.json of the run's model, and the names and shapes on record: in a snapshot, a folder, or far away."""
     for one in await trio.to_thread.run_sync(list_snapshots, settings.snapshots_dir):
         if one.digest == state.certified.digest:
             return one.path / MODEL_NAME / CONFIG_NAME, {entry.name: tuple(entry.dims) for entry in one.entries}
+    if local is not None:
+        return None if local.check.tensors is None else (local.folder / CONFIG_NAME, local.check.tensors)
     source = _get_source(state)
-    folder = settings.local_root / source.name
-    if source.kind is CheckpointKind.LOCAL and source.name and folder.is_dir():
-        check = await trio.to_thread.run_sync(check_model, folder)
-        return None if check.tensors is None else (folder / CONFIG_NAME, check.tensors)
     if source.kind in REMOTE:
         with suppress(StorageError, TrainerError, trio.TooSlowError), trio.fail_after(HEADERS_S):
             async with open_place(source, settings.storage) as place:
@@ -85,18 +102,22 @@ async def _find_model(
     return None
 
 
-def check_participation(state: Coordinator, settings: ClientSettings, model_problem: str = "") -> None:
+def check_participation(
+    state: Coordinator, settings: ClientSettings, local: LocalModel | None, model_problem: str = ""
+) -> None:
     """Raise ConfigError with what to do if this client can never take part in the run; blocks on the disk.
 
-    `model_problem` is what `find_model_problem` has found.
+    `local` is from `read_local_model`, `model_problem` from `find_model_problem`.
     """
     if state.run_state is RunState.FINISHED:
         return
-    if problems := list(find_obstacles(state, settings, model_problem)):
+    if problems := list(find_obstacles(state, settings, local, model_problem)):
         raise ConfigError("; ".join(problems))
 
 
-def find_obstacles(state: Coordinator, settings: ClientSettings, model_problem: str = "") -> Iterator[str]:
+def find_obstacles(
+    state: Coordinator, settings: ClientSettings, local: LocalModel | None, model_problem: str = ""
+) -> Iterator[str]:
     source, location = _get_source(state), state.model.data_location
     has_data = location.kind is DataLocationKind.LOCAL
     yield from find_unsupported(replace(state.model, checkpoint=source))
@@ -108,21 +129,12 @@ def find_obstacles(state: Coordinator, settings: ClientSettings, model_problem: 
             "data lie in"
         )
         return
-    model = _check_first_weights(state, source, settings.local_root, model_problem)
+    model = _check_first_weights(state, local, model_problem)
     yield from model.problems
     if has_data or has_own_rows(location, settings.local_root):
         vocab_size = state.metadata.vocab_size or model.vocab_size
         yield from _find_data_problems(state, settings, vocab_size)
     yield from _find_disk_problems(settings.snapshots_dir, model.parameters or state.metadata.num_parameters)
-
-
-def find_local_model(state: Coordinator, settings: ClientSettings) -> Path | None:
-    """The folder of the run's model, if this machine has one that the run can train."""
-    source = _get_source(state)
-    folder = settings.local_root / source.name
-    if state.run_state is RunState.FINISHED or source.kind is not CheckpointKind.LOCAL or not source.name:
-        return None
-    return folder if folder.is_dir() and not check_model(folder).problems else None
 
 
 def _get_source(state: Coordinator) -> Checkpoint:
@@ -134,12 +146,11 @@ def _get_source(state: Coordinator) -> Checkpoint:
     return state.model.checkpoint if state.checkpoint.uploader == NO_UPLOADER else Checkpoint(CheckpointKind.LOCAL)
 
 
-def _check_first_weights(state: Coordinator, source: Checkpoint, local_root: Path, model_problem: str) -> ModelCheck:
-    """Check the configured model if it is here; a client without it takes the weights from peers (S9, S11)."""
-    folder = local_root / source.name
-    if source.kind is not CheckpointKind.LOCAL or not source.name or not folder.is_dir():
+def _check_first_weights(state: Coordinator, local: LocalModel | None, model_problem: str) -> ModelCheck:
+    """Judge the configured model if it is here; a client without it takes the weights from peers (S9, S11)."""
+    if local is None:
         return ModelCheck((model_problem,) if model_problem else ())
-    check = check_model(folder)
+    check = local.check
     if model_problem and not check.problems:
         check = replace(check, problems=(model_problem,))
     if not check.problems:
@@ -147,7 +158,7 @@ def _check_first_weights(state: Coordinator, source: Checkpoint, local_root: Pat
     if state.certified.digest == ZERO32:
         is_needed = state.run_state not in ACTIVE_STATES  # of a running epoch, the weights come from its members
     else:
-        is_needed = _is_certified(folder, state)
+        is_needed = _is_certified(local.folder, state)
     return check if is_needed else ModelCheck(())
 
 

@@ -113,15 +113,16 @@ def _read_blueprint(request: LoadRequest) -> Blueprint:
     return read_blueprint(path, request.model.max_seq_len)
 
 
-def _fit_memory(request: LoadRequest, blueprint: Blueprint, beat: Beat) -> MemoryReply:
+def _fit_memory(request: LoadRequest, blueprint: Blueprint, beat: Beat, *, must_fit: bool = True) -> MemoryReply:
     step = Step(
         config=blueprint.config, optimizer=request.model.optimizer,
         sequence_length=request.model.max_seq_len,
         has_labels=request.model.data_type is DataType.FINETUNING,
     )  # fmt: skip
-    setup = Setup(request.micro_batch_size, request.activation_checkpointing, request.ranks)
+    setup = Setup(request.micro_batch_size, request.activation_checkpointing, request.ranks, request.tensor_parallelism)
     device = select_device(request.device) if request.ranks == 1 else list_devices(request.device)[0]
-    return Fitting(step, device, beat).fit(setup, -(-request.batch_size // request.data_parallelism))
+    fitting = Fitting(step, device, beat, is_shared=device.type == "cpu" and not request.rendezvous)
+    return fitting.fit(setup, -(-request.batch_size // request.data_parallelism)) if must_fit else fitting.reply(setup)
 
 
 def _compute_root(loaded: _Loaded, beat: Beat) -> bytes:
@@ -183,8 +184,8 @@ class TrainerEngine:
         return self._group
 
     def predict_memory(self, request: MemoryRequest, beat: Beat = lambda: None) -> MemoryReply:
-        """Raise ConfigError unless training fits into the free memory; only a config.json is read."""
-        return _fit_memory(request.load, _read_blueprint(request.load), beat)
+        """Raise ConfigError unless training fits, where it must, into the free memory; only a config.json is read."""
+        return _fit_memory(request.load, _read_blueprint(request.load), beat, must_fit=request.must_fit)
 
     def load(self, request: LoadRequest, beat: Beat = lambda: None) -> LoadReply:
         """Load weights, and the momentum of a snapshot that was made under the same plan.

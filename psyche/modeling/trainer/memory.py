@@ -14,6 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from psyche.core.encoding.plan import compute_run_plan
 from psyche.core.state.state import Optimizer, OptimizerKind
@@ -56,6 +57,7 @@ class Setup:
     micro_batch_size: int
     activation_checkpointing: bool = False
     ranks: int = 1
+    tensor_parallelism: int = 1  # of these ranks, how many share their samples
 
     def describe(self) -> str:
         checkpointing = " with --activation-checkpointing" if self.activation_checkpointing else ""
@@ -144,13 +146,26 @@ def _make_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
     return moments
 
 
-class Fitting:
-    """Finds settings with which a step fits into the free memory of a device; calls `beat` before each prediction."""
+def count_gathered(config: PreTrainedConfig) -> int:
+    """The bytes that FSDP2 has whole at a time: the weights of two layers and of what is in none, gradients of one."""
+    model = build_meta(config)
+    layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
+    sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
+    rest, largest = model.num_parameters() - sum(sizes), max(sizes, default=0)
+    return 4 * (rest + 2 * largest + max(rest, largest))
 
-    def __init__(self, step: Step, device: torch.device, beat: Callable[[], None] = lambda: None) -> None:
-        self._step, self._device, self._beat = step, device, beat
+
+class Fitting:
+    """Finds settings with which a step fits into the free memory of a device; calls `beat` before each prediction.
+
+    Ranks may share the memory of one device, as those of a machine's CPU do.
+    """
+
+    def __init__(
+        self, step: Step, device: torch.device, beat: Callable[[], None] = lambda: None, *, is_shared: bool = False
+    ) -> None:
+        self._step, self._device, self._beat, self._is_shared = step, device, beat, is_shared
         self._free = get_free_bytes(device)
-        self._usable = int(self._free * USABLE_SHARE)
         self._known: dict[tuple[int, bool], dict[str, int]] = {}
 
     def predict(self, setup: Setup) -> dict[str, int]:
@@ -159,13 +174,20 @@ class Fitting:
         if key not in self._known:
             self._beat()
             self._known[key] = predict_bytes(self._step, self._device, key[0], activation_checkpointing=key[1])
-        return {name: -(-size // (setup.ranks if name in SHARDED else 1)) for name, size in self._known[key].items()}
+        parts = {name: -(-size // (setup.ranks if name in SHARDED else 1)) for name, size in self._known[key].items()}
+        if setup.ranks > setup.tensor_parallelism:
+            parts["gathered layers"] = count_gathered(self._step.config) // setup.tensor_parallelism
+        return parts
+
+    def _get_free(self, setup: Setup) -> int:
+        """What is free for each rank."""
+        return self._free // (setup.ranks if self._is_shared else 1)
 
     def _get_total(self, setup: Setup) -> int:
         return sum(self.predict(setup).values())
 
     def _fits(self, setup: Setup) -> bool:
-        return self._get_total(setup) <= self._usable
+        return self._get_total(setup) <= USABLE_SHARE * self._get_free(setup)
 
     def find_largest(self, setup: Setup, most: int) -> Setup | None:
         """These settings with the largest micro-batch up to `most` that fits; None: not even one sample does.
@@ -178,7 +200,8 @@ class Fitting:
         if most == 1 or not self._fits(two):
             return one
         growth = max(1, self._get_total(two) - self._get_total(one))
-        found = replace(setup, micro_batch_size=min(most, 1 + (self._usable - self._get_total(one)) // growth))
+        left = int(USABLE_SHARE * self._get_free(setup)) - self._get_total(one)
+        found = replace(setup, micro_batch_size=min(most, 1 + left // growth))
         while not self._fits(found):
             size = found.micro_batch_size
             found = replace(found, micro_batch_size=size - max(1, size // 16))
@@ -194,28 +217,30 @@ class Fitting:
         if not setup.micro_batch_size:
             chosen = self.find_largest(chosen, most) or chosen
         elif bound := self._find_little(chosen):
-            return self._reply(chosen, {"all, at most": bound})
+            return self.reply(chosen, {"all, at most": bound})
         if not self._fits(chosen):
             raise ConfigError(self._explain(chosen))
-        return self._reply(chosen, self.predict(chosen))
+        return self.reply(chosen)
 
     def _find_little(self, setup: Setup) -> int | None:
         """A bound of what a step takes, if that is little beside what is free."""
         bound = bound_bytes(self._step, setup.micro_batch_size)
-        return bound if bound is not None and bound <= LITTLE_SHARE * self._free else None
+        return bound if bound is not None and bound <= LITTLE_SHARE * self._get_free(setup) else None
 
-    def _reply(self, setup: Setup, parts: dict[str, int]) -> MemoryReply:
+    def reply(self, setup: Setup, parts: dict[str, int] | None = None) -> MemoryReply:
         return MemoryReply(
-            device=str(self._device), micro_batch_size=setup.micro_batch_size, parts=parts, free_bytes=self._free
-        )
+            device=str(self._device), micro_batch_size=setup.micro_batch_size, parts=parts or self.predict(setup),
+            free_bytes=self._get_free(setup),
+        )  # fmt: skip
 
     def _explain(self, setup: Setup) -> str:
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.predict(setup).items())
         advice = " or ".join(found.describe() for found in self._suggest(setup))
+        each = " for each" if setup.ranks > 1 else ""
         return (
-            f"memory: training with {setup.describe()} needs {format_bytes(self._get_total(setup))} ({parts}), but "
-            f"{format_bytes(self._free)} are free on {self._device}, of which {USABLE_SHARE:.0%} are used; "
-            + (f"take {advice}" if advice else "take a device with more memory, or a smaller model")
+            f"memory: training with {setup.describe()} needs {format_bytes(self._get_total(setup))}{each} ({parts}), "
+            f"but {format_bytes(self._get_free(setup))} are free{each} on {self._device}, of which {USABLE_SHARE:.0%} "
+            "are used; " + (f"take {advice}" if advice else "take a device with more memory, or a smaller model")
         )
 
     def _suggest(self, setup: Setup) -> Iterator[Setup]:

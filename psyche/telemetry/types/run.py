@@ -39,12 +39,13 @@ class TrainerStarted(Event):
 
 
 class MemoryPredicted(Event, level=INFO):
-    """What training takes of the device's memory at the peak of a step, or hardly exceeds, beside what is free."""
+    """What training takes of memory at the peak of a step, or hardly exceeds, and what is free; for each of `ranks`."""
 
     device: str
     needed_bytes: int
     free_bytes: int
     micro_batch_size: int
+    ranks: int
 
 
 class CannotTakePart(Event):

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,8 +18,8 @@ from kits.models import LLAMA, list_tensors, write_header, write_model_folder
 from pyarrow import parquet
 
 from psyche.backends.port import Backend
-from psyche.client.runtime import app
-from psyche.client.runtime.preflight import check_participation, find_model_problem
+from psyche.client.runtime import app, preflight
+from psyche.client.runtime.preflight import check_participation, find_model_problem, read_local_model
 from psyche.client.runtime.reporting import Reporter
 from psyche.client.runtime.settings import ClientSettings
 from psyche.core.state.state import (
@@ -37,6 +37,7 @@ from psyche.data.local import make_folder_manifest
 from psyche.data.prepared.rows import list_row_files
 from psyche.errors import ConfigError, PsycheError, TrainerError, UnusableModelError
 from psyche.modeling.first_weights import compute_first_digest
+from psyche.modeling.model_check import check_model
 from psyche.modeling.model_files import FolderFiles
 from psyche.modeling.trainer.process import TrainerProcess
 from psyche.telemetry import types
@@ -71,9 +72,16 @@ class Place:
         config = self.root / "model" / "config.json"
         config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
 
+    def check(self, problem: str = "") -> None:
+        check_participation(self.state, self.settings, read_local_model(self.state, self.settings), problem)
+
+    async def find_problem(self, trainer: TrainerProcess) -> str:
+        local = read_local_model(self.state, self.settings)
+        return await find_model_problem(self.state, self.settings, trainer, local)
+
     def describe(self) -> str:
         try:
-            check_participation(self.state, self.settings)
+            self.check()
         except ConfigError as error:
             return str(error)
         return ""
@@ -211,20 +219,21 @@ async def test_a_model_that_this_machine_s_transformers_names_otherwise_is_found
     folder = place.root / "model"
     trainer = TrainerProcess()
     try:
-        assert await find_model_problem(place.state, place.settings, trainer) == ""
+        assert await place.find_problem(trainer) == ""
         place.rewrite(transformers_version="4.30.1")
         write_header(folder / "model.safetensors", LLAMA, prefix="decoder.")
-        problem = await find_model_problem(place.state, place.settings, trainer)
+        problem = await place.find_problem(trainer)
         assert "AR4: lacks model.embed_tokens.weight" in problem
         assert "written by transformers 4.30.1: a client needs that version" in problem
         place.state.model.max_seq_len = 33
         place.rewrite(rope_scaling={"rope_type": "yarn", "factor": 4.0})
-        assert "AR7: max_position_embeddings is 32" in await find_model_problem(place.state, place.settings, trainer)
+        assert "AR7: max_position_embeddings is 32" in await place.find_problem(trainer)
     finally:
         await trainer.stop()
-    check_participation(replace(place.state, run_state=RunState.FINISHED), place.settings, problem)
     with pytest.raises(ConfigError, match="AR4"):
-        check_participation(place.state, place.settings, problem)
+        place.check(problem)
+    place.state.run_state = RunState.FINISHED
+    place.check(problem)
 
 
 async def test_what_a_member_has_named_is_not_looked_at_before_the_join(place: Place) -> None:
@@ -232,7 +241,7 @@ async def test_what_a_member_has_named_is_not_looked_at_before_the_join(place: P
     place.state.certified = place.state.checkpoint = Mark(digest=build_hash("weights"), epoch=1, uploader=3)
     for kind in (CheckpointKind.HUB, CheckpointKind.GCS, CheckpointKind.LOCAL):
         place.state.model.checkpoint = Checkpoint(kind, "liar/model", "main")
-        assert await find_model_problem(place.state, place.settings, TrainerProcess()) == ""
+        assert await place.find_problem(TrainerProcess()) == ""
 
 
 def test_without_a_model_folder_a_client_joins_and_fetches_the_weights(place: Place) -> None:
@@ -264,9 +273,9 @@ def test_weights_on_record_that_nobody_can_train_are_an_obstacle_too(place: Plac
     digest = compute_first_digest(FolderFiles(place.root / "model"), is_exact=True)
     place.state.certified = Mark(digest=digest)
     with pytest.raises(ConfigError, match="AR7"):
-        check_participation(place.state, place.settings, "AR7: too long")
+        place.check("AR7: too long")
     place.state.certified = Mark(digest=build_hash("others"))
-    check_participation(place.state, place.settings, "AR7: too long")  # peers have other weights
+    place.check("AR7: too long")  # peers have other weights
 
 
 # --- before the join
@@ -324,14 +333,17 @@ async def test_the_owner_is_told_why_a_client_does_not_join(
     assert [report.error for report in backend.reports] == [f"cannot take part: {caught.value}"]
 
 
-async def test_memory_is_predicted_for_a_model_that_is_here(
-    place: Place, autojump_clock: trio.testing.MockClock
+async def test_memory_is_predicted_for_a_model_that_is_here_whose_headers_are_read_once(
+    place: Place, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(preflight, "check_model", lambda folder: read.append(folder) or check_model(folder))
     log, backend, trainer = Log(), cast("Backend", FakeBackend(place.state)), FakeTrainer()
     place.settings.micro_batch_size = 0
     await app.check_before_join(place.settings, backend, trainer, Reporter(log, "client"))
     assert place.settings.micro_batch_size == 5
     assert place.settings.is_memory_checked
+    assert read == [place.root / "model"]
     (asked,) = trainer.asked
     assert (asked.path, asked.micro_batch_size) == (str(place.root / "model"), 0)
     assert asked.batch_size == place.state.config.global_batch_size_end

@@ -151,9 +151,25 @@ def test_ranks_share_all_but_the_activations(step: Step, monkeypatch: pytest.Mon
     limit(monkeypatch, get_total(four) / 0.9 + 1)
     with pytest.raises(ConfigError, match=r"take .* on 4 devices"):
         Fitting(step, CPU).fit(Setup(1), 1)
+    assert get_total(Fitting(step, CPU).predict(Setup(1, ranks=4, tensor_parallelism=4))) < get_total(four)
     limit(monkeypatch, 1)
     with pytest.raises(ConfigError, match="take a device with more memory, or a smaller model"):
         Fitting(step, CPU).fit(Setup(1), 1)
+
+
+def test_ranks_of_one_cpu_share_what_is_free(
+    request_: LoadRequest, step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = get_total(Fitting(step, CPU).predict(Setup(MICRO_BATCH, ranks=2)))
+    two = msgspec.structs.replace(request_, data_parallelism=2)
+    limit(monkeypatch, 2 * needed / 0.9 + 2)
+    reply = TrainerEngine().predict_memory(MemoryRequest(load=two))
+    assert (get_total(reply.parts), reply.free_bytes) == (needed, int(2 * needed / 0.9 + 2) // 2)
+    limit(monkeypatch, 2 * needed / 0.9 - 9)
+    with pytest.raises(ConfigError, match=r"needs .* for each .* are free for each on cpu"):
+        TrainerEngine().predict_memory(MemoryRequest(load=two))
+    alone = msgspec.structs.replace(two, rendezvous="127.0.0.1:29500")  # the other rank is on another machine
+    assert TrainerEngine().predict_memory(MemoryRequest(load=alone)).micro_batch_size == MICRO_BATCH
 
 
 @pytest.mark.parametrize("labels", [False, True])

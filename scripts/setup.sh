@@ -9,7 +9,7 @@ STAMP="$VENV/.psyche-stamp"       # what is installed, a line for each set of pa
 UNFINISHED="$ROOT/.setup.unfinished" # an installation has begun and not ended; outside, for it must outlive the folder
 UV_VERSION="0.13.9"
 DOWNLOAD="3.3 GB"
-INSTALLED="6.0 GB"
+INSTALLED="6.2 GB"
 NEED_FREE_MB=8000
 child=""
 

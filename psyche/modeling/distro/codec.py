@@ -42,7 +42,7 @@ class ChunkSets:
     values: NDArray[np.int8] | NDArray[np.float32]
     exponents: NDArray[np.int8] | None = None
 
-    def take(self, chunks: NDArray[np.int64]) -> "ChunkSets":
+    def take(self, chunks: NDArray[np.int64] | slice) -> "ChunkSets":
         """The sets of some chunks."""
         exponents = None if self.exponents is None else self.exponents[chunks]
         return ChunkSets(self.indices[chunks], self.values[chunks], exponents)

@@ -45,7 +45,7 @@ class Momentum:
 
     def __init__(self, plan: TransformPlan, decay: float, device: torch.device) -> None:
         self._plan = plan
-        self._decay = decay
+        self.decay = decay
         self._sent: list[_Sent] = []  # oldest first
         self.coefficients = [
             torch.zeros((group.chunks, group.area), dtype=torch.float32, device=device) for group in plan.groups
@@ -85,12 +85,12 @@ class Momentum:
         `gradient` is lr times the transformed gradient, float32 [chunks, h, w].
         """
         coefficients = self.coefficients[place][rows]
-        return coefficients.mul_(self._decay).add_(gradient.view(coefficients.shape))
+        return coefficients.mul_(self.decay).add_(gradient.view(coefficients.shape))
 
     def record_sent(self, height: int, chosen: Sequence[Chosen]) -> None:
         for sent in self._sent:
             for _, values in sent.chosen:
-                values.mul_(self._decay)  # as they would have decayed in the momentum
+                values.mul_(self.decay)  # as they would have decayed in the momentum
         self._sent = [*self._sent, _Sent(height, is_taken_out=False, chosen=list(chosen))][-_KEPT:]
 
     def get_state(self) -> dict[str, torch.Tensor]:

@@ -6,7 +6,8 @@ agree is in integers; rules LS3 and LS4 of `docs/protocol-reference.md`.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -69,6 +70,23 @@ def get_values(sets: ChunkSets) -> NDArray[np.float32]:
     return np.ldexp(sets.values.astype(np.float32), sets.exponents[:, None].astype(np.int32))
 
 
+def join_sets(parts: Sequence[ChunkSets]) -> ChunkSets:
+    """The sets of several runs of chunks as one."""
+    exponents = [part.exponents for part in parts if part.exponents is not None]
+    indices, values = (np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "values"))
+    return ChunkSets(indices, values, np.concatenate(exponents))
+
+
+@cache
+def find_kernels() -> Any:
+    """The module `kernels`, or None without numba or a place for its cache; NumPy and torch do the same, slower."""
+    try:
+        from psyche.modeling.local import kernels
+    except (ImportError, RuntimeError):
+        return None
+    return kernels
+
+
 class Exchange:
     """What a member sends and applies. `parameters` are its fp32 masters by name, which `apply` changes in place."""
 
@@ -77,6 +95,7 @@ class Exchange:
         self._plan = plan
         self._strips = view_all_strips(plan, parameters)
         device = self._strips[0].device
+        self._kernels = find_kernels() if device.type == "cpu" else None
         self.memory = ErrorMemory(plan, error_decay, device)
         # an Apple GPU has no float64
         self._device = torch.device("cpu") if device.type == "mps" else device
@@ -106,18 +125,20 @@ class Exchange:
         return encode_payload(self._plan, [sets for sets, _ in made])
 
     def _compress_group(self, place: int, strips: Sequence[torch.Tensor]) -> tuple[ChunkSets, Chosen]:
-        group = self._plan.groups[place]
-        parts = [self._select(place, block, strips) for block in self._blocks[place]]
-        indices, values = (torch.cat(part) for part in zip(*parts, strict=True))
-        made = ChunkSets(indices.cpu().numpy(), *quantize(values.cpu().numpy(), group.scaled_bits))
-        return made, (indices, torch.from_numpy(get_values(made)).to(values.device))
+        made = join_sets([self._compress_block(place, block, strips) for block in self._blocks[place]])
+        device = self.memory.coefficients[place].device
+        return made, (torch.from_numpy(made.indices).to(device), torch.from_numpy(get_values(made)).to(device))
 
-    def _select(self, place: int, block: Block, strips: Sequence[torch.Tensor]) -> Chosen:
+    def _compress_block(self, place: int, block: Block, strips: Sequence[torch.Tensor]) -> ChunkSets:
         group = self._plan.groups[place]
         gathered = self._gathered[: block.chunks * group.area].view(block.chunks, *group.edges)
         for delta, part in iterate_chunks(block, strips, gathered):
             part.copy_(delta)
-        return select(self.memory.decay_block(place, block.rows, gathered), group.k)
+        if self._kernels is not None:
+            memory = self.memory.coefficients[place][block.rows]
+            return self._kernels.compress(memory, gathered, self.memory.decay, group.scaled_bits, group.k)
+        indices, values = select(self.memory.decay_block(place, block.rows, gathered), group.k)
+        return ChunkSets(indices.cpu().numpy(), *quantize(values.cpu().numpy(), group.scaled_bits))
 
     @torch.no_grad()
     def apply(self, parts: Sequence[Part], outer_rate: float) -> None:
@@ -131,7 +152,14 @@ class Exchange:
         for place, blocks in enumerate(self._blocks):
             votes = [(part.sets[place], part.steps) for part in parts]
             for block in blocks:
-                self._move(place, block, votes, rate)
+                if self._kernels is None:
+                    self._move(place, block, votes, rate)
+                    continue
+                for tile in block.tiles:
+                    weights = self._strips[tile.tensor][tile.strips, :, tile.columns]
+                    rows = slice(block.start + tile.at, block.start + tile.at + tile.chunks)
+                    sets = [one.take(rows) for one, _ in votes]
+                    self._kernels.apply(weights, sets, [steps for _, steps in votes], rate)
 
     def _move(self, place: int, block: Block, votes: Sequence[tuple[ChunkSets, int]], rate: float) -> None:
         group = self._plan.groups[place]

@@ -20,8 +20,19 @@ from psyche.modeling.distro.codec import ChunkSets, decode_payload
 from psyche.modeling.local.exchange import Exchange, Part, get_values, quantize
 from psyche.wire.trainer import SentResult
 
+pytestmark = pytest.mark.usefixtures("path")
 PLANS = [make_plan(k=8, scaled_bits=2), make_plan(k=1000, scaled_bits=2), make_plan(k=3, chunk=7, scaled_bits=1)]
 Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(params=["numpy", "numba"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The code that computes: NumPy and torch, or the compiled loops."""
+    if request.param == "numba":
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setattr("psyche.modeling.local.exchange.find_kernels", lambda: None)
+    return request.param
 
 
 def make(plan: TransformPlan, decay: float = 0.5) -> tuple[Exchange, Tensors]:
@@ -240,3 +251,43 @@ def test_256_members_with_the_largest_values_are_summed_exactly() -> None:
     exchange.apply(parts, 1.0)
     total = 255 * 2_048 * 3 * 2**32 + 1
     assert weights["w"].item() == -float(np.float32(total * (1 / (255 * 2_048 + 1) * 2.0**-32)))
+
+
+def make_odd_deltas(plan: TransformPlan, seed: int) -> Tensors:
+    """Deltas of many sizes, with equal ones, zeros of both signs and subnormals."""
+    draw = np.random.default_rng(seed)
+    made: Tensors = {}
+    for tensor in plan.tensors:
+        values = np.round(draw.standard_normal(tensor.dims) * 8) * draw.choice([1e-44, 1e-9, 1e-3, 0.25], tensor.dims)
+        made[tensor.name] = torch.from_numpy(np.asarray(values, dtype=np.float32))
+    return made
+
+
+def play(plan: TransformPlan, threads: int, order: int) -> tuple[list[bytes], dict[str, bytes]]:
+    """All payloads of three peers in 20 rounds, and their weights at the end."""
+    torch.set_num_threads(threads)
+    exchange, weights = make(plan)
+    peers = [exchange, make(plan)[0], make(plan)[0]]
+    payloads: list[bytes] = []
+    for height in range(20):
+        decided = (SentResult(height=height - 1, applied=height % 5 > 0),) if height else ()
+        sent = [
+            peer.compress(make_odd_deltas(plan, 3 * height + number), decided, in_flight=True, height=height)
+            for number, peer in enumerate(peers)
+        ]
+        parts = [Part(decode_payload(plan, payload), 5 + number) for number, payload in enumerate(sent)]
+        exchange.apply(parts[order:] + parts[:order], 0.9)
+        payloads += sent
+    torch.set_num_threads(1)
+    return payloads, {name: weight.numpy().tobytes() for name, weight in weights.items()}
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=["k 8", "k = area", "ragged"])
+def test_twenty_rounds_give_the_same_bytes_whatever_computes_them(
+    plan: TransformPlan, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = [play(plan, threads, order) for threads, order in ((1, 0), (2, 1), (2, 2))]
+    assert played[1:] == played[:1] * 2
+    if path == "numba":
+        monkeypatch.setattr("psyche.modeling.local.exchange.find_kernels", lambda: None)
+        assert play(plan, 1, 0) == played[0]

@@ -46,16 +46,17 @@ class Row(NamedTuple):
 class RowReader:
     """Gives each round of a run once; those that are trained again after a rewind come again."""
 
-    def __init__(self, view: RunView, run: str) -> None:
-        self._view, self._run = view, run
+    def __init__(self, view: RunView) -> None:
+        self._view, self._run = view, ""
         self._read: frozenset[HistoryPoint] = frozenset()
 
-    def read(self) -> list[Row]:
+    def read(self, run: str) -> list[Row]:
+        """What is new; the run keeps the name that it has at its first round, before which it may not be known."""
         points = [*self._view.curve]
         if not points or points[-1] in self._read:
             return []
         first = max((place + 1 for place, point in enumerate(points) if point in self._read), default=0)
-        self._read = frozenset(points)
+        self._read, self._run = frozenset(points), self._run or run
         members = self._view.get_members()
         named = name_members(members if len(members) <= MAX_MEMBERS else ())
         losses = {name: _find_losses(one, points[first].step - 1) for name, one in named.items()}

@@ -200,14 +200,15 @@ class Tracking:
             await _call(writer.close)
 
     async def _follow(self, watcher: Watcher, writer: Writer) -> None:
-        readers = [RowReader(view, name) for view, name in zip(watcher.views, name_runs(watcher.views), strict=True)]
+        readers = [RowReader(view) for view in watcher.views]
         is_last = False
         while not is_last:
             is_last = self._is_ending
             if is_last:
                 await watcher.catch_up()
             async with watcher.hold_still():
-                rows = [row for reader in readers for row in reader.read()]
+                named = zip(readers, name_runs(watcher.views), strict=True)
+                rows = [row for reader, name in named for row in reader.read(name)]
             if rows:
                 await _call(writer.write, rows)
             if not self._is_ending:

@@ -79,15 +79,20 @@ def test_a_screen_that_hangs_ends_with_its_node(tmp_path: Path) -> None:
 
 
 async def test_a_watcher_in_the_background_writes_until_its_node_ends_and_then_what_is_left(tmp_path: Path) -> None:
-    logs, table = Logs(tmp_path / "logs"), tmp_path / "run.csv"
-    async with open_watch([logs.folder, f"--csv={table}"], tmp_path / "watch.log") as child:
-        logs.play(0)
+    folder, table = tmp_path / "logs", tmp_path / "run.csv"
+    folder.mkdir()
+    async with open_watch([folder, f"--csv={table}"], tmp_path / "watch.log") as child:
         with trio.fail_after(DEADLINE_S):
+            while not table.exists():
+                await trio.sleep(0.05)
+            logs = Logs(folder, run_id="known later")
+            logs.play(0)
             while not table.exists() or len(table.read_text().splitlines()) < 4:
                 await trio.sleep(0.05)
         logs.play(1)
     assert child.returncode == 0, child.get_last_lines(5)
-    assert [line.split(",")[1] for line in table.read_text().splitlines()] == ["step", *"111222"]
+    lines = [line.split(",")[:2] for line in table.read_text().splitlines()]
+    assert lines == [["run", "step"], *(["known later", step] for step in "111222")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])

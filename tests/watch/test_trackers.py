@@ -184,12 +184,12 @@ async def test_a_tracker_that_fails_is_told_and_ends_alone(tmp_path: Path, logs:
 
 def test_rounds_that_are_trained_again_come_again() -> None:
     view = RunView("run")
-    reader = RowReader(view, "run")
+    reader = RowReader(view)
 
     def play(*steps: int, loss: float = 3.0) -> list[int]:
         for step in steps:
             view.take(Entry(1.0, "server", make(types.RoundOver, step=step, loss=loss)))
-        return [row.step for row in reader.read()]
+        return [row.step for row in reader.read("run")]
 
     assert play(1, 2, 3) == [1, 2, 3]
     assert play() == []
@@ -204,7 +204,7 @@ def test_what_strangers_say_is_harmless_in_a_table(tmp_path: Path) -> None:
         huge = {"tokens": 10 ** (400 * (step - 1)), "tokens_per_s": loss, "learning_rate": loss, "seconds": 1e-300}
         view.take(Entry(1.0, EVIL, make(types.Trained, step=step - 1, loss=800.0, seconds=1e308)))
         view.take(Entry(1.0, "server", make(types.RoundOver, step=step, loss=loss, **huge)))
-    rows = RowReader(view, *name_runs([view])).read()
+    rows = RowReader(view).read(*name_runs([view]))
     assert [sorted({"train/loss", "train/perplexity", "train/lr"} & {*row.values}) for row in rows] == [
         [], [], ["train/loss", "train/lr"],
     ]  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import Mamba2Config
 
-from psyche.core.state.state import DataType, Model
+from psyche.core.state.state import DataType, Model, Optimizer, OptimizerKind
 from psyche.errors import ConfigError
 from psyche.modeling.architecture import read_blueprint
 from psyche.modeling.device import get_available_bytes
@@ -257,3 +257,18 @@ def test_free_memory_is_what_the_machine_and_its_control_groups_leave(
 
 def test_this_machine_says_what_is_free() -> None:
     assert get_available_bytes() > MB
+
+
+def test_local_steps_take_moments_an_error_memory_and_two_copies(step: Step) -> None:
+    optimizer = Optimizer(
+        OptimizerKind.LOCAL_STEPS, compression_topk=4, compression_chunk=16, value_bits=2, inner_steps=2,
+        error_decay=0.95, outer_rate=1.0,
+    )  # fmt: skip
+    local = replace(step, optimizer=optimizer)
+    parts = predict_bytes(local, CPU, 2, activation_checkpointing=False)
+    one = parts["gradients"]  # of all that is trained, in float32
+    assert parts["look-ahead copy"] == 2 * one
+    assert 3 * one <= parts["optimizer"] <= 3 * one + memory.OPTIMIZER_BYTES
+    bound = bound_bytes(local, 2)
+    assert bound is not None
+    assert sum(parts.values()) <= bound

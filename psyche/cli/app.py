@@ -10,6 +10,7 @@ from psyche.cli.commands import (
     client,
     data,
     dev,
+    distro,
     doctor,
     init,
     model,
@@ -88,4 +89,5 @@ app.add_typer(auth.group, name="auth")
 app.add_typer(rewards.group, name="rewards")
 app.add_typer(client.group, name="client")
 app.add_typer(testnet.group, name="local-testnet")
+app.add_typer(distro.group, name="distro")
 app.add_typer(dev.group, name="dev")

@@ -41,6 +41,7 @@ class TestnetSettings:
     minutes: float | None = None
     keep: bool = False
     write_distro_data: bool = False
+    optim_stats: int = 0  # steps between two measurements of the tensors
     write_log: bool = False
     log: str = "info"
     events_dir: Path | None = None

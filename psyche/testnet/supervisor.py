@@ -73,6 +73,8 @@ def get_client_argv(prepared: Prepared, settings: TestnetSettings, number: int) 
         argv.append("--activation-checkpointing")
     if settings.write_distro_data:
         argv += ["--write-gradients-dir", str(layout.client(number) / "distro")]
+    if settings.optim_stats:
+        argv += ["--optim-stats-steps", str(settings.optim_stats)]
     if settings.write_log:
         argv += ["--write-log", str(layout.logs / f"{name}.jsonl")]
     return argv

@@ -122,7 +122,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     `tokens` are u32 little-endian ids, or with `has_labels` what `wire.data` says: `samples` rows of `sequence_length`.
     `lr` is that of this round, `lookahead_lr` that of the previous round (0: no look-ahead). `decided` are the record's
     decisions on this client's results since the last train. `in_flight` is true with overlap: the client's last result
-    is taken out of the momentum whether it is applied or not.
+    is taken out of the momentum whether it is applied or not. `with_statistics` asks for those of each tensor.
     """
 
     epoch: int
@@ -136,6 +136,17 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     decided: tuple[SentResult, ...]
     in_flight: bool
     has_labels: bool = False
+    with_statistics: bool = False
+
+
+class TensorStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a batch does to one tensor; see `psyche.modeling.distro.statistics`."""
+
+    name: str
+    update_energy: float
+    grad_energy: float
+    momentum_norm: float
+    agreement: float
 
 
 class TrainReply(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
@@ -155,6 +166,7 @@ class TrainReply(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     train_count: int
     cancelled: bool = False
     refused: str = ""
+    statistics: tuple[TensorStatistics, ...] = ()
 
 
 class ApplyRequest(msgspec.Struct, frozen=True, kw_only=True, tag="apply"):

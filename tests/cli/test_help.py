@@ -37,6 +37,7 @@ DOCUMENTED = {
     "auth": "create read delegate delete",
     "rewards": "claim top-up withdraw show close",
     "client": "train sidecar predownload show-identity show-wallet",
+    "distro": "show",
     "dev": "airdrop deploy idl mint replay validator",
     "local-testnet": "start",
 }

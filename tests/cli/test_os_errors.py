@@ -15,6 +15,7 @@ from typing import Any, Final
 import pytest
 import trio
 import typer.main
+from cli.test_distro import write
 from kits.models import write_model_folder
 from solders.keypair import Keypair
 from typer.testing import CliRunner
@@ -39,6 +40,7 @@ CALLS: Final = {
     "init": "first --yes --no-prepare --data book.txt",
     "train": "--model model.json --data data --out trained --plot loss.html",
     "simulate": "--state my-run --profile home.toml --model model.json --picture p.html --json f.json --events e.jsonl",
+    "distro show": "updates/one.distro --plan updates/plan.bin",
     "trace": "logs --picture p.html --json f.json",
     "data tokenize": "book.txt -o tokens/train.bin --held-out eval/held-out.bin --held-out-bytes 2",
     "watch": f"logs --once --save page.html {OWNER}",
@@ -217,6 +219,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "book.txt").write_text("hello")
     (folder / "chats.jsonl").write_text('{"messages": []}\n')
     (folder / "tokenizer").mkdir()
+    (folder / "updates").mkdir()
+    write(folder / "updates", one_bit=True)
     (folder / "logs").mkdir()
     (folder / "logs" / "events.jsonl").write_text('{"t": 1.0, "node": "a", "kind": "finished"}\n')
     for name in ("state/server.key", "state-of-client/identity.key"):

@@ -502,3 +502,22 @@ def test_nothing_works_before_a_load() -> None:
     engine = TrainerEngine()
     with pytest.raises(TrainerError, match="nothing is loaded"):
         engine.train(train_request(0))
+
+
+def test_statistics_are_those_of_the_update_and_change_no_bit(load_request: LoadRequest) -> None:
+    optimizer = replace(load_request.model.optimizer, quantize_1bit=False, compression_topk=64)  # all is sent as it is
+    asked = msgspec.structs.replace(load_request, model=replace(load_request.model, optimizer=optimizer))
+    engines = [TrainerEngine(), TrainerEngine()]
+    for engine in engines:
+        engine.load(asked)
+    with_them, without = (engine.train(train_request(0, with_statistics=engine is engines[0])) for engine in engines)
+    assert (with_them.payload, without.statistics) == (without.payload, ())
+    names = [one.name for one in with_them.statistics]
+    assert names == sorted(engines[0]._get_loaded().replica.parameters)
+    for one in with_them.statistics:  # the first update is lr times the gradient, and the momentum is that too
+        assert one.update_energy == pytest.approx(1e-2 * one.grad_energy, rel=1e-4)
+        assert 0.5 < one.agreement <= 1.0 or one.name.endswith("embed_tokens.weight")
+        assert 0 < one.momentum_norm <= one.update_energy
+    total = sum(one.momentum_norm**2 for one in with_them.statistics) ** 0.5
+    clip = load_request.model.optimizer.clip_grad_norm
+    assert total == pytest.approx(1e-2 * min(with_them.grad_norm, clip or with_them.grad_norm), rel=1e-3)

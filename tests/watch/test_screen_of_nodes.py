@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from kits.run_files import write_model, write_run
 from kits.testnet import call_testnet
+from typer.testing import CliRunner
 from watch.terminal_kit import open_terminal
 from watch.test_screen import ROOT, run_server
+
+from psyche.cli.app import app
 
 DUMMY = ROOT / "config" / "dummy"
 
@@ -59,11 +62,20 @@ def test_a_testnet_shows_its_nodes_and_ends_with_ctrl_c(tmp_path: Path, option: 
 
 
 @pytest.mark.whole
-def test_a_testnet_without_a_terminal_prints_lines_and_the_address_of_its_page(tmp_path: Path) -> None:
+def test_a_testnet_without_a_terminal_prints_lines_tells_its_page_and_keeps_updates(
+    tmp_path: Path,
+) -> None:
     run = write_run(tmp_path / "config", write_model(tmp_path / "model"), init_min_clients=2)
-    words = ("--num-clients", "2", "--tui", "--web", "0")
+    words = ("--num-clients", "2", "--tui", "--web", "0", "--optim-stats", "4", "--write-distro-data")
     with call_testnet(tmp_path / "testnet", run, *words, has_own_host=False) as testnet:
         assert testnet.wait() == 0
         assert "there is no terminal for a screen" in testnet.output.read_text()
         assert "page: http://127.0.0.1:" in testnet.output.read_text()
         assert "--play" in testnet.output.read_text()
+        measured = [line for line in testnet.read("client-1") if line["kind"] == "tensor_measured"]
+        assert {line["step"] for line in measured} == {4, 8, 12}
+        assert len({line["name"] for line in measured}) * 3 == len(measured)
+        update = min((testnet.folder / "client-1" / "distro").glob("*.distro"))
+        shown = CliRunner().invoke(app, ["distro", "show", str(update)])
+        assert shown.exit_code == 0, shown.output
+        assert {line["name"] for line in measured} == {row.split()[0] for row in shown.stdout.splitlines()[1:]}

@@ -164,7 +164,13 @@ TRAINING: Final = share_fields(
     skip_checkpoint_upload=option("Upload nothing, whatever else is set.", "--skip-checkpoint-upload"),
     delete_old_steps="Whether to delete written models, and weights in the bucket, beyond --keep-steps.",
     distro_dir=option(
-        "Keep a copy of each of this client's updates in this folder.", "--write-gradients-dir", "--write-distro-data"
+        "Keep a copy of each of this client's updates in this folder; `psyche distro show` reads them.",
+        "--write-gradients-dir", "--write-distro-data",
+    ),
+    write_gradients=option("all: likewise of those that other members sent.", kind=Literal["own", "all"]),
+    optim_stats_steps=option(
+        "Every so many steps write an event for each tensor: energy of update and gradient, norm of the momentum, "
+        "share of agreeing signs; 0: never.", min=0,
     ),
     max_concurrent_downloads=option("Updates that are fetched from peers at once.", min=1),
     max_concurrent_parameter_requests=option("Tensors of the model that are asked of one peer at once.", min=1),
@@ -332,6 +338,8 @@ def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
     check_target_folder("--data-dir", settings.data_dir)
     check_target_folder("--checkpoint-dir", settings.checkpoint_dir)
     check_target_folder("--write-gradients-dir", settings.distro_dir)
+    if settings.write_gradients == "all" and settings.distro_dir is None:
+        raise ConfigError("--write-gradients all: name the folder for them too, with --write-gradients-dir FOLDER")
     check_target_folder("--events-dir", events_dir)
 
 

@@ -51,6 +51,7 @@ SETTINGS: Final = share_fields(
     minutes="Train for this long, then pause the run, which ends its epoch cleanly.",
     keep=option("Keep journals and snapshots, and a record of a local chain.", "--keep"),
     write_distro_data=option("Keep every update.", "--write-distro-data"),
+    optim_stats=option("As --optim-stats-steps of the clients.", min=0, metavar="STEPS"),
     write_log=option("Also write log lines as JSON.", "--write-log"),
     log="Level of the processes' logs, as in warn,psyche=debug.",
     events_dir="Event logs go here. Default: events in the run's folder.",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from psyche.network.limits import NetworkLimits
 from psyche.storage.port import StorageOptions
@@ -52,6 +52,8 @@ class ClientSettings:
     export_dtype: str = "bfloat16"
     node_name: str = ""
     distro_dir: Path | None = None  # --write-distro-data: payloads are kept here
+    write_gradients: Literal["own", "all"] = "own"  # which ones
+    optim_stats_steps: int = 0  # between two rounds whose tensors are measured; 0: never
     replay_quota_bytes: int = 8 << 30
     max_concurrent_downloads: int = _USUAL.fetches
     max_concurrent_parameter_requests: int = _USUAL.blobs_in_flight

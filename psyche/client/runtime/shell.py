@@ -31,6 +31,7 @@ from psyche.core.state.messages import Join, NameCheckpoint, Withdraw
 from psyche.core.state.state import ZERO32, Checkpoint, Coordinator
 from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, NetworkError, PsycheError, VersionMismatch, WireError
+from psyche.modeling.distro.codec import PLAN_NAME
 from psyche.modeling.snapshot import read_snapshot_info
 from psyche.network.streams import Signal
 from psyche.telemetry import types
@@ -77,6 +78,7 @@ class Shell:
         self._parts = parts
         self._engine = parts.engine
         self._settings = settings
+        self._plan = b""  # what payloads are read by
         snapshots = settings.snapshots_dir
         self._serving = Serving(parts.engine, parts.network, parts.measure_data)
         self._replay = ReplayStore(settings.data_dir / "replay", settings.replay_quota_bytes)
@@ -131,6 +133,7 @@ class Shell:
     def feed(self, event: act.EngineEvent) -> None:
         """Pass an event to the engine, and execute the resulting actions."""
         if isinstance(event, act.Loaded):
+            self._plan = event.reply.plan
             self._parts.on_loaded(event)
         self._execute(self._engine.on_events((event,), trio.current_time()))
         if isinstance(event, act.SnapshotWritten) and event.reply is not None:
@@ -359,9 +362,13 @@ class Shell:
     async def _announce(self, action: act.Announce) -> None:
         await self._parts.network.provide(action.body, expires=(action.epoch, action.height + 4))
         await self._parts.network.publish(action.raw)
-        if self._settings.distro_dir is not None:
-            path = self._settings.distro_dir / f"epoch-{action.epoch:05d}-round-{action.height:06d}.distro"
-            await trio.to_thread.run_sync(_write_file, path, action.body)
+        await self._write_update(f"epoch-{action.epoch:05d}-round-{action.height:06d}", action.body)
+
+    async def _write_update(self, name: str, body: bytes) -> None:
+        folder = self._settings.distro_dir
+        if folder is not None:
+            await trio.to_thread.run_sync(_write_file, folder / f"{name}.distro", body)
+            await trio.to_thread.run_sync(_write_file, folder / PLAN_NAME, self._plan)
 
     # --- payloads and data ------------------------------------------------------------------------
 
@@ -383,6 +390,9 @@ class Shell:
             self._payloads.keep(action.blob_id, action.epoch, action.height, body)
             self.log(types.PayloadReceived(from_member=action.member, height=action.height, bytes=len(body)))
             self._feed_soon(act.PayloadArrived(action.commitment))
+            if self._settings.write_gradients == "all":
+                name = f"epoch-{action.epoch:05d}-round-{action.height:06d}-member-{action.member:03d}"
+                await self._write_update(name, body)
 
     async def _store_replay(self, action: act.Apply, bodies: tuple[bytes, ...] | None) -> None:
         try:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
+import msgspec
 import trio
 
 from psyche.client.engine import actions as act
@@ -348,6 +349,9 @@ class TrainerTasks:
                     learning_rate=action.lr, run_tokens=run_tokens,
                 )
             )  # fmt: skip
+        for one in reply.statistics:
+            place = {"epoch": action.epoch, "height": action.height, "step": action.step}
+            self._x.log(types.TensorMeasured(**place, **msgspec.structs.asdict(one)))
         self._x.feed(act.Trained(action.epoch, action.height, reply, data_hash))
 
     def _count_run_tokens(self, height: int) -> int:
@@ -368,6 +372,7 @@ class TrainerTasks:
             decided=action.decided,
             in_flight=action.in_flight,
             has_labels=self._has_labels,
+            with_statistics=bool(every := self._settings.optim_stats_steps) and action.step % every == 0,
         )
 
     @property

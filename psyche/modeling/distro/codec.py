@@ -25,6 +25,7 @@ from psyche.modeling.distro.enumerative import EnumerativeCoder
 
 Coder = EnumerativeCoder | EliasFanoCoder
 _VALUE_BYTES = 4
+PLAN_NAME = "plan.bin"  # beside payloads that are kept: what they are read by
 HIGH_LEVEL: Final = 3  # the value of a level bit; without it 1
 LEAST_EXPONENT: Final = -32
 

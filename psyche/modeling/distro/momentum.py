@@ -93,6 +93,10 @@ class Momentum:
                 values.mul_(self.decay)  # as they would have decayed in the momentum
         self._sent = [*self._sent, _Sent(height, is_taken_out=False, chosen=list(chosen))][-_KEPT:]
 
+    def get_last_sent(self, place: int) -> Chosen:
+        """What the last result took of a group."""
+        return self._sent[-1].chosen[place]
+
     def get_state(self) -> dict[str, torch.Tensor]:
         """The whole state as tensors by name, for a snapshot; they are not copies."""
         state = {

@@ -31,6 +31,7 @@ from psyche.modeling.device import (
     select_device,
     try_device,
 )
+from psyche.modeling.distro.statistics import describe_sums
 from psyche.modeling.export import export_model
 from psyche.modeling.model import enable_checkpointing, get_parameters, load_model
 from psyche.modeling.snapshot import (
@@ -284,7 +285,10 @@ class TrainerEngine:
             reason = f"non-finite gradient at step {request.step} (loss {gradients.loss})"
             return self._reply(loaded, started, gradients, compute_seconds=compute_seconds, refused=reason)
         payload = self._compress(loaded, request, gradients)
-        return self._reply(loaded, started, gradients, compute_seconds=compute_seconds, payload=payload)
+        statistics = describe_sums(loaded.replica.sums)
+        return self._reply(
+            loaded, started, gradients, compute_seconds=compute_seconds, payload=payload, statistics=statistics
+        )
 
     def _compute(self, loaded: _Loaded, request: TrainRequest, tokens: torch.Tensor, beat: Beat) -> Gradients:
         """Compute gradients at the look-ahead point; retry with smaller micro-batches when memory runs out (F20)."""
@@ -315,8 +319,9 @@ class TrainerEngine:
         self._loaded = None  # a failure from here on leaves the momentum undefined
         decided = tuple(loaded.pending[height] for height in sorted(loaded.pending))
         payload = loaded.replica.compress(
-            gradients.tensors, request.lr, decided, in_flight=request.in_flight, height=request.height
-        )
+            gradients.tensors, request.lr, decided, in_flight=request.in_flight, height=request.height,
+            is_measured=request.with_statistics,
+        )  # fmt: skip
         loaded.pending.clear()
         loaded.train_count += 1
         self._loaded = loaded

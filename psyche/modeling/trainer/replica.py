@@ -12,6 +12,7 @@ from torch import nn
 from psyche.core.encoding.plan import compute_run_plan
 from psyche.core.state.state import Optimizer
 from psyche.modeling.distro.optimizer import Distro
+from psyche.modeling.distro.statistics import Sums
 from psyche.modeling.model import get_parameters, get_shapes, get_tensors
 from psyche.modeling.trainer.batch import Gradients, Share, compute_gradients
 from psyche.modeling.weights import Stored
@@ -31,6 +32,7 @@ class Replica:
         self.plan = compute_run_plan(get_shapes(self.parameters), optimizer)
         self._clip = optimizer.clip_grad_norm
         self.distro = self._make_distro(optimizer.compression_decay)
+        self.sums: dict[str, Sums] = {}
         model.train()
 
     def _make_distro(self, decay: float) -> Distro:
@@ -51,9 +53,12 @@ class Replica:
 
     def compress(
         self, gradients: Mapping[str, torch.Tensor], lr: float, decided: Sequence[SentResult], in_flight: bool,
-        height: int,
+        height: int, is_measured: bool = False,
     ) -> bytes:  # fmt: skip
-        return self.distro.compress(gradients, lr, decided, in_flight=in_flight, height=height)
+        """The payload; afterwards `sums` are those of each tensor, if they are asked for."""
+        payload = self.distro.compress(gradients, lr, decided, in_flight=in_flight, height=height)
+        self.sums = self.distro.measure(gradients) if is_measured else {}
+        return payload
 
     def apply(self, payloads: Sequence[bytes], lr: float, weight_decay: float) -> None:
         self.distro.apply(payloads, lr, weight_decay)

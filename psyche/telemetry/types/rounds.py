@@ -41,6 +41,24 @@ class Trained(Event):
     run_tokens: int = 0
 
 
+class TensorMeasured(Event):
+    """What this client's update does to one tensor (`--optim-stats-steps`).
+
+    `update_energy` and `grad_energy` are the sums of the magnitudes of the update, before its coefficients become
+    signs, and of the gradient; `momentum_norm` is the Euclidean norm of the momentum, and `agreement` the share of
+    weights whose update has the sign of their gradient.
+    """
+
+    epoch: int
+    height: int
+    step: int
+    name: str
+    update_energy: float
+    grad_energy: float
+    momentum_norm: float
+    agreement: float
+
+
 class NotSent(Event, level=WARNING):
     """The client announces nothing for this round; `failed`: its batch could not be trained."""
 

@@ -197,3 +197,17 @@ async def test_who_starts_from_another_config_is_out_is_told_the_file_and_goes_o
     assert types.Dropped in before, "it took part in no round before"
     assert types.ResultSent not in before
     assert (tmp_path / "other" / "model" / "config.json").read_text() == '{"rms_norm_eps": 1000}'
+
+
+async def test_a_client_keeps_each_update_that_it_sees_and_the_plan_that_they_are_read_by(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with finishing(3, tmp_path, **build_quick()) as swarm:
+        for member, kept in zip(swarm.members, ("all", "own", "own"), strict=True):
+            member.settings.distro_dir, member.settings.write_gradients = member.settings.data_dir / "updates", kept
+    every, own, _ = ([path.name for path in (m.settings.data_dir / "updates").iterdir()] for m in swarm.members)
+    assert "plan.bin" in every
+    assert "plan.bin" in own
+    assert not [name for name in own if "member" in name]
+    seen = choose(get_events(swarm.members[0]), types.PayloadReceived)
+    assert len([name for name in every if "member" in name]) == len(seen) >= 8

@@ -75,8 +75,12 @@ async def check_gradients(
     load = msgspec.structs.replace(load, model=make_model(load.model, quantize_1bit=False, compression_topk=64))
     plan = decode_plan((await alone.load(load)).plan)
     assert decode_plan((await group.load(msgspec.structs.replace(load, **sizes))).plan) == plan
-    one, several = await alone.train(train_request(0)), await group.train(train_request(0))
+    request = train_request(0, with_statistics=True)
+    one, several = await alone.train(request), await group.train(request)
     assert (several.loss, several.grad_norm) == pytest.approx((one.loss, one.grad_norm), rel=1e-5)
+    assert [own.name for own in one.statistics] == [part.name for part in several.statistics]
+    for own, part in zip(one.statistics, several.statistics, strict=True):
+        assert msgspec.structs.astuple(part)[1:] == pytest.approx(msgspec.structs.astuple(own)[1:], rel=1e-3, abs=1e-6)
     gradient, other = join_values(plan, one.payload), join_values(plan, several.payload)
     assert np.linalg.norm(other - gradient) <= 1e-6 * np.linalg.norm(gradient)
 

@@ -22,6 +22,7 @@ from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.layout import Held, compute_layout
 from psyche.modeling.distro.momentum import find_group
 from psyche.modeling.distro.optimizer import Distro
+from psyche.modeling.distro.statistics import add_sums
 from psyche.modeling.trainer.batch import Cancelled, Gradients, Share
 from psyche.modeling.trainer.ranks.group import Group
 from psyche.modeling.trainer.ranks.parallel import (
@@ -147,14 +148,16 @@ class Shard(Replica):
 
     def compress(
         self, gradients: Mapping[str, torch.Tensor], lr: float, decided: Sequence[SentResult], in_flight: bool,
-        height: int,
+        height: int, is_measured: bool = False,
     ) -> bytes:  # fmt: skip
         """The whole model's payload, merged at rank 0 from those of all ranks, each of the gradients that it has."""
         del gradients
-        self._group.send("compress", {}, lr, decided, in_flight, height)
-        parts = self._group.gather(super().compress(self._gradients, lr, decided, in_flight, height))
+        self._group.send("compress", {}, lr, decided, in_flight, height, is_measured)
+        payload = super().compress(self._gradients, lr, decided, in_flight, height, is_measured)
+        parts = self._group.gather((payload, self.sums))
         self._gradients = {}
-        return self.layout.merge(parts) if parts else b""
+        self.sums = add_sums(sums for _, sums in parts)
+        return self.layout.merge([part for part, _ in parts]) if parts else b""
 
     def apply(self, payloads: Sequence[bytes], lr: float, weight_decay: float) -> None:
         decoded = [decode_payload(self.plan, payload) for payload in payloads]  # a bad one is not sent to the others

@@ -268,7 +268,7 @@ def check_memory(run: "LoadedRun") -> Check:
     if reply is None:
         return Check("memory", WARN, "not predicted: transformers is not installed", get_install_command())
     needed, free = format_bytes(sum(reply.parts.values())), format_bytes(reply.free_bytes)
-    return Check("memory", OK, f"training takes at most {needed} a sample; {free} are free on {reply.device}")
+    return Check("memory", OK, f"one sample at a time takes at most {needed}; {free} are free on {reply.device}")
 
 
 def _check_place(name: str, look: Callable[[], Awaitable[str]]) -> Check:

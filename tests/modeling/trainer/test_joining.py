@@ -1,7 +1,13 @@
 """How ranks come to a trainer's store: who takes no place leaves it to others, and who goes again is missed."""
 
+import signal
+import socket
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch.distributed import TCPStore
@@ -9,9 +15,10 @@ from torch.distributed import TCPStore
 from psyche.errors import TrainerError
 from psyche.modeling import device
 from psyche.modeling.trainer.failure import TrainerFailure
+from psyche.modeling.trainer.process import TrainerProcess, WatchdogLimits
 from psyche.modeling.trainer.ranks import group as groups
 from psyche.modeling.trainer.ranks.process import join
-from psyche.wire.trainer import Devices
+from psyche.wire.trainer import ApplyRequest, Devices, LoadRequest
 
 ASKED = Devices(data_parallelism=2, rendezvous="127.0.0.1:1")
 
@@ -64,3 +71,26 @@ def test_a_trainer_that_waits_for_ranks_does_not_wait_for_one_that_has_gone(
     with pytest.raises(TrainerFailure, match="rank 1 has gone before all 2 were there"):
         groups._await_ranks(store, ASKED, 1, beat)
     assert len(beats) >= 3
+
+
+@pytest.mark.whole
+async def test_a_sidecar_lends_a_rank_until_it_is_stopped_which_the_trainer_says(
+    load_request: LoadRequest, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
+    command = [sys.executable, "-m", "psyche", "client", "sidecar", "--rendezvous", place, "--device", "cpu"]
+    limits = WatchdogLimits(start_s=900.0, unknown_s=900.0)
+    trainer = TrainerProcess(limits=limits, log_path=tmp_path / "trainer.log")
+    sidecar = subprocess.Popen(command)
+    try:
+        await trainer.load(msgspec.structs.replace(load_request, data_parallelism=2, rendezvous=place))
+        apply = ApplyRequest(height=0, lr=1e-2, payloads=(), run_update=True, full_digest=True, random_seed=0)
+        assert (await trainer.apply(apply)).weight_part
+        sidecar.send_signal(signal.SIGINT)
+        assert sidecar.wait(60) == 130
+        with pytest.raises(TrainerFailure, match="a rank has gone, or the line to its machine"):
+            await trainer.apply(apply)
+    finally:
+        sidecar.kill()
+        await trainer.stop()

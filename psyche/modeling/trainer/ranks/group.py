@@ -60,8 +60,13 @@ class Group:
 
     def send(self, call: str, *arguments: object) -> None:
         """Have all other ranks make the same call; at other ranks nothing."""
-        if self.rank == 0:
+        if self.rank:
+            return
+        try:
             dist.broadcast_object_list([(call, arguments)], 0, device=torch.device("cpu"))
+        except RuntimeError as error:
+            text = f"a rank has gone, or the line to its machine: {error}; its sidecar comes again by itself"
+            raise RuntimeError(text) from error  # not one of ours: those refuse a call, and this ends the trainer
 
     def receive(self) -> tuple[str, tuple[Any, ...]]:
         calls: list[Any] = [None]

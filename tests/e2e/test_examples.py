@@ -201,13 +201,13 @@ def test_bash_understands_every_example() -> None:
 
 def test_each_group_of_commands_is_followed_by_one_of_these_tests() -> None:
     assert {one.name.split()[0] for one in EXAMPLES} == {
-        *ALONE, "trace", "watch", "server", "client", "run", "local-testnet", "auth", "rewards", "dev"
+        *ALONE, "distro", "trace", "watch", "server", "client", "run", "local-testnet", "auth", "rewards", "dev"
     }  # fmt: skip
 
 
 PROBED: Final = functools.cache(checks._probe)  # torch is loaded for the first example of doctor, not for each
-# Of the Hub, of buckets and of chats: tests/docs/test_data_page.py and the pages' own tests follow them.
-ELSEWHERE: Final = ("owner/", "https://", "gs://", "hf://", "--chat", "ada/", "pull my-model")
+# Of the Hub, of buckets, chats, trackers and kept updates: the tests of their pages and commands follow them.
+ELSEWHERE: Final = ("owner/", "https://", "gs://", "hf://", "--chat", "ada/", "pull my-model", "--wandb", "distro show")
 ALONE: Final = ("doctor", "init", "train", "simulate", "replay", "data", "model")
 
 
@@ -289,7 +289,7 @@ def test_every_example_of_a_local_testnet_runs_as_printed(world: World) -> None:
     for example in select("local-testnet"):
         world.follow(example)
     for example in select("watch"):
-        if "runs/demo" in example.line:
+        if "runs/demo" in example.line and not any(text in example.line for text in ELSEWHERE):
             world.follow(example)
 
 

@@ -17,7 +17,7 @@ COLUMNS = 60
 ROWS = 12
 
 
-@_command("explain", f"psyche run explain 0 {OWNED}", f"psyche run explain 2 {ON_CHAIN}")
+@_command("explain", f"psyche run explain 0 {OWNED}", f"psyche run explain 0 {ON_CHAIN}")
 def explain(
     *,
     member: Annotated[str, typer.Argument(help="Its index in the epoch, or the start of its key.")],

@@ -1,6 +1,8 @@
 """The trainer in a child process. Children take seconds to start, so few are started, and each does much."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,10 +48,11 @@ async def check_what_can_never_be_loaded(trainer: TrainerProcess, load_request: 
     huge = msgspec.structs.replace(load_request, micro_batch_size=10**9, batch_size=10**9)
     with pytest.raises(UnusableModelError, match=r"memory: training with a micro-batch of 1000000000 needs .* TB"):
         await trainer.predict_memory(MemoryRequest(load=huge))
-    load_request.model.max_seq_len, usual = 33, load_request.model.max_seq_len
-    with pytest.raises(UnusableModelError, match="max_position_embeddings is 32, but the run's max_seq_len is 33"):
-        await trainer.load(load_request)
-    load_request.model.max_seq_len = usual
+    other = shutil.copytree(load_request.path, Path(load_request.path).with_name("other"))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
+    with pytest.raises(UnusableModelError, match="AR4"):
+        await trainer.load(msgspec.structs.replace(load_request, path=str(other)))
     with pytest.raises(TrainerError, match="nowhere") as caught:
         await trainer.load(msgspec.structs.replace(load_request, path="/nowhere"))
     assert not isinstance(caught.value, UnusableModelError)  # somebody may bring it

@@ -73,16 +73,24 @@ def test_a_trainer_that_waits_for_ranks_does_not_wait_for_one_that_has_gone(
     assert len(beats) >= 3
 
 
+def start_sidecar(tmp_path: Path) -> tuple[str, subprocess.Popen[bytes]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
+    command = [sys.executable, "-m", "psyche", "client", "sidecar", "--rendezvous", place, "--device", "cpu"]
+    with (tmp_path / "sidecar.log").open("wb") as output:
+        return place, subprocess.Popen(command, stdout=output, stderr=output)
+
+
+def start_trainer(tmp_path: Path) -> TrainerProcess:
+    return TrainerProcess(limits=WatchdogLimits(start_s=900.0, unknown_s=900.0), log_path=tmp_path / "trainer.log")
+
+
 @pytest.mark.whole
 async def test_a_sidecar_lends_a_rank_until_it_is_stopped_which_the_trainer_says(
     load_request: LoadRequest, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        place = f"127.0.0.1:{listener.getsockname()[1]}"
-    command = [sys.executable, "-m", "psyche", "client", "sidecar", "--rendezvous", place, "--device", "cpu"]
-    limits = WatchdogLimits(start_s=900.0, unknown_s=900.0)
-    trainer = TrainerProcess(limits=limits, log_path=tmp_path / "trainer.log")
-    sidecar = subprocess.Popen(command)
+    trainer = start_trainer(tmp_path)
+    place, sidecar = start_sidecar(tmp_path)
     try:
         await trainer.load(msgspec.structs.replace(load_request, data_parallelism=2, rendezvous=place))
         apply = ApplyRequest(height=0, lr=1e-2, payloads=(), run_update=True, full_digest=True, random_seed=0)
@@ -94,3 +102,22 @@ async def test_a_sidecar_lends_a_rank_until_it_is_stopped_which_the_trainer_says
     finally:
         sidecar.kill()
         await trainer.stop()
+
+
+@pytest.mark.whole
+async def test_a_sidecar_whose_trainer_ends_says_so_in_a_line_and_serves_the_next_one(
+    load_request: LoadRequest, tmp_path: Path
+) -> None:
+    place, sidecar = start_sidecar(tmp_path)
+    try:
+        for _ in range(2):
+            trainer = start_trainer(tmp_path)
+            try:
+                await trainer.load(msgspec.structs.replace(load_request, data_parallelism=2, rendezvous=place))
+            finally:
+                await trainer.stop()
+        text = (tmp_path / "sidecar.log").read_text()
+        assert "the ranks have ended" in text
+        assert "Traceback" not in text
+    finally:
+        sidecar.kill()

@@ -72,7 +72,14 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(arguments.threads)
-    serve(join(arguments.store[0], int(arguments.store[1]), arguments.rank, arguments.device))
+    group = join(arguments.store[0], int(arguments.store[1]), arguments.rank, arguments.device)
+    try:
+        serve(group)
+    except RuntimeError as error:
+        if "gloo/transport" not in str(error):
+            raise
+        # In the middle of a call, the line is often lost before the store is seen to be gone.
+        sys.exit(f"rank {group.rank}: the line to the others is lost: the trainer or one of its ranks has ended")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ HTTP: Final = frozenset(
     {"anyio", "h11", "h2", "hpack", "httpcore2", "httpx2", "hyperframe", "idna", "sniffio", "truststore"}
 )
 TRIO: Final = frozenset({"attr", "attrs", "outcome", "sortedcontainers", "trio"})
-ON_CHAIN: Final = OF_EVERY_COMMAND | OPTIONS | HTTP | TRIO | {"blake3", "solders", "zstandard"}
+# httpx2 decodes brotli and zstandard where they are installed.
+ON_CHAIN: Final = OF_EVERY_COMMAND | OPTIONS | HTTP | TRIO | {"blake3", "brotli", "solders", "zstandard"}
 # Packages of psyche that run something: a command on a chain asks and sends.
 RUNNING: Final = ("client.engine", "config", "data", "forecast", "modeling.trainer", "network", "server", "sim")
 LIGHT: Final = {"psyche.network", "psyche.network.limits"}  # numbers, which are defaults of options

@@ -42,8 +42,8 @@ UNNAMED: Final = "the system refused an operation"
 # Packages that not everybody needs: for training (the extra `train`) and for chains (the extra `solana`).
 TRAIN: Final = frozenset(
     {
-        "httpx2", "hypercorn", "ifaddr", "libp2p", "multiaddr", "numba", "pyarrow", "safetensors", "tokenizers", "torch",
-        "transformers",
+        "httpx2", "hypercorn", "ifaddr", "libp2p", "multiaddr", "numba", "pyarrow", "safetensors", "tokenizers",
+        "torch", "transformers",
     }
 )  # fmt: skip
 SOLANA: Final = frozenset({"solana", "solders", "yaml"})

@@ -45,6 +45,7 @@ def address(folder: Path) -> Generator[str]:
         yield address
 
 
+@pytest.mark.whole
 def test_the_commands_of_the_page_run_as_they_stand(folder: Path, address: str) -> None:
     making, validating, asking, _, _, listing, fetching = COMMANDS
     (folder / "my-run" / "data").rmdir()

@@ -76,6 +76,7 @@ def play_busy(strangers: int, kind: str, sample_s: float, window_s: float, round
     return outcome
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("rounds", few([5, 20]))
 @pytest.mark.parametrize(("sample_s", "window_s"), few([(SHORT_S, 60.0), (LONG_S, 600.0)]))
 def test_two_strangers_that_say_they_are_ready_and_do_nothing_cost_a_busy_run_less_than_a_fifth(

@@ -52,10 +52,17 @@ class RankShare(Share):
     def collect(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
         """The gradients of the rank's own plan: its part of a cut tensor, the whole of an uncut one that it owns."""
         found: dict[str, torch.Tensor] = {}
-        for name, gradient in super().collect(parameters).items():
-            own = gradient.full_tensor() if isinstance(gradient, DTensor) and name in self._shard.owners else gradient
+        for name, own in super().collect(parameters).items():
+            parameter = parameters[name]
+            if isinstance(own, DTensor) and name in self._shard.owners:
+                gradient: torch.Tensor = own.full_tensor()
+            elif isinstance(own, DTensor) and isinstance(parameter, DTensor):
+                # Tensor parallelism leaves some gradients whole at each rank, that of a divided embedding for one.
+                gradient = own.redistribute(placements=parameter.placements)
+            else:
+                gradient = own
             if name in self._shard.masters:
-                found[name] = get_local(own)
+                found[name] = get_local(gradient)
         return found
 
     def add(self, loss: float) -> float:

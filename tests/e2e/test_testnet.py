@@ -85,8 +85,9 @@ def test_a_run_with_random_kills_ends_with_equal_digests_and_exit_code_0(make_ru
 def assert_next_steps_work(testnet: CalledTestnet, elsewhere: Path) -> None:
     """What the command proposes at its end can be typed in any folder, and leads on to the tutorial."""
     *commands, tutorial = testnet.output.read_text().partition("to try next:\n")[2].splitlines()
-    assert [command.split()[1] for command in commands] == ["model", "trace"]
+    assert [command.split()[1] for command in commands] == ["model", "watch", "trace"]
     for command in commands:
+        command = command.replace(" --play", " --once")  # noqa: PLW2901 - no terminal is here
         done = subprocess.run(
             ["/bin/bash", "-c", command], cwd=elsewhere, capture_output=True, text=True, check=False, timeout=DEADLINE_S
         )

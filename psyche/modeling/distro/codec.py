@@ -28,6 +28,8 @@ _VALUE_BYTES = 4
 PLAN_NAME = "plan.bin"  # beside payloads that are kept: what they are read by
 HIGH_LEVEL: Final = 3  # the value of a level bit; without it 1
 LEAST_EXPONENT: Final = -32
+UNIT_BITS: Final = -LEAST_EXPONENT  # local steps add values in units of 2^-32
+MEAN_BITS: Final = 38  # of a magnitude in the mean that gives an exponent: the sum of 2^14 is exact in float64
 
 
 @dataclass(frozen=True, slots=True)

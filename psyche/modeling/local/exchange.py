@@ -7,7 +7,7 @@ agree is in integers; rules LS3 and LS4 of `docs/protocol-reference.md`.
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,13 +17,17 @@ from psyche.core.encoding.plan import TransformPlan
 from psyche.core.state.limits import MAX_CLIENTS, MAX_INNER_STEPS
 from psyche.errors import TrainerError
 from psyche.modeling.distro.blocks import Block, compute_blocks, get_block_elements, iterate_chunks, view_all_strips
-from psyche.modeling.distro.codec import HIGH_LEVEL, LEAST_EXPONENT, ChunkSets, encode_payload
+from psyche.modeling.distro.codec import (
+    HIGH_LEVEL,
+    LEAST_EXPONENT,
+    MEAN_BITS,
+    UNIT_BITS,
+    ChunkSets,
+    encode_payload,
+)
 from psyche.modeling.distro.momentum import Chosen, Momentum
 from psyche.modeling.distro.transform import select
 from psyche.wire.trainer import SentResult
-
-UNIT_BITS: Final = -LEAST_EXPONENT  # the sums of `Exchange.apply` are in units of 2^-32
-_MEAN_BITS: Final = 38  # of a magnitude in a mean: the sum of 2^14 of them is exact in float64
 
 assert MAX_CLIENTS * MAX_INNER_STEPS * HIGH_LEVEL << UNIT_BITS < 1 << 53, "sums are exact in float64"
 
@@ -53,10 +57,10 @@ def quantize(values: NDArray[np.float32], bits: int) -> tuple[NDArray[np.int8], 
     """
     magnitudes = np.abs(values).astype(np.float64)
     _, top = np.frexp(magnitudes.max(axis=1))
-    units = np.ldexp(magnitudes, (_MEAN_BITS - top)[:, None]).astype(np.int64)
+    units = np.ldexp(magnitudes, (MEAN_BITS - top)[:, None]).astype(np.int64)
     sizes = np.count_nonzero(magnitudes, axis=1)
     fraction, power = np.frexp(units.sum(axis=1) / np.maximum(sizes, 1))
-    nearest = power - (fraction < math.sqrt(0.5)) + top - _MEAN_BITS  # of the powers of two, by their ratio
+    nearest = power - (fraction < math.sqrt(0.5)) + top - MEAN_BITS  # of the powers of two, by their ratio
     exponents = np.where(sizes, np.clip(nearest - (bits - 1), LEAST_EXPONENT, 0), 0)
     levels = np.sign(values).astype(np.int8)
     if bits > 1:

@@ -15,10 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from psyche.modeling.distro.codec import HIGH_LEVEL, LEAST_EXPONENT, ChunkSets
+from psyche.modeling.distro.codec import HIGH_LEVEL, LEAST_EXPONENT, MEAN_BITS, UNIT_BITS, ChunkSets
 
-MEAN_BITS: Final = 38
-UNIT_BITS: Final = -LEAST_EXPONENT
 _INFINITY: Final = 0x7F800000  # magnitudes from this bit pattern on are infinite or NaN
 _BUCKET_SHIFT: Final = 19  # a bucket of magnitudes has one exponent and the first four bits of the fraction
 _BUCKETS: Final = 1 << (31 - _BUCKET_SHIFT)

@@ -6,6 +6,7 @@ The step runs on tensors that have no values (torch's FakeTensorMode), while tor
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any, Final
 
@@ -176,8 +177,12 @@ class Fitting:
             self._known[key] = predict_bytes(self._step, self._device, key[0], activation_checkpointing=key[1])
         parts = {name: -(-size // (setup.ranks if name in SHARDED else 1)) for name, size in self._known[key].items()}
         if setup.ranks > setup.tensor_parallelism:
-            parts["gathered layers"] = count_gathered(self._step.config) // setup.tensor_parallelism
+            parts["gathered layers"] = self._gathered_bytes // setup.tensor_parallelism
         return parts
+
+    @cached_property
+    def _gathered_bytes(self) -> int:
+        return count_gathered(self._step.config)  # builds the model, and is the same for all settings
 
     def _get_free(self, setup: Setup) -> int:
         """What is free for each rank."""

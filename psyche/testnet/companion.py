@@ -57,9 +57,7 @@ async def open_screen(argv: Sequence[str], console: Console) -> AsyncGenerator[N
         finally:
             nursery.cancel_scope.cancel()
             if child.returncode is None:
-                with trio.move_on_after(LEAVE_S + KILL_WAIT_S) as scope:
-                    scope.shield = True
-                    await child.stop(LEAVE_S, signal.SIGTERM)
+                await _stop(child, LEAVE_S, signal.SIGTERM)
                 take_back()
 
 
@@ -74,6 +72,11 @@ async def open_watch(words: Sequence[str | Path], output: Path, leave_s: float =
         yield child
     finally:
         if child.returncode is None:
-            with trio.move_on_after(leave_s + KILL_WAIT_S) as scope:
-                scope.shield = True
-                await child.stop(leave_s)
+            await _stop(child, leave_s, signal.SIGINT)
+
+
+async def _stop(child: Child, leave_s: float, number: signal.Signals) -> None:
+    """Stop a child, also where this task is cancelled."""
+    with trio.move_on_after(leave_s + KILL_WAIT_S) as scope:
+        scope.shield = True
+        await child.stop(leave_s, number)

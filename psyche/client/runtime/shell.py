@@ -78,7 +78,7 @@ class Shell:
         self._parts = parts
         self._engine = parts.engine
         self._settings = settings
-        self._plan = b""  # what payloads are read by
+        self._unwritten_plan = b""  # what kept updates are read by
         snapshots = settings.snapshots_dir
         self._serving = Serving(parts.engine, parts.network, parts.measure_data)
         self._replay = ReplayStore(settings.data_dir / "replay", settings.replay_quota_bytes)
@@ -133,7 +133,7 @@ class Shell:
     def feed(self, event: act.EngineEvent) -> None:
         """Pass an event to the engine, and execute the resulting actions."""
         if isinstance(event, act.Loaded):
-            self._plan = event.reply.plan
+            self._unwritten_plan = event.reply.plan
             self._parts.on_loaded(event)
         self._execute(self._engine.on_events((event,), trio.current_time()))
         if isinstance(event, act.SnapshotWritten) and event.reply is not None:
@@ -366,9 +366,12 @@ class Shell:
 
     async def _write_update(self, name: str, body: bytes) -> None:
         folder = self._settings.distro_dir
-        if folder is not None:
-            await trio.to_thread.run_sync(_write_file, folder / f"{name}.distro", body)
-            await trio.to_thread.run_sync(_write_file, folder / PLAN_NAME, self._plan)
+        if folder is None:
+            return
+        if plan := self._unwritten_plan:
+            await trio.to_thread.run_sync(_write_file, folder / PLAN_NAME, plan)
+            self._unwritten_plan = b"" if self._unwritten_plan is plan else self._unwritten_plan
+        await trio.to_thread.run_sync(_write_file, folder / f"{name}.distro", body)
 
     # --- payloads and data ------------------------------------------------------------------------
 

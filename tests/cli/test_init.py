@@ -17,6 +17,7 @@ import pytest
 import typer.main
 from kits.commands import call, refuse, run
 from kits.models import write_header
+from kits.tier import few
 from pyarrow import parquet
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -105,7 +106,7 @@ def assert_valid(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", few([*SIZES], 2))
 def test_a_run_of_every_size_on_every_kind_of_data_is_valid_at_once(
     size: str, kind: Callable[[Path], Path], tmp_path: Path
 ) -> None:

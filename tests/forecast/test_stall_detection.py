@@ -28,6 +28,7 @@ def test_a_run_whose_members_are_all_gone_for_good_ends_soon_and_says_what_it_la
     assert "an epoch needs 4 clients, 0 were there" in format_forecast(forecast)
 
 
+@pytest.mark.whole
 def test_who_is_gone_for_good_by_the_plan_is_not_brought_back_by_a_failure_of_its_own() -> None:
     weak = build_machines("laptop", fails_every_h=0.02, back_after_min=0.2)
     plan = (Kill(who=("client-3",), at_s=30.0),)
@@ -52,6 +53,7 @@ def test_a_run_that_gives_up_epoch_after_epoch_ends_and_names_the_limit_and_what
     assert len({one.simulated_s for one in seen if one.rounds == 0}) > 10, "time is told while no round closes"
 
 
+@pytest.mark.whole
 def test_a_run_whose_lines_are_too_narrow_names_what_sending_takes() -> None:
     narrow = build_machines(up_mbit_s=0.1)
     forecast = play(build_question((narrow, 3), rounds=3))
@@ -69,6 +71,7 @@ def test_the_time_limit_is_that_of_the_rounds_that_are_played() -> None:
     assert waiting.limit_s > 10 * 3 * 1800, "each epoch may wait for machines that come back"
 
 
+@pytest.mark.whole
 def test_who_joins_late_and_a_fault_with_an_end_are_waited_for() -> None:
     late = build_machines("late", joins_after_min=60.0)
     faults = (Partition(groups=(("all",), ("server",)), at_s=3615.0, for_s=7200.0),)

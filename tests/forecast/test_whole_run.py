@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from forecast_kit import build_machines, build_question
+from kits.tier import few
 
 from psyche.forecast.play import Forecast, play
 from psyche.forecast.report import build_json, format_forecast
@@ -20,7 +21,7 @@ def compute(forecast: Forecast) -> WholeRun:
     return found
 
 
-@pytest.mark.parametrize("batch", [{}, GROWING], ids=["even", "growing"])
+@pytest.mark.parametrize("batch", few([GROWING, {}]), ids=few(["growing", "even"]))
 def test_the_time_training_and_traffic_of_a_whole_run_are_told_from_a_few_rounds(batch: dict[str, int]) -> None:
     few = compute(play(build_question((build_machines(), 3), rounds=6, **LENGTH, **batch)))
     forecast = play(build_question((build_machines(), 3), rounds=40, **LENGTH, **batch))

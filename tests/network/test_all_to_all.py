@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from network_kit import meet
 from trio.testing import MockClock
@@ -27,6 +28,7 @@ LIMITS = NetworkLimits(min_progress_s=120.0, write_s=120.0)  # what a small body
 ORDERS = 5  # who comes first is chance: one order's time says little (19 to 30 s were seen)
 
 
+@pytest.mark.whole
 def test_members_that_fetch_all_payloads_keep_every_line_busy(tmp_path: Path) -> None:
     times = [_time_round(tmp_path, seed, LIMITS) for seed in range(ORDERS)]
     halves = [

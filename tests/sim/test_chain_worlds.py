@@ -56,16 +56,19 @@ EVERYBODY = ("all",)
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        Kill(at_height=2, who=("client-1",), for_s=6.0),
-        CleanExit(at_height=2, who=("client-1",), for_s=6.0),
-        EndpointFault(at_height=2, who=EVERYBODY, endpoint=1, is_down=True, for_s=30.0),
-        EndpointFault(at_height=2, who=EVERYBODY, endpoint=1, stale_slots=20, for_s=30.0),
-        EndpointFault(at_height=2, who=EVERYBODY, throttled=0.5, for_s=30.0),
-        EndpointFault(who=EVERYBODY, lost=0.3, late=0.7, for_s=100.0),
-        EndpointFault(at_height=2, who=("client-2",), is_down=True, for_s=30.0),
-        ChainHalt(at_height=2, for_s=20.0),
-    ],
+    few(
+        [
+            Kill(at_height=2, who=("client-1",), for_s=6.0),
+            CleanExit(at_height=2, who=("client-1",), for_s=6.0),
+            EndpointFault(at_height=2, who=EVERYBODY, endpoint=1, is_down=True, for_s=30.0),
+            EndpointFault(at_height=2, who=EVERYBODY, endpoint=1, stale_slots=20, for_s=30.0),
+            EndpointFault(at_height=2, who=EVERYBODY, throttled=0.5, for_s=30.0),
+            EndpointFault(who=EVERYBODY, lost=0.3, late=0.7, for_s=100.0),
+            EndpointFault(at_height=2, who=("client-2",), is_down=True, for_s=30.0),
+            ChainHalt(at_height=2, for_s=20.0),
+        ],
+        3,
+    ),
     ids=lambda fault: f"{fault.kind} {sorted(set(vars_of(fault)))}",
 )
 def test_a_run_gets_over_a_fault(fault: Fault) -> None:

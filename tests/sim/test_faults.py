@@ -5,6 +5,7 @@ from itertools import permutations
 
 import pytest
 import trio
+from kits.tier import few
 from scenarios.base import get_events, get_ledger
 from sim_kit import build, play
 
@@ -72,17 +73,20 @@ def test_what_only_delays_drops_nobody(fault: Fault, config: dict[str, int], qui
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        Kill(at_epoch=0, at_height=2, who=("client-1",), for_s=1.0),
-        CleanExit(at_epoch=0, at_height=2, who=("client-1",), for_s=2.0),
-        TrainerCrash(at_epoch=0, at_height=2, who=("client-1",)),
-        TrainerHang(at_epoch=0, at_height=2, who=("client-1",), for_s=6.0),
-        Hang(at_epoch=0, at_height=2, who=("client-1",), for_s=30.0),
-        *(
-            Partition(at_epoch=0, at_height=1, groups=(("client-1",), ("server", "all")), silent=silent, for_s=25.0)
-            for silent in (True, False)
-        ),
-    ],
+    few(
+        [
+            Kill(at_epoch=0, at_height=2, who=("client-1",), for_s=1.0),
+            CleanExit(at_epoch=0, at_height=2, who=("client-1",), for_s=2.0),
+            TrainerCrash(at_epoch=0, at_height=2, who=("client-1",)),
+            TrainerHang(at_epoch=0, at_height=2, who=("client-1",), for_s=6.0),
+            Hang(at_epoch=0, at_height=2, who=("client-1",), for_s=30.0),
+            *(
+                Partition(at_epoch=0, at_height=1, groups=(("client-1",), ("server", "all")), silent=silent, for_s=25.0)
+                for silent in (True, False)
+            ),
+        ],
+        4,
+    ),
     ids=lambda fault: fault.kind,
 )
 def test_who_is_lost_for_a_while_costs_its_epoch_and_is_there_in_the_next(fault: Fault) -> None:

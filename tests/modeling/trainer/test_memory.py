@@ -157,6 +157,7 @@ def test_ranks_share_all_but_the_activations(step: Step, monkeypatch: pytest.Mon
         Fitting(step, CPU).fit(Setup(1), 1)
 
 
+@pytest.mark.whole
 def test_ranks_of_one_cpu_share_what_is_free(
     request_: LoadRequest, step: Step, monkeypatch: pytest.MonkeyPatch
 ) -> None:

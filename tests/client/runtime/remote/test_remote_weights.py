@@ -104,7 +104,7 @@ async def test_peers_give_what_the_repository_cannot(
     assert read_snapshot_info(source.path).digest == digest
 
 
-@pytest.mark.parametrize("fault", few((*FAULTS, "other_bytes"), 2))
+@pytest.mark.parametrize("fault", few(("other_bytes", *FAULTS)))
 async def test_no_fault_before_a_repository_brings_other_weights_and_each_has_its_reason(
     fault: str, place: Place, hub: HubDouble, model: Path, quick_clock: SteadyClock
 ) -> None:

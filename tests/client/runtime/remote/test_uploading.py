@@ -264,7 +264,7 @@ async def test_old_sets_go_from_the_bucket_but_for_those_on_record(in_bucket: Pl
 
 
 @pytest.mark.parametrize(
-    "killed_after", [0.0, 0.5, 0.85, None], ids=["at once", "under way", "before it is named", "not"]
+    "killed_after", few([0.5, None, 0.0, 0.85], 2), ids=few(["under way", "not", "at once", "before it is named"], 2)
 )
 async def test_where_an_uploader_is_killed_the_next_has_a_place_within_twice_its_time(
     place: Place, killed_after: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: MockClock
@@ -352,7 +352,7 @@ def quick_clock() -> SteadyClock:
 
 
 @pytest.mark.parametrize("kind", ["hub", "bucket"])
-@pytest.mark.parametrize("fault", few(UPLOAD_FAULTS, 2))
+@pytest.mark.parametrize("fault", few(UPLOAD_FAULTS))
 async def test_where_the_way_fails_the_reason_is_told_and_the_next_member_takes_over(
     place: Place, hub: HubDouble, buckets: str, fault: str, kind: str, tmp_path: Path, quick_clock: SteadyClock
 ) -> None:

@@ -48,7 +48,7 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
     # Settings of safety without effect in this version: to ignore them would be worse than a refusal.
     unbuilt = () if config is None else (
         (config.reveal_gate, "reveal_gate cannot be true yet: bodies are served as soon as they are announced"),  # R6
-        (config.canary_permille, "canary_permille cannot be above 0 yet: there are no canaries"),  # V10
+        (config.canary_permille, "canary_permille cannot be above 0 yet: there are no canaries"),
         (config.min_stake, "min_stake cannot be above 0 yet: nobody can deposit a stake, so nobody could join"),
     )  # fmt: skip
     return found + [f"config.{text}" for is_set, text in unbuilt if is_set]

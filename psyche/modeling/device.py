@@ -74,7 +74,7 @@ def try_device(device: torch.device) -> None:
 
 
 def get_numeric_class(device: torch.device) -> NumericClass:
-    """The arithmetic of gradients on a device: fp32 on a CPU, bf16 autocast on CUDA (V6)."""
+    """The arithmetic of gradients on a device: fp32 on a CPU, bf16 autocast on CUDA."""
     return NumericClass.BF16 if device.type == "cuda" else NumericClass.FP32
 
 

@@ -205,7 +205,7 @@ def roots(stage: Stage) -> None:
     run.finish_epoch()
 
 
-@scenario("verifiers and gaps: members leave, verifiers are silent, and roles go by ranks")
+@scenario("verifiers and gaps: members leave, verifiers are silent")
 def verifiers_with_gaps(stage: Stage) -> None:
     run = stage.build(10, rounds_per_epoch=6, verification_percent=40, witness_nodes=5, evict_after=2).warm_up()
     run.run_round()
@@ -232,7 +232,7 @@ def play_verifiers(stage: Stage, members: int, percent: int) -> None:
         run.withdraw(10 + 21 * number)
 
 
-@scenario("verifiers among 256 members with gaps, of whom half deliver: each round shows whom the ranks elected")
+@scenario("verifiers among 256 members with gaps, of whom half deliver: verifiers owe as trainers do")
 def verifiers_of_256(stage: Stage) -> None:
     play_verifiers(stage, 256, 40)
 
@@ -240,17 +240,6 @@ def verifiers_of_256(stage: Stage) -> None:
 @scenario("the least share of verifiers: one of 140 members, of whom half deliver")
 def one_verifier(stage: Stage) -> None:
     play_verifiers(stage, 140, 1)
-
-
-@scenario("rounds with a task that breaks ties, which no rule sets yet: whoever has it is not late")
-def tie_breaker(stage: Stage) -> None:
-    run = build_run(8, rounds_per_epoch=6, late_limit=9).warm_up()
-    run.run_round()
-    for round_ in run.state.rounds[:2]:
-        round_.tie_breaker_tasks = 1
-    stage.begin(run)
-    for held in (0b1, 0b10):
-        run.run_round(held=held, commitments={})
 
 
 @scenario("P10, S10: sources named in Cooldown and later, for weights of this epoch and of the last one")

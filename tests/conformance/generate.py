@@ -402,7 +402,7 @@ def entropy(stage: Stage) -> None:
     run.finish_epoch()
 
 
-@scenario("verifiers train nothing and are good when heard")
+@scenario("verifiers train nothing, and are good when they are held")
 def verifiers(stage: Stage) -> None:
     stage.build(8, rounds_per_epoch=2, verification_percent=30).warm_up().finish_epoch()
 

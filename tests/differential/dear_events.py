@@ -47,8 +47,7 @@ from psyche.core.state.state import (
 )
 from psyche.testing.builders import build_hash, build_keys
 
-UNITS: Final = 60_000  # the most that an event may cost without verifiers
-UNITS_WITH_VERIFIERS: Final = 150_000
+UNITS: Final = 60_000  # the most that an event may cost
 _RAMP_TOKENS: Final = 1 << 62  # a ramp whose product with a batch size needs more than 64 bits
 _EARNINGS: Final = 10**15
 
@@ -62,7 +61,6 @@ class DearEvent:
     now: int
     sender: bytes
     message: Message
-    limit: int = UNITS
 
 
 def measure_units(backend: ProgramBackend, event: DearEvent) -> int:
@@ -94,14 +92,14 @@ def _get_batches(members: int) -> dict[str, Any]:
     return {**sizes, "global_batch_size_warmup_tokens": _RAMP_TOKENS, "rounds_per_epoch": 50}
 
 
-def _event(name: str, run: Run, message: Message, sender: bytes = ZERO32, limit: int = UNITS) -> DearEvent:
+def _event(name: str, run: Run, message: Message, sender: bytes = ZERO32) -> DearEvent:
     state = encode_state(run.state)
     decode_state(state)
-    return DearEvent(name, state, run.now, sender, message, limit)
+    return DearEvent(name, state, run.now, sender, message)
 
 
-def _tick(name: str, run: Run, limit: int = UNITS) -> DearEvent:
-    return _event(f"tick: {name}", run, Tick(build_hash("entropy")), limit=limit)
+def _tick(name: str, run: Run) -> DearEvent:
+    return _event(f"tick: {name}", run, Tick(build_hash("entropy")))
 
 
 def _list_joining(members: int) -> Iterator[DearEvent]:
@@ -210,9 +208,9 @@ def _list_closes(members: int) -> Iterator[DearEvent]:
     yield _tick("close, nothing is agreed, half are dropped", run)
     verified = copy.deepcopy(run)
     verified.state.config.verification_percent = 30
-    yield _tick("close, with verifiers", verified, UNITS_WITH_VERIFIERS)
+    yield _tick("close, with verifiers", verified)
     if gone := _remove_listeners(verified.state):
-        yield _tick(f"close, with verifiers, after {gone} have left", verified, UNITS_WITH_VERIFIERS)
+        yield _tick(f"close, with verifiers, after {gone} have left", verified)
     silent = _build_round(members)
     accused = get_witnesses(silent.state.current)[-1]
     silent.run_round(silent={accused})

@@ -139,7 +139,8 @@ class Round(Fields):
         if self.has(DRAIN):
             return {}
         roles = put_in_order(self.members, sha(sha(self.take(192, 8)), b"committee"))
-        trainers = sorted(roles[len(roles) * percent // 100 :])
+        verifiers = (len(roles) * percent + self.get("Q", 192) % 100) // 100
+        trainers = sorted(roles[min(verifiers, 32, len(roles) - 1) :])
         size, rest = divmod(self.get("H", 232), len(trainers))
         shares: dict[int, tuple[int, int]] = {}
         start = self.get("Q", 200)

@@ -12,12 +12,11 @@ from model_checker.forms import build_copy
 from model_checker.inputs import ENTROPY
 from model_checker.worlds import World
 from psyche.core.committee.assignment import compute_assignments
-from psyche.core.committee.elections import get_roles
 from psyche.core.encoding.account import encode_state
 from psyche.core.encoding.tables import ACCOUNT
 from psyche.core.rules.apply import apply
 from psyche.core.state.bits import get_members
-from psyche.core.state.enums import ClientFlag, ClientState, Role, RoundFlag, RunState, SlotState, WitnessFlag
+from psyche.core.state.enums import ClientFlag, ClientState, RoundFlag, RunState, SlotState, WitnessFlag
 from psyche.core.state.limits import MAX_WITNESSES, STATE_BYTES, U16_MAX, WITNESS_SILENCE_LIMIT
 from psyche.core.state.messages import Resume, Tick
 from psyche.core.state.state import ZERO32, Client, Coordinator, Round, Slot, WitnessRecord
@@ -358,7 +357,6 @@ def check_close(before: Coordinator, after: Coordinator) -> None:
     height = get_attested_height(before.config, before.epoch, round_.height)
     last = None if height is None else get_round(before, height)
     attested = last.members if last else 0
-    idle = {m for m, role in get_roles(last, before.config).items() if role is not Role.TRAINER} if last else set[int]()
     _check_reason(before, closed, has_due=height is not None)
     held = _compute_set(round_, attested)
     demand("I4, C2: the set", get_members(closed.agreed_held), held)
@@ -368,7 +366,7 @@ def check_close(before: Coordinator, after: Coordinator) -> None:
         demand("I2, H2: credit at the close", new.credits - old.credits, int(earned))
         reported = old.state is ClientState.HEALTHY and any(r.member == member for r in round_.witnesses)
         demand("H4: silences at the close", new.witness_missed, 0 if reported else old.witness_missed)
-    _check_judgement(before, after, attested if height is not None else 0, idle)
+    _check_judgement(before, after, attested if height is not None else 0)
 
 
 def _count(records: Sequence[WitnessRecord], get: Callable[[WitnessRecord], int], member: int) -> int:
@@ -401,7 +399,7 @@ def _compute_set(round_: Round, attested: int) -> list[int]:
     return [m for m in get_members(attested) if _count(round_.witnesses, _get_held, m) >= round_.quorum]
 
 
-def _check_judgement(before: Coordinator, after: Coordinator, attested: int, idle: set[int]) -> None:
+def _check_judgement(before: Coordinator, after: Coordinator, attested: int) -> None:
     """H1 to H3: counters, and who is dropped; fewer than q records can neither accuse nor clear."""
     round_, config = before.current, before.config
     judged = [m for m in get_members(round_.members) if before.clients[m].state is ClientState.HEALTHY]
@@ -410,7 +408,7 @@ def _check_judgement(before: Coordinator, after: Coordinator, attested: int, idl
     for member in judged:
         client = before.clients[member]
         due = bool(attested >> member & 1)
-        missed, late = _compute_counts(round_, client, member, due=due, is_idle=member in idle)
+        missed, late = _compute_counts(round_, client, member, due=due)
         wanted[member] = missed, late
         too_late = late >= config.late_limit and late > client.late
         if (missed >= config.evict_after and missed > client.missed) or too_late:
@@ -425,13 +423,11 @@ def _check_judgement(before: Coordinator, after: Coordinator, attested: int, idl
     demand("H3: the epoch stops", spared and after.run_state is not RunState.COOLDOWN, False)
 
 
-def _compute_counts(round_: Round, client: Client, member: int, *, due: bool, is_idle: bool) -> tuple[int, int]:
+def _compute_counts(round_: Round, client: Client, member: int, *, due: bool) -> tuple[int, int]:
     q, records = round_.quorum, round_.witnesses
     heard, held = _count(records, _get_heard, member), _count(records, _get_held, member)
     if len(records) - heard >= q:
         return client.missed + 1, client.late
-    if is_idle:  # a verifier owes no payload yet, and is good if it was heard
-        return (0, 0) if due and heard >= q else (client.missed, client.late)
     if due and len(records) - held >= q:
         return 0, client.late + 1
     if due and held >= q:

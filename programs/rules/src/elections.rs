@@ -3,13 +3,11 @@
 //! Elections run over ranks. A member's rank is the number of set bits below its own in the round's `members`, or in
 //! its `electors` for the election of witnesses (M10).
 
-use crate::bits::Bitmap;
 use crate::hash::{sha256, Hash};
-use crate::limits::MAX_WITNESSES;
-use crate::shuffle::{find_elected, permute};
+use crate::limits::{MAX_AUDITS, MAX_WITNESSES};
+use crate::shuffle::permute;
 use crate::state::{Config, Round};
 
-const COMMITTEE_SALT: &[u8] = b"committee";
 const WITNESS_SALT: &[u8] = b"witness";
 
 /// q(n): the number of the `n` elected witnesses that must agree. 2q > n always holds, and q(0) is 1.
@@ -44,35 +42,15 @@ pub fn is_witness(round: &Round, member: usize) -> bool {
         return true; // everybody: saves the election's hashes
     }
     let seed = compute_election_seed(round.random_seed, WITNESS_SALT);
-    permute(round.electors.rank(member), electors, &seed) < expected // one rank instead of the whole order
+    permute([round.electors.rank(member)], electors, &seed)[0] < expected // one rank instead of the whole order
 }
 
-/// Verifiers and tie-breakers: they owe no payload yet and are good if they were heard.
-///
-/// The first `tie_breaker_tasks` positions break ties, the next floor((m - T) * percent / 100) verify, the rest train.
-pub fn get_idle_roles(round: &Round, config: &Config) -> Bitmap {
-    if config.verification_percent == 0 && round.tie_breaker_tasks == 0 {
-        return Bitmap::EMPTY; // only trainers: saves the election's hashes
-    }
-    let members = round.members.count();
-    let tie_breakers = u32::from(round.tie_breaker_tasks).min(members);
-    let verifiers = (members - tie_breakers) * u32::from(config.verification_percent.min(100)) / 100;
-    let seed = compute_election_seed(round.random_seed, COMMITTEE_SALT);
-    spread(find_elected(members as usize, (tie_breakers + verifiers) as usize, &seed), round.members)
-}
-
-/// The members of these ranks.
-fn spread(ranks: Bitmap, members: Bitmap) -> Bitmap {
-    if ranks.is_empty() || members == Bitmap::below(members.count() as usize) {
-        return ranks; // nobody has left: ranks are indexes
-    }
-    let mut chosen = Bitmap::EMPTY;
-    for (rank, member) in members.members().enumerate() {
-        if ranks.get(rank) {
-            chosen.set(member);
-        }
-    }
-    chosen
+/// floor((m * verification_percent + u) / 100), at most 32, and always a member fewer than the round has (V7); u is the
+/// seed modulo 100.
+pub fn compute_verifiers_expected(round: &Round, config: &Config) -> u32 {
+    let (members, chance) = (round.members.count(), (round.random_seed % 100) as u32);
+    let share = (members * u32::from(config.verification_percent) + chance) / 100;
+    share.min(MAX_AUDITS as u32).min(members.saturating_sub(1))
 }
 
 #[cfg(test)]
@@ -81,6 +59,7 @@ mod tests {
     use std::vec::Vec;
 
     use super::*;
+    use crate::bits::Bitmap;
     use crate::testing::{build_state, Random};
 
     #[test]
@@ -95,20 +74,6 @@ mod tests {
         for (nodes, electors, expected) in [(0, 5, 5), (0, 40, 32), (3, 40, 3), (3, 2, 2), (500, 256, 32), (0, 0, 0)] {
             assert_eq!(compute_witnesses_expected(nodes, electors), expected);
         }
-    }
-
-    #[test]
-    fn ranks_are_spread_over_the_members() {
-        let mut random = Random::new("spread");
-        for _ in 0..100 {
-            let (ranks, members) = (random.bitmap(), random.bitmap() | random.bitmap());
-            let ranks = ranks & Bitmap::below(members.count() as usize);
-            let chosen = spread(ranks, members);
-            for member in 0..256 {
-                assert_eq!(chosen.get(member), members.get(member) && ranks.get(members.rank(member)));
-            }
-        }
-        assert_eq!(spread(Bitmap::below(3), Bitmap::below(9)), Bitmap::below(3));
     }
 
     #[test]
@@ -132,20 +97,25 @@ mod tests {
     }
 
     #[test]
-    fn the_share_of_verifiers_is_rounded_down() {
-        let mut random = Random::new("roles");
-        for (tie_breakers, percent, idle) in
-            [(0, 0, 0), (0, 30, 30), (4, 50, 52), (0, 255, 101), (200, 10, 101), (5, 0, 5)]
-        {
+    fn the_share_of_verifiers_follows_the_seed_and_leaves_somebody_to_train() {
+        for (members, percent, seed, expected) in [
+            (101, 0, 99, 0),
+            (101, 30, 99, 31),
+            (101, 30, 69, 30),
+            (101, 30, 170, 31),
+            (6, 5, 69, 0),
+            (6, 5, 70, 1),
+            (1, 99, 99, 0),
+            (2, 99, 1, 1),
+            (0, 99, 99, 0),
+            (256, 99, 0, 32),
+            (256, 255, 0, 32),
+            (10, 99, 99, 9),
+        ] {
             let mut state = build_state();
             state.config.verification_percent = percent;
-            let round = &mut state.rounds[0];
-            round.members = random.bitmap().first(101);
-            round.random_seed = random.word();
-            round.tie_breaker_tasks = tie_breakers;
-            let elected = get_idle_roles(&state.rounds[0], &state.config);
-            assert_eq!(elected.count(), idle);
-            assert!(elected.without(state.rounds[0].members).is_empty());
+            (state.rounds[0].members, state.rounds[0].random_seed) = (Bitmap::below(members), seed);
+            assert_eq!(compute_verifiers_expected(&state.rounds[0], &state.config), expected);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Health: which members are absent, late or good, and the consequences (H1 to H5); credits and earnings (H2, M7).
 
 use crate::bits::Bitmap;
-use crate::elections::{get_idle_roles, is_witness};
+use crate::elections::is_witness;
 use crate::enums::{round_flag, ClientState};
 use crate::errors::Refusal;
 use crate::limits::{LONGEST_STRIKE_EPOCHS, WITNESS_SILENCE_LIMIT};
@@ -33,12 +33,10 @@ fn compute_judgement(state: &State, attested: Option<usize>, judged: Bitmap, rec
     let Some(attested) = attested else {
         return Judgement { absent, late: Bitmap::EMPTY, good: Bitmap::EMPTY, heard };
     };
-    let round = &state.rounds[attested];
-    let idle = get_idle_roles(round, &state.config);
-    let due = (present & round.members).without(idle);
+    let due = present & state.rounds[attested].members; // W1: everybody owes something, a verifier its report
     let late = records.held.missing_at_least(q) & due;
     let good = records.held.at_least(q) & due.without(late);
-    Judgement { absent, late, good: good | (present & idle & heard), heard }
+    Judgement { absent, late, good, heard }
 }
 
 /// Count absences and late results and drop members with too many; return whether H3 prevented the drops.

@@ -196,7 +196,7 @@ record! {
 }
 
 record! {
-    /// One verifier's audit (V1 to V4).
+    /// One verifier's audit (V7).
     Audit 64 {
         0 verifier: u16,
         2 target: u16,
@@ -268,7 +268,7 @@ record! {
 }
 
 record! {
-    /// An open challenge (V7).
+    /// An open challenge.
     Challenge 128 {
         0 target_commitment: Hash,
         32 evidence: Hash,

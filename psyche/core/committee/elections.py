@@ -13,7 +13,7 @@ from typing import Final
 from psyche.core.committee.shuffle import compute_order
 from psyche.core.state.bits import get_members
 from psyche.core.state.enums import Role
-from psyche.core.state.limits import MAX_WITNESSES
+from psyche.core.state.limits import MAX_AUDITS, MAX_WITNESSES
 from psyche.core.state.state import Config, Round
 
 COMMITTEE_SALT: Final = b"committee"
@@ -65,19 +65,25 @@ def compute_uploads(able: int) -> int:
     return max(1, min(able // 3, MAX_UPLOADS))
 
 
-def get_roles(round_: Round, config: Config) -> dict[int, Role]:
-    """The role of every member of the round, in order of members.
+def compute_verifiers_expected(round_: Round, config: Config) -> int:
+    """floor((m * verification_percent + u) / 100), at most 32, and always a member fewer than the round has (V7).
 
-    The first `tie_breaker_tasks` positions break ties, the next floor((m - T) * percent / 100)
-    verify, the rest train.
+    u is the seed modulo 100: without it, no round of fewer than 100 / percent members would ever have a verifier.
     """
-    by_position = _compute_member_order(round_.members, round_.random_seed, COMMITTEE_SALT)
-    tie_breakers = min(round_.tie_breaker_tasks, len(by_position))
-    verifiers = (len(by_position) - tie_breakers) * min(config.verification_percent, 100) // 100
-    elected = dict.fromkeys(sorted(by_position), Role.TRAINER)
-    for position, member in enumerate(by_position[: tie_breakers + verifiers]):
-        elected[member] = Role.TIE_BREAKER if position < tie_breakers else Role.VERIFIER
-    return elected
+    members, chance = round_.members.bit_count(), round_.random_seed % 100
+    return max(0, min((members * config.verification_percent + chance) // 100, MAX_AUDITS, members - 1))
+
+
+def get_verifiers(round_: Round, config: Config) -> list[int]:
+    """The members that verify in the round instead of training, in election order (V7)."""
+    expected = compute_verifiers_expected(round_, config)
+    return _compute_member_order(round_.members, round_.random_seed, COMMITTEE_SALT)[:expected] if expected else []
+
+
+def get_roles(round_: Round, config: Config) -> dict[int, Role]:
+    """The role of every member of the round, in order of members."""
+    roles = dict.fromkeys(get_members(round_.members), Role.TRAINER)
+    return roles | dict.fromkeys(get_verifiers(round_, config), Role.VERIFIER)
 
 
 def is_witness(round_: Round, member: int) -> bool:

@@ -16,7 +16,7 @@ HEADERS_KEPT: Final = 1_024  # about 1 MB
 
 
 class NumericClass(IntEnum):
-    """The arithmetic of a trainer, which limits the noise that honest gradients may show (V6)."""
+    """The arithmetic of a trainer, which limits the noise that honest gradients may show."""
 
     FP32 = 0
     BF16 = 1

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from psyche.core.committee.elections import get_roles, is_witness
+from psyche.core.committee.elections import is_witness
 from psyche.core.rules.membership import process_vacancies
 from psyche.core.rules.probation import process_fruitless_epoch, process_proof, process_wait
 from psyche.core.state.bits import compute_at_least, compute_bits, get_members
@@ -17,7 +17,7 @@ from psyche.core.state.errors import (
 from psyche.core.state.limits import LONGEST_STRIKE_EPOCHS, U8_MAX, U64_MAX, WITNESS_SILENCE_LIMIT
 from psyche.core.state.messages import Context, HealthCheck
 from psyche.core.state.roster import compute_exit_height, find_slot, get_existing, get_healthy, get_slot
-from psyche.core.state.state import Client, ClientState, Config, Coordinator, Role, Round, RoundFlag, Slot
+from psyche.core.state.state import Client, ClientState, Coordinator, Round, RoundFlag, Slot
 from psyche.core.state.timeline import get_attested_round, get_round
 
 
@@ -45,19 +45,10 @@ def compute_judgement(state: Coordinator, attested: Round | None) -> Judgement:
     present = judged & ~absent
     if attested is None:
         return Judgement(absent, late=0, good=0, heard=heard)
-    idle = get_idle_roles(attested, state.config)
-    due = present & attested.members & ~idle
+    due = present & attested.members  # W1: everybody owes something, a verifier its report
     late = compute_at_least((~r.held for r in records), q, due)
     good = compute_at_least((r.held for r in records), q, due)
-    return Judgement(absent, late, good | (present & idle & heard), heard)
-
-
-def get_idle_roles(round_: Round, config: Config) -> int:
-    """Bitmap of verifiers and tie-breakers: they owe no payload yet and are good if they were heard."""
-    if not config.verification_percent and not round_.tie_breaker_tasks:
-        return 0  # only trainers: saves the election's hashes
-    roles = get_roles(round_, config)
-    return compute_bits(member for member, role in roles.items() if role is not Role.TRAINER)
+    return Judgement(absent, late, good, heard)
 
 
 def process_health(state: Coordinator) -> bool:

@@ -30,9 +30,8 @@ class SlotState(IntEnum):
 
 
 class Role(IntEnum):
-    TIE_BREAKER = 0
-    VERIFIER = 1
-    TRAINER = 2
+    VERIFIER = 0
+    TRAINER = 1
 
 
 class StopReason(IntEnum):

@@ -71,7 +71,7 @@ class WitnessRecord:
 
 @dataclass(slots=True)
 class Audit:
-    """One verifier's audit (V1 to V4)."""
+    """One verifier's audit (V7)."""
 
     verifier: int = 0
     target: int = 0
@@ -165,7 +165,7 @@ class Epoch:
 
 @dataclass(slots=True)
 class Challenge:
-    """An open challenge (V7)."""
+    """An open challenge."""
 
     target_commitment: bytes = ZERO32
     evidence: bytes = ZERO32

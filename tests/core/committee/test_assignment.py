@@ -51,17 +51,15 @@ def test_the_order_is_that_of_the_elections_under_a_key_of_its_own() -> None:
     st.integers(0, 1 << 40),
     st.integers(0, 500),
     st.integers(0, 100),
-    st.integers(0, 3),
 )
 def test_every_sample_goes_to_exactly_one_trainer(
-    members: set[int], seed: bytes, index: int, batch: int, percent: int, tie_breakers: int
+    members: set[int], seed: bytes, index: int, batch: int, percent: int
 ) -> None:
     round_ = Round(
         members=compute_bits(members),
         seed=seed,
         data_index=index,
         batch_size=batch,
-        tie_breaker_tasks=tie_breakers,
     )
     config = Config(verification_percent=percent)
     assignments = compute_assignments(round_, config)
@@ -78,8 +76,8 @@ def test_a_drain_round_has_no_data() -> None:
     assert compute_assignments(make_round(5, 1, 0, 13, flags=RoundFlag.DRAIN), Config()) == {}
 
 
-def test_nobody_trains_where_all_verify() -> None:
-    assert compute_assignments(make_round(5, 1, 0, 13), Config(verification_percent=100)) == {}
+def test_one_member_trains_where_all_others_verify() -> None:
+    assert list(compute_assignments(make_round(5, 1, 0, 13), Config(verification_percent=99)).values()) == [(0, 12)]
 
 
 def test_a_round_without_members_assigns_nothing() -> None:

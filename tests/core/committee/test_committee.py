@@ -9,8 +9,10 @@ from psyche.core.committee.elections import (
     compute_liar_bound,
     compute_quorum,
     compute_uploads,
+    compute_verifiers_expected,
     compute_witnesses_expected,
     get_roles,
+    get_verifiers,
     get_witnesses,
     is_witness,
     order_uploaders,
@@ -86,7 +88,7 @@ def test_witnesses_expected_is_the_least_of_setting_members_and_32(witness_nodes
 def test_elections_run_over_ranks(members: set[int], seed: int, expected: int) -> None:
     """The gaps that departed members leave change nothing but the names of the elected."""
     ranks = sorted(members)
-    common = {"random_seed": seed, "witnesses_expected": expected, "tie_breaker_tasks": 2}
+    common = {"random_seed": seed, "witnesses_expected": expected}
     bits, dense_bits = compute_bits(members), all_of(len(ranks))
     gapped = Round(members=bits, electors=bits, **common)
     dense = Round(members=dense_bits, electors=dense_bits, **common)
@@ -109,23 +111,42 @@ def test_without_verification_everybody_trains() -> None:
     assert get_roles(round_, Config()) == {0: Role.TRAINER, 2: Role.TRAINER, 3: Role.TRAINER}
 
 
-def test_tie_breakers_then_verifiers_then_trainers_by_position() -> None:
-    round_ = Round(members=all_of(10), random_seed=12345, tie_breaker_tasks=2)
-    roles = get_roles(round_, Config(verification_percent=50))
-    golden = [1, 7, 2, 9, 5, 0, 8, 3, 4, 6]  # positions; 2 tie-breakers, 8 * 50 % = 4 verifiers
-    expected = [Role.TIE_BREAKER if p < 2 else Role.VERIFIER if p < 6 else Role.TRAINER for p in golden]
-    assert [roles[m] for m in range(10)] == expected
+def test_v7_the_first_by_position_verify_and_the_others_train() -> None:
+    round_ = Round(members=all_of(10), random_seed=12345)
+    config = Config(verification_percent=50)
+    golden = [1, 7, 2, 9, 5, 0, 8, 3, 4, 6]  # positions; (10 * 50 + 45) div 100 = 5 verifiers
+    assert get_verifiers(round_, config) == [golden.index(position) for position in range(5)]
+    roles = get_roles(round_, config)
+    assert [roles[m] for m in range(10)] == [Role.VERIFIER if p < 5 else Role.TRAINER for p in golden]
     assert list(roles) == list(range(10))
 
 
+@pytest.mark.parametrize(
+    ("members", "percent", "seed", "verifiers"),
+    [
+        (101, 0, 99, 0), (101, 30, 69, 30), (101, 30, 170, 31), (6, 5, 69, 0), (6, 5, 70, 1), (1, 99, 99, 0),
+        (2, 99, 1, 1), (3, 99, 99, 2), (256, 99, 0, 32), (0, 99, 99, 0),
+    ],
+)  # fmt: skip
+def test_v7_the_seed_rounds_the_share_of_verifiers_and_somebody_always_trains(
+    members: int, percent: int, seed: int, verifiers: int
+) -> None:
+    round_ = Round(members=all_of(members), random_seed=seed)
+    assert compute_verifiers_expected(round_, Config(verification_percent=percent)) == verifiers
+
+
+def test_v7_the_share_is_right_on_average() -> None:
+    config = Config(verification_percent=5)
+    assert sum(compute_verifiers_expected(Round(members=all_of(6), random_seed=u), config) for u in range(100)) == 30
+
+
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 256), st.integers(0, 300), st.integers(0, 255))
-def test_elections_never_fail_whatever_the_numbers(n: int, tie_breakers: int, percent: int) -> None:
-    round_ = Round(members=all_of(n), electors=all_of(n), random_seed=9, tie_breaker_tasks=tie_breakers)
+@given(st.integers(0, 256), st.integers(0, 255))
+def test_elections_never_fail_whatever_the_numbers(n: int, percent: int) -> None:
+    round_ = Round(members=all_of(n), electors=all_of(n), random_seed=9)
     round_.witnesses_expected = 300
     roles = list(get_roles(round_, Config(verification_percent=percent)).values())
-    assert roles.count(Role.TIE_BREAKER) == min(n, tie_breakers)
-    assert roles.count(Role.VERIFIER) == (n - min(n, tie_breakers)) * min(percent, 100) // 100
+    assert roles.count(Role.VERIFIER) == max(0, min((n * percent + 9) // 100, 32, n - 1))
     assert sorted(get_witnesses(round_)) == get_members(round_.members)
 
 

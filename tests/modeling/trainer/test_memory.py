@@ -223,7 +223,7 @@ def write_machine(root: Path, files: Mapping[str, str]) -> None:
         (root / name).write_text(text)
 
 
-V1 = "sys/fs/cgroup/memory"
+CGROUP_V1 = "sys/fs/cgroup/memory"
 
 
 @pytest.mark.parametrize(
@@ -241,8 +241,9 @@ V1 = "sys/fs/cgroup/memory"
         ),
         (
             {
-                "proc/self/cgroup": "4:memory:/c\n1:cpu:/d\n", f"{V1}/c/memory.limit_in_bytes": "9000\n",
-                f"{V1}/c/memory.usage_in_bytes": "1000\n", f"{V1}/c/memory.stat": "total_inactive_file 0\n",
+                "proc/self/cgroup": "4:memory:/c\n1:cpu:/d\n", f"{CGROUP_V1}/c/memory.limit_in_bytes": "9000\n",
+                f"{CGROUP_V1}/c/memory.usage_in_bytes": "1000\n",
+                f"{CGROUP_V1}/c/memory.stat": "total_inactive_file 0\n",
             },
             8_000,
         ),

@@ -25,6 +25,7 @@ WORLD: Final = "world"
 SERVER: Final = "server"
 ROUND_STATES: Final = frozenset({"round_train", "round_witness"})
 EPOCH_STATES: Final = ROUND_STATES | {"warmup", "cooldown"}
+MAX_KEYS: Final = 4_096  # identities that are remembered where rounds are forgotten
 PATIENCE_S: Final = 1.5  # a round idle for longer than this is waiting for some member
 
 
@@ -251,6 +252,8 @@ class Accounts:
     def _on_process(self, node: NodeAccount, t: float, event: types.ClientStarted) -> None:
         self._return(node, t)
         self._keys[event.identity] = node.name
+        if self._keep and len(self._keys) > MAX_KEYS:
+            del self._keys[next(iter(self._keys))]
         node.start_process()
 
     def _on_state(self, node: NodeAccount, t: float, event: types.StateChanged) -> None:

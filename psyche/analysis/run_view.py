@@ -10,7 +10,6 @@ anybody is shown them: they may come from strangers.
 """
 
 import math
-import re
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,13 +18,23 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from psyche.analysis.accounts import SERVER, Accounts
+from psyche.analysis.members import (
+    MAX_TEXT_BYTES,
+    LossPoint,
+    MemberView,
+    WaitView,
+    clean_name,
+    describe_absence,
+    describe_state,
+)
 from psyche.analysis.series import Series, clean_point, is_loss, make_point
 from psyche.analysis.tally import NodeAccount, Place, RoundAccount, sort_nodes
-from psyche.core.state.enums import ClientState, RunState
+from psyche.analysis.troubles import Trouble, Troubles
+from psyche.core.state.enums import RunState
 from psyche.telemetry import types
 from psyche.telemetry.events import Entry
 from psyche.telemetry.notable import describe_event
-from psyche.telemetry.status import PHASES, NodeView
+from psyche.telemetry.status import ENDED, LEFT, PHASES, NodeView
 from psyche.telemetry.types import describe_wait
 from psyche.wire.backend import MemberInfo, Members, RunStatus
 from psyche.wire.history import HistoryPoint
@@ -33,7 +42,8 @@ from psyche.wire.report import clean_text
 
 LAST_ROUNDS: Final = 50
 MAX_LINES: Final = 2_000
-MAX_TEXT_BYTES: Final = 480
+MAX_NODES: Final = 1_024  # whose events are taken
+MAX_OPEN: Final = 16  # rounds that somebody trains
 PACE_ROUNDS: Final = 20  # whose median says how long a step takes
 REFERENCE_S: Final = 30.0  # after so long another client's view of the record counts
 STILL_S: Final = 60.0  # a run that has not moved for longer, and for five rounds, stands still
@@ -41,15 +51,6 @@ STILL_ROUNDS: Final = 5
 LATE_STEPS: Final = 1  # a report is on its way while the next round begins
 LATE_S: Final = 10.0  # after the limit of a phase
 _AT_REST: Final = frozenset({PHASES[s] for s in (RunState.FINISHED, RunState.PAUSED, RunState.UNINITIALIZED)})
-_DISK: Final = re.compile(r"no space left|disk is full|quota exceeded|free some space", re.IGNORECASE)
-
-
-class WaitView(NamedTuple):
-    """What is waited for, in words; `until` in unix seconds, None: without an end."""
-
-    what: str
-    until: float | None = None
-    then: str = ""
 
 
 class LineView(NamedTuple):
@@ -60,53 +61,6 @@ class LineView(NamedTuple):
     node: str
     level: int
     text: str
-
-
-class Trouble(NamedTuple):
-    """Something that keeps a run from going on as it should, for as long as it lasts.
-
-    `cause` is still, error, weights or disk; `who` is empty where it is the run.
-    """
-
-    cause: str
-    who: str
-    text: str
-    since: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberView:
-    """One client; None where the source does not say."""
-
-    key: str  # as the backend's commands take it; in logs the node's name
-    name: str
-    index: int | None = None  # among the epoch's members
-    state: str = ""  # healthy, dropped, withdrawn, ejected, waits, away; empty: not known
-    phase: str = ""
-    epoch: int = 0
-    height: int = 0
-    step: int = 0
-    loss: float | None = None
-    tokens_per_s: float = 0.0
-    bytes_sent: int | None = None
-    bytes_received: int | None = None
-    rounds_done: int | None = None  # results that counted: since its log begins, or of the epoch
-    rounds_missed: int | None = None
-    credits: int | None = None  # of the running epoch, by which it is paid
-    lag: int = 0  # steps that it was behind the run when it was heard last
-    waited: int | None = None  # in how many of the last 50 rounds it was waited for last
-    wait: WaitView | None = None
-    error: str = ""
-    error_since: float = 0.0
-    heard: float | None = None  # unix seconds
-    digest: str = ""
-    curve: Series["LossPoint"] | None = None
-
-
-class LossPoint(NamedTuple):
-    step: int
-    loss: float
-    seconds: float = 0.0  # that it trained; 0: not known
 
 
 @dataclass(slots=True)
@@ -160,19 +114,14 @@ class RunView:
         self._open: dict[Place, _OpenRound] = {}
         self._is_told = False  # the server's log has the curve
         self._waited: deque[tuple[bytes, ...]] = deque(maxlen=LAST_ROUNDS)
-        self._reported: dict[bytes, tuple[float, str, str]] = {}  # since, name and error, by key
-        self._failed_disk = ("", 0.0)
-        self._left: set[str] = set()  # nodes that left because they were to
+        self._troubles = Troubles()
         self._moved = 0.0
         self._numbers = 0
         self._listed: tuple[int, list[MemberView]] = (-1, [])  # the members, and the revision that they are of
         self._handlers: dict[type[types.Event], Callable[[float, str, Any], None]] = {
             types.StateChanged: self._on_state, types.RoundOver: self._on_round_over, types.Trained: self._on_trained,
             types.RoundStarted: self._on_round, types.ClientStarted: self._on_client,
-            types.ErrorReported: self._on_reported, types.ErrorOver: self._on_over,
-            types.JournalFailed: self._on_journal, types.ServerListening: self._on_server,
-            types.CheckpointShared: self._on_checkpoint, types.LeftEpoch: self._on_left,
-            types.ClientEnded: self._on_left,
+            types.CheckpointShared: self._on_checkpoint, **self._troubles.handlers,
         }  # fmt: skip
 
     # --- events --------------------------------------------------------------------------------------
@@ -183,7 +132,7 @@ class RunView:
         kind = type(event)
         self.revision += 1
         self.updated = max(self.updated, t)
-        if kind is types.Unknown:
+        if kind is types.Unknown or not self._has_place(node):
             self.passed.unknown += 1
             return
         if (handler := self._handlers.get(kind)) is not None:
@@ -198,6 +147,9 @@ class RunView:
             self._numbers += 1
             self._notes.append((self._numbers, entry))
 
+    def _has_place(self, node: str) -> bool:
+        return node in self.nodes or node == SERVER or len(self.nodes) < MAX_NODES
+
     def get_lines(self, after: int = 0) -> list[LineView]:
         """What deserved a line, of those that are kept the ones after a number."""
         found: list[LineView] = []
@@ -205,7 +157,7 @@ class RunView:
             if number <= after:
                 break
             text = clean_text(describe_event(event), MAX_TEXT_BYTES)
-            found.append(LineView(number, t, clean_text(node, 48), event.level, text))
+            found.append(LineView(number, t, clean_name(node), event.level, text))
         return found[::-1]
 
     def _on_state(self, t: float, node: str, event: types.StateChanged) -> None:
@@ -220,6 +172,8 @@ class RunView:
         self.step, self.members = event.step, event.members
 
     def _move(self, t: float, place: tuple[int, int, str]) -> None:
+        if place[0] != self.epoch:
+            self._troubles.end_epoch()
         if place != (self.epoch, self.height, self.phase):
             self.epoch, self.height, self.phase = place
             self._moved = self.phase_since = t
@@ -238,6 +192,8 @@ class RunView:
         if self._is_told:
             return
         found = self._open.setdefault((event.epoch, event.height), _OpenRound(t - event.seconds))
+        if len(self._open) > MAX_OPEN:
+            del self._open[min(self._open)]
         found.step, found.losses[node] = event.step + 1, event.loss
         found.tokens += event.tokens
         found.learning_rate, found.run_tokens = event.learning_rate, event.run_tokens
@@ -264,24 +220,8 @@ class RunView:
             )  # fmt: skip
 
     def _on_client(self, _t: float, node: str, event: types.ClientStarted) -> None:
-        self.run_id = self.run_id or clean_text(event.run_id, 48)
-        self._left.discard(node)
-
-    def _on_left(self, _t: float, node: str, event: types.LeftEpoch | types.ClientEnded) -> None:
-        if event.cause in _OWN_WILL:
-            self._left.add(node)
-
-    def _on_reported(self, t: float, _node: str, event: types.ErrorReported) -> None:
-        self._reported[event.key] = (t, event.name or event.key.hex()[:8], event.error)
-
-    def _on_over(self, _t: float, _node: str, event: types.ErrorOver) -> None:
-        self._reported.pop(event.key, None)
-
-    def _on_journal(self, t: float, _node: str, event: types.JournalFailed) -> None:
-        self._failed_disk = (event.error, t)
-
-    def _on_server(self, _t: float, _node: str, _event: types.ServerListening) -> None:
-        self._failed_disk = ("", 0.0)
+        self.run_id = self.run_id or clean_name(event.run_id)
+        self._troubles.begin(node)
 
     def _on_checkpoint(self, _t: float, _node: str, event: types.CheckpointShared) -> None:
         self.checkpoint_step = event.step
@@ -292,7 +232,7 @@ class RunView:
     def take_status(self, status: RunStatus, t: float | None = None) -> None:
         """Take what a backend says of its run; `t` is when, by the watcher's clock."""
         self.revision += 1
-        self.problem, self.status, self.run_id = "", status, clean_text(status.run_id, 48)
+        self.problem, self.status, self.run_id = "", status, clean_name(status.run_id)
         self.updated = status.now_unix if t is None else t
         self._move(self.updated, (status.epoch, status.height, PHASES[RunState(status.run_state)]))
         self.phase_since = status.state_start_unix
@@ -309,6 +249,8 @@ class RunView:
     def take_members(self, members: Members, name_key: Callable[[bytes], str] = bytes.hex) -> None:
         self.revision += 1
         self.info, self.name_key = members, name_key
+        listed = {name_key(one.key) for one in members.members}
+        self._curves = {key: curve for key, curve in self._curves.items() if key in listed}
         for one in members.members:
             said = one.report
             if said is not None and is_loss(said.loss):
@@ -406,17 +348,19 @@ class RunView:
         view, wait = self.nodes[account.name], self.nodes[account.name].waiting
         judged = [one for one in self.rounds if one.place in account.present and one.is_decided and not one.is_drain]
         done = sum(account.name in one.members for one in judged)
+        is_absent = account.away_since is not None and view.epoch == self.epoch and view.phase not in (LEFT, ENDED)
         what = None if wait is None else WaitView(
             clean_text(describe_wait(wait, names), MAX_TEXT_BYTES), wait.until, clean_text(wait.then, MAX_TEXT_BYTES)
         )  # fmt: skip
         return MemberView(
-            key=account.name, name=clean_text(account.name, 48), index=view.index, phase=view.phase, epoch=view.epoch,
+            key=account.name, name=clean_name(account.name), index=view.index, phase=view.phase, epoch=view.epoch,
             height=view.height, step=view.step, loss=view.loss if is_loss(view.loss) else None,
             tokens_per_s=view.tokens_per_s, bytes_sent=view.bytes_sent, bytes_received=view.bytes_received,
             rounds_done=account.rounds_done + done, rounds_missed=account.rounds_missed + len(judged) - done,
             waited=waits.get(account.name, 0), wait=what, heard=view.updated, digest=view.digest,
             error=clean_text(view.get_note(self.updated), MAX_TEXT_BYTES), error_since=view.noted,
             state="away" if account.away_since is not None else "", curve=self._curves.get(account.name),
+            absence="its process has ended" if is_absent else "", **_count_missed(account.name, judged),
         )  # fmt: skip
 
     def _show_info(self, one: MemberInfo, now: int, points: Sequence[HistoryPoint]) -> MemberView:
@@ -424,7 +368,7 @@ class RunView:
         known = MemberView(
             key=key, name=key[:8], index=one.index, state=describe_state(one), rounds_done=one.credits,
             rounds_missed=max(0, one.due - one.credits), credits=one.credits, waited=one.waited,
-            curve=self._curves.get(key),
+            curve=self._curves.get(key), absence=describe_absence(one), silent=one.missed, late=one.late,
         )  # fmt: skip
         if said is None:
             return known
@@ -434,7 +378,7 @@ class RunView:
         then = next((point.step for point in points if point.unix <= heard), 0)  # an old report is no lag
         lag = max(0, then - said.step - LATE_STEPS)
         return replace(
-            known, name=clean_text(said.name, 48) or key[:8], phase=clean_text(said.phase, 48), epoch=said.epoch,
+            known, name=clean_name(said.name) or key[:8], phase=clean_name(said.phase), epoch=said.epoch,
             height=said.height, step=said.step if lag or one.index is None else max(said.step, self.step), lag=lag,
             loss=said.loss if is_loss(said.loss) else None, tokens_per_s=said.tokens_per_s, bytes_sent=said.bytes_sent,
             bytes_received=said.bytes_received, wait=wait, error=clean_text(said.error, MAX_TEXT_BYTES) or hidden,
@@ -445,20 +389,11 @@ class RunView:
 
     def get_troubles(self, now: float) -> list[Trouble]:
         """What keeps the run from going on, now."""
-        found = [one for one in (self._find_stillness(now),) if one is not None]
-        problem, since = self._failed_disk
-        if problem:
-            found.append(Trouble("disk", SERVER, clean_text(problem, MAX_TEXT_BYTES), since))
-        told = {key: one for key, one in self._reported.items() if self.accounts.find_node(key) not in self.nodes}
-        for since, name, error in told.values():
-            found.append(_make_error(clean_text(name, 48), clean_text(error, MAX_TEXT_BYTES), since))
-        for member in self.get_members():
-            node = self.nodes.get(member.key)
-            if node is not None and node.note_type is types.Diverged:
-                found.append(Trouble("weights", member.name, member.error, member.error_since))
-            elif member.error and (node is None or (node.note_type in _ERRORS and node.node not in self._left)):
-                found.append(_make_error(member.name, member.error, member.error_since))
-        return found
+        still = self._find_stillness(now)
+        others = self._troubles.find(self.get_members(), self.nodes, self.accounts.find_node, now)
+        # Who takes part is of no interest while nothing is to happen.
+        shown = [one for one in others if not self.is_at_rest or one.cause not in ("gone", "slow")]
+        return [*([] if still is None else [still]), *shown]
 
     def _find_stillness(self, now: float) -> Trouble | None:
         if self.is_at_rest:
@@ -467,28 +402,34 @@ class RunView:
             return Trouble("still", "", self.problem, self.problem_since)
         if not self.phase or not self._moved:
             return None
+        if lost := self._find_lost_backend():
+            return lost
         patience_s = max(STILL_S, STILL_ROUNDS * (self.step_s or 0.0))
         if self.limit is not None:
             patience_s = max(patience_s, self.limit - self.phase_since + LATE_S)
         is_still = now - self._moved > patience_s
         return Trouble("still", "", self.phase, self._moved) if is_still else None
 
+    def _find_lost_backend(self) -> Trouble | None:
+        """What is wrong if none of the clients whose logs are here reaches the record."""
+        nodes = [view for view in self.nodes.values() if view.phase != ENDED and self._is_here(view.node)]
+        if not nodes or any(view.note_type is not types.BackendLost for view in nodes):
+            return None
+        return Trouble(
+            "still", "", "no member whose log is here reaches the run's record", max(one.noted for one in nodes)
+        )
 
-_OWN_WILL: Final = frozenset({types.LeaveCause.STOPPED, types.LeaveCause.FINISHED})
-_ERRORS: Final = frozenset({types.Error, types.LeftEpoch, types.ClientEnded, types.CannotTakePart, types.Dropped})
-
-
-def _make_error(who: str, text: str, since: float) -> Trouble:
-    cause = "disk" if _DISK.search(text) else "weights" if "different weights" in text else "error"
-    return Trouble(cause, who, text, since)
-
-
-def describe_state(one: MemberInfo) -> str:
-    """`healthy`, `dropped, away`, `waits`."""
-    if one.state is None:
-        return "away" if one.is_connected is False else "waits"
-    return f"{name_state(one.state)}, away" if one.is_connected is False else name_state(one.state)
+    def _is_here(self, node: str) -> bool:
+        account = self.accounts.nodes.get(node)
+        return account is None or account.away_since is None
 
 
-def name_state(state: int) -> str:
-    return ClientState(state).name.lower() if state in {*ClientState} else str(state)
+def _count_missed(name: str, judged: Sequence[RoundAccount]) -> dict[str, int]:
+    """In how many rounds in a row, up to now, a member was silent or late: in the same way as in the last one."""
+    counts = {"silent": 0, "late": 0}
+    for one in reversed([one for one in judged if not one.is_void]):
+        way = "late" if name in one.trained else "silent"
+        if name in one.members or counts["silent" if way == "late" else "late"]:
+            break
+        counts[way] += 1
+    return counts

@@ -12,6 +12,7 @@ DIED = "died"  # a notice that comes from no event of the node itself
 Place = tuple[int, int]  # epoch, height
 KEPT_NOTICES: Final = 20  # of a member, where rounds are forgotten
 KEPT_ROUNDS: Final = 8  # of payloads that are on their way
+MAX_PLACES: Final = 64
 
 
 @dataclass(slots=True)
@@ -216,12 +217,16 @@ class Transfers:
 
     def send(self, place: Place, sender: str, t: float) -> None:
         self._sent[place][sender] = t
+        if len(self._sent) > MAX_PLACES:
+            del self._sent[max(self._sent)]  # no round of this run
         for old in [one for one in self._sent if one < (place[0], place[1] - KEPT_ROUNDS)]:
             del self._sent[old]
             self._arrived.pop(old, None)
 
     def arrive(self, place: Place, sender: str, receiver: str) -> None:
         self._arrived[place].add((sender, receiver))
+        if len(self._arrived) > MAX_PLACES:  # whose senders' logs are elsewhere
+            del self._arrived[min(self._arrived)]
 
     def get_sent(self, place: Place, sender: str) -> float | None:
         return self._sent.get(place, {}).get(sender)

@@ -1,10 +1,12 @@
 """The status of a run, computed from its record."""
 
+from msgspec.structs import replace
+
 from psyche.core.committee.schedule import compute_learning_rate, get_cold_start
 from psyche.core.state.limits import NO_UPLOADER
 from psyche.core.state.roster import is_in_epoch
 from psyche.core.state.state import CheckpointKind, Client, ClientState, Coordinator, RunState, Slot, SlotState
-from psyche.wire.backend import RunStatus
+from psyche.wire.backend import MemberInfo, RunStatus
 
 
 def summarize_run(state: Coordinator, now: int, program: str) -> RunStatus:
@@ -53,6 +55,13 @@ def count_due(state: Coordinator, client: Client) -> int:
     height, drain_from = state.current.height, state.epoch.drain_from_height
     end = min(height - int(state.config.overlap), drain_from or height, client.exited_height or height)
     return max(0, end - client.joined_height)
+
+
+def add_counts(row: MemberInfo, state: Coordinator, client: Client) -> MemberInfo:
+    """Add to what is told of a member how its rounds went, as the record has it."""
+    return replace(
+        row, due=count_due(state, client), credits=client.credits, missed=client.missed, late=client.late
+    )  # fmt: skip
 
 
 def get_learning_rate(state: Coordinator, step: int) -> float:

@@ -172,10 +172,14 @@ class CoordinatorHandler:
     def connected(self, key: bytes) -> None:
         self._presence.connected(key)
 
-    def disconnected(self, key: bytes, now: int) -> None:
-        """Note that a client's connection is lost; it has 15 s to reconnect before it is withdrawn (H6)."""
+    def disconnected(self, key: bytes, now: int) -> bool:
+        """Note that a client's connection is lost; it has 15 s to reconnect before it is withdrawn (H6).
+
+        Returns whether it is a healthy member of the running epoch's.
+        """
         self._advance(now)
         self._presence.disconnected(key, self.now, is_known=find_slot(self.state, key) is not None)
+        return is_member(self.state, key)
 
     def recover(self, now: int) -> None:
         """Record the downtime since the last record (K2), so that a restart causes no timeouts."""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from psyche.backends.summary import count_due
+from psyche.backends.summary import add_counts
 from psyche.core.state.roster import is_in_epoch
 from psyche.core.state.state import Client, ClientState, Coordinator, SlotState
 from psyche.telemetry import types
@@ -113,14 +113,15 @@ def _make_row(
 ) -> MemberInfo:  # fmt: skip
     kept = shown.get(key)
     state, is_connected = None if client is None else client.state, key in connected
-    due, credits_ = (0, 0) if client is None else (count_due(run, client), client.credits)
+    row = MemberInfo(key, index, state, is_connected)
+    row = row if client is None else add_counts(row, run, client)
     if kept is None:
-        return MemberInfo(key, index, state, is_connected, due=due, credits=credits_)
+        return row
     has_error = bool(kept.report.error)
     report = kept.report if is_connected else replace(kept.report, tokens_per_s=0.0)  # who is away trains nothing
-    return MemberInfo(
-        key, index, state, is_connected, report, max(0, now - kept.at), has_error,
-        max(0, now - kept.error_at) if has_error else 0, due, credits_,
+    return replace(
+        row, report=report, report_age_s=max(0, now - kept.at), has_error=has_error,
+        error_age_s=max(0, now - kept.error_at) if has_error else 0,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ BUCKETS: Final = 20  # of a rate's window: enough for a smooth figure, and const
 PLAIN_INTERVAL_S: Final = 15.0  # without a terminal: at most one line per interval, and one per change of phase
 IDLE_INTERVAL_S: Final = 600.0  # the same while nothing has changed: a sign of life
 NOTE_S: Final = 60.0  # a notice is dropped after this time if no event ends its cause
+MAX_WAITS: Final = 64  # at a time
 LASTING: Final = frozenset({
     types.Behind, types.Diverged, types.BackendLost, types.LeftEpoch, types.ClientEnded, types.CannotTakePart,
     types.Dropped,
@@ -193,6 +194,8 @@ class NodeView:
                 self.exported = event.path
             case types.WaitStarted():
                 self.waits[event.what] = event
+                if len(self.waits) > MAX_WAITS:
+                    del self.waits[next(iter(self.waits))]
             case types.WaitEnded():
                 self.waits.pop(event.what, None)
             case _:

@@ -10,7 +10,8 @@ from typing import Final
 
 import trio
 
-from psyche.analysis.run_view import RunView, Trouble
+from psyche.analysis.run_view import RunView
+from psyche.analysis.troubles import Trouble
 
 OVER_S: Final = 5.0  # a cause that comes back earlier has not been over
 COMMAND_S: Final = 30.0  # for one call of the command

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from psyche.analysis.run_view import MAX_TEXT_BYTES, LineView, MemberView, RunView
+from psyche.analysis.members import MAX_TEXT_BYTES, MemberView
+from psyche.analysis.run_view import LineView, RunView
 from psyche.analysis.tally import RoundAccount
 from psyche.analysis.timeline import build_timeline
+from psyche.analysis.troubles import CAUSES
 from psyche.telemetry.status import ROUND_PHASES
 from psyche.watch.page import gather_waits, is_own_work
 from psyche.wire.history import HistoryPoint
@@ -35,7 +37,7 @@ def describe_run(view: RunView, run: str, now: float) -> Values:
         "bytes_sent": sum(one.bytes_sent or 0 for one in members),
         "bytes_received": sum(one.bytes_received or 0 for one in members),
         "waits": [wait._asdict() | {"who": names} for wait, names in gather_waits(members).items()],
-        "troubles": [one._asdict() for one in view.get_troubles(now)],
+        "troubles": [one._asdict() | {"words": CAUSES[one.cause]} for one in view.get_troubles(now)],
         "passed": {name: getattr(view.passed, name) for name in view.passed.__slots__},
     }  # fmt: skip
 

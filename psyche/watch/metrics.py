@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from psyche.analysis.run_view import MemberView, RunView
+from psyche.analysis.members import MemberView
+from psyche.analysis.run_view import RunView
+from psyche.analysis.troubles import CAUSES
 from psyche.telemetry.status import NodeView
 from psyche.watch.rows import Values, compute_perplexity, keep_numbers, make_last_row, name_runs
 
 PREFIX: Final = "psyche_"
 COUNTED: Final = "_total"  # the end of a counter's name
-CAUSES: Final = ("still", "error", "weights", "disk")  # of troubles
 Found = float | None
 
 

@@ -5,7 +5,9 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from psyche.analysis.run_view import LAST_ROUNDS, MemberView, RunView, Trouble, WaitView
+from psyche.analysis.members import MemberView, WaitView
+from psyche.analysis.run_view import LAST_ROUNDS, RunView
+from psyche.analysis.troubles import CAUSES, Trouble
 from psyche.backends.solana.amounts import format_amount
 from psyche.telemetry.run_line import WriteCommand, format_members, write_briefly
 from psyche.telemetry.status import ROUND_PHASES
@@ -31,9 +33,6 @@ MAX_AWAITED: Final = 3
 HEAD: Final = ("member", "key", "record", "phase", "step", "loss", "tok/s", "done", "up", "down", "heard")
 DONE: Final = HEAD.index("done")
 SPARE: Final = ("down", "up", "tok/s", "done")  # left out in this order where the terminal is too narrow
-WRONG: Final = {
-    "still": "stands still", "error": "reports an error", "weights": "holds other weights", "disk": "has a full disk",
-}  # fmt: skip
 
 
 def describe_course(view: RunView, *, curve: bool = True) -> Iterator[str]:
@@ -140,7 +139,7 @@ def _name_others(text: str, numbers: Mapping[str, str]) -> str:
 def describe_troubles(troubles: Sequence[Trouble], now: float) -> Iterator[str]:
     for one in troubles:
         lasts = format_seconds(max(0, round(now - one.since)))
-        yield f"! {one.who or 'the run'} {WRONG[one.cause]} for {lasts}: {one.text}"
+        yield f"! {one.who or 'the run'} {CAUSES[one.cause]} for {lasts}: {one.text}"
 
 
 def wrap(text: str, columns: int = COLUMNS) -> str:

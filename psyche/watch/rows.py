@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from psyche.analysis.run_view import LossPoint, MemberView, RunView
+from psyche.analysis.members import LossPoint, MemberView
+from psyche.analysis.run_view import RunView
 from psyche.wire.history import HistoryPoint
 
 MAX_MEMBERS: Final = 64  # whose own figures are written; of more, only the whole

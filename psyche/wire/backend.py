@@ -245,6 +245,8 @@ class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
         due: rounds of the running epoch whose results were asked for so far.
         credits: of those, how many of this member's counted.
         waited: in how many of the last 50 rounds it was waited for last.
+        missed: rounds in a row, up to now, in which it was not heard (H2).
+        late: rounds in a row, up to now, whose result came too late (H2).
     """
 
     key: Key
@@ -258,6 +260,8 @@ class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
     due: Unsigned63 = 0
     credits: Unsigned63 = 0
     waited: Unsigned63 = 0
+    missed: Unsigned63 = 0
+    late: Unsigned63 = 0
 
 
 class Members(msgspec.Struct, frozen=True, array_like=True, tag="members"):

@@ -112,6 +112,26 @@ def test_nothing_grows_with_the_run() -> None:
     assert ada.rounds_done + len(ada.present) == 5_000
 
 
+def test_nothing_grows_with_the_names_and_places_that_logs_and_servers_tell() -> None:
+    view = RunView()
+    for number in range(5_000):
+        key = number.to_bytes(32, "big")
+        view.take(Entry(1.0, "server", types.ErrorReported(key=key, name="n", phase="", error="e")))
+        view.take(Entry(1.0, "server", types.ClientDisconnected(key=key, reason="", is_member=True)))
+        view.take(Entry(1.0, "ada", make(types.Trained, epoch=number, loss=1.0, seconds=1.0)))
+        view.take(Entry(1.0, f"node-{number}", make(types.ClientStarted, identity=key)))
+        view.take(Entry(1.0, "ada", make(types.PayloadReceived, height=number)))
+        view.take(Entry(1.0, "ada", make(types.WaitStarted, what=str(number))))
+        said = SelfReport("ada", step=number, loss=1.0)
+        view.take_members(Members(1, (MemberInfo(key, 0, 0, True, said),)))
+    accounts, troubles = view.accounts, view._troubles
+    kept = (
+        view.nodes, view._curves, view._open, view.nodes["ada"].waits, troubles._reported, troubles._gone,
+        accounts.nodes, accounts._keys, accounts._transfers._arrived,
+    )  # fmt: skip
+    assert [len(one) for one in kept] == [1_024, 1, 16, 64, 512, 512, 1_024, 1_023, 64]
+
+
 def test_a_run_that_goes_back_shows_its_later_course_alone() -> None:
     view = RunView()
     play(view, 20, "ada")
@@ -174,11 +194,64 @@ def test_wrong_weights_a_full_disk_and_an_error_are_told_apart() -> None:
     view.take(Entry(1_020.0, "ben", make(types.Error, message="OSError: No space left on device")))
     view.take(Entry(1_020.0, "server", types.ErrorReported(key=KEY, name="cleo", phase="", error="lost its trainer")))
     assert sorted((one.cause, one.who) for one in view.get_troubles(1_021.0)) == [
-        ("disk", "ben"), ("error", "cleo"), ("weights", "ada"),
+        ("disk", "ben"), ("error", "cleo"), ("slow", "ben"), ("weights", "ada"),
     ]  # fmt: skip
     view.take(Entry(1_022.0, "ada", types.Healed(height=2)))
     view.take(Entry(1_022.0, "server", types.ErrorOver(key=KEY, name="cleo")))
-    assert [one.who for one in view.get_troubles(1_023.0)] == ["ben"]
+    assert {one.who for one in view.get_troubles(1_023.0)} == {"ben"}
+
+
+def find_troubles(view: RunView) -> list[tuple[str, str]]:
+    return [one[:2] for one in view.get_troubles(view.updated)]
+
+
+def test_a_member_that_the_server_lost_is_gone_until_it_is_back_or_an_epoch_forms_without_it() -> None:
+    view = RunView()
+    view.take(Entry(999.0, "ada", make(types.ClientStarted, identity=KEY)))
+    play(view, 2, "ada")
+    other = KEY[::-1]
+    for key, is_member in ((KEY, True), (other, True), (bytes(32), False)):
+        view.take(Entry(1_020.0, "server", types.ClientDisconnected(key=key, reason="reset", is_member=is_member)))
+    assert find_troubles(view) == [("gone", "ada"), ("gone", other.hex()[:8])]
+    view.take(Entry(1_021.0, "server", types.ClientConnected(key=KEY)))
+    assert find_troubles(view) == [("gone", other.hex()[:8])]
+    play(view, 1, "ada", first=5, epoch=1)
+    assert find_troubles(view) == []
+    view.take(Entry(1_060.0, "testnet", make(types.ProcessKilled, name="ada")))
+    assert find_troubles(view) == [("gone", "ada")]
+
+
+def test_a_member_that_is_late_again_and_again_is_too_slow_and_one_that_is_lost_is_gone() -> None:
+    view = RunView()
+    play(view, 3, "ada", "ben")  # whose sets have ada's results alone
+    assert find_troubles(view) == [("slow", "ben")]
+    remote = RunView()
+    remote.take_status(make_status(), 1_000.0)
+
+    def show(**fields: Any) -> list[tuple[str, str]]:
+        said = fields.pop("said", SelfReport("ada", "training"))
+        known = {"index": 0, "state": ClientState.HEALTHY, "is_connected": True}
+        remote.take_members(Members(1_000, (MemberInfo(KEY, report=said, **(known | fields)),)))
+        return find_troubles(remote)
+
+    assert show() == show(late=1) == show(missed=1) == []
+    assert show(late=2) == show(missed=3) == [("slow", "ada")]
+    assert show(is_connected=False) == show(state=ClientState.DROPPED) == [("gone", "ada")]
+    assert show(state=ClientState.WITHDRAWN, is_connected=False) == [("gone", "ada")]
+    assert show(state=ClientState.WITHDRAWN, is_connected=False, said=SelfReport("ada", "ended")) == []
+    assert show(index=None, state=None, is_connected=False) == []
+    assert show(said=SelfReport("ada", error="holds different weights than the others, heals")) == [("weights", "ada")]
+
+
+def test_a_server_that_none_of_its_members_reaches_is_told_from_their_logs() -> None:
+    view = RunView()
+    play(view, 2, "ada", "ben", server=False)
+    for member in ("ada", "ben"):
+        assert ("still", "") not in find_troubles(view)
+        view.take(Entry(1_020.0, member, types.BackendLost(reason="refused", tries=1)))
+    assert ("still", "") in find_troubles(view)
+    view.take(Entry(1_022.0, "ben", make(types.BackendConnected)))
+    assert ("still", "") not in find_troubles(view)
 
 
 def test_who_leaves_because_its_user_wants_it_to_is_no_error() -> None:

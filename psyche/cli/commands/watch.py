@@ -106,8 +106,9 @@ def watch(
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="A shell command that is run when the run stands still, a member reports an error, weights differ or "
-            "a disk is full, and again when that is over. PSYCHE_ALERT is still, error, weights or disk; "
+            help="A shell command that is run when the run stands still, a member is gone, too slow or reports an "
+            "error, weights differ or a disk is full, and again when that is over. PSYCHE_ALERT is still, gone, slow, "
+            "error, weights or disk; "
             "PSYCHE_ALERT_STATE is begun or over; _RUN, _WHO, _TEXT and _SINCE say more.",
         ),
     ] = None,

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 import trio
 
-from psyche.analysis.run_view import RunView, name_state
+from psyche.analysis.members import name_state
+from psyche.analysis.run_view import RunView
 from psyche.backends.port import Administration
 from psyche.cli.helpers.common import say
 from psyche.core.state.state import RunState

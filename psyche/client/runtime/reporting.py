@@ -45,12 +45,13 @@ class Reporter:
     def make_report(self) -> SelfReport:
         view = self._view
         waits = [wait for wait in view.waits.values() if wait.wait not in _DIALS]
+        error = self._error or (view.note if view.note_type is types.Diverged else "")
         first = min(waits, key=lambda wait: float("inf") if wait.until is None else wait.until, default=None)
         return clean_report(
             SelfReport(
                 name=view.node, phase=view.phase, wait="" if first is None else types.describe_wait(first),
                 epoch=view.epoch, height=view.height, step=view.step, loss=view.loss, tokens_per_s=view.tokens_per_s,
-                error=self._error, bytes_sent=view.bytes_sent, bytes_received=view.bytes_received,
+                error=error, bytes_sent=view.bytes_sent, bytes_received=view.bytes_received,
             )
         )  # fmt: skip
 

@@ -181,8 +181,9 @@ class Hub:
         key = connection.key
         if key is not None and self._subscribed.get(key) is connection:
             del self._subscribed[key]
-            self._handler.disconnected(key, self._now())
-            self._sink.emit(types.ClientDisconnected(key=key, reason=connection.reason or "server stops"))
+            is_member = self._handler.disconnected(key, self._now())
+            reason = connection.reason or "server stops"
+            self._sink.emit(types.ClientDisconnected(key=key, reason=reason, is_member=is_member))
 
     async def _talk(self, connection: Connection) -> None:
         async with trio.open_nursery() as nursery:

@@ -53,10 +53,11 @@ class ClientConnected(Event, level=INFO):
 
 
 class ClientDisconnected(Event, level=INFO):
-    """A client's connection is gone."""
+    """A client's connection is gone; `is_member`: a healthy member of the running epoch's."""
 
     key: Hex
     reason: str
+    is_member: bool = False
 
 
 class RequestRepeated(Event):

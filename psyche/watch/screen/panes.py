@@ -13,7 +13,8 @@ from textual.events import Click
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Input, RichLog, Static
 
-from psyche.analysis.run_view import MAX_LINES, MemberView, RunView
+from psyche.analysis.members import MemberView
+from psyche.analysis.run_view import MAX_LINES, RunView
 from psyche.telemetry.text import format_clock
 from psyche.watch.play import PlaySource
 from psyche.watch.screen.words import write_line

@@ -5,7 +5,8 @@ from typing import Final
 
 from rich.text import Text
 
-from psyche.analysis.run_view import LineView, MemberView, RunView
+from psyche.analysis.members import MemberView
+from psyche.analysis.run_view import LineView, RunView
 from psyche.core.state.enums import RunState
 from psyche.telemetry import types
 from psyche.telemetry.status import PHASES

@@ -4,7 +4,6 @@
 const SAVED = JSON.parse(document.getElementById("data").textContent || "null");
 const main = document.getElementById("main"), link = document.getElementById("link");
 const KEPT_LINES = 500, MOST_POINTS = 4000;
-const WRONG = { still: "stands still", error: "reports an error", weights: "holds other weights", disk: "has a full disk" };
 let skew = 0; // seconds that the server's clock is ahead of this one
 let leave = () => {}; // ends what the last view began
 const now = () => (SAVED ? SAVED.taken : Date.now() / 1000 + skew);
@@ -56,7 +55,7 @@ function leftOf(until) {
 
 function troubles(run) {
   const all = run.troubles.map((one) => h("div", { class: "trouble", role: "alert" },
-    h("b", {}, `${one.who || "the run"} ${WRONG[one.cause] || one.cause}`), ` for ${seconds(Math.max(0, now() - one.since))}: ${one.text}`));
+    h("b", {}, `${one.who || "the run"} ${one.words}`), ` for ${seconds(Math.max(0, now() - one.since))}: ${one.text}`));
   return all;
 }
 

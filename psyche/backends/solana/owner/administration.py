@@ -17,7 +17,7 @@ from psyche.backends.solana.joining import find_authorization
 from psyche.backends.solana.lookup import FoundRun, RunTarget, find_decimals, find_run
 from psyche.backends.solana.owner.rewards import find_earner
 from psyche.backends.solana.session import ChainPlan, ChainSession, Step
-from psyche.backends.summary import count_due, get_joined_slots, summarize_run
+from psyche.backends.summary import add_counts, get_joined_slots, summarize_run
 from psyche.core.rules.apply import apply
 from psyche.core.state import messages as msg
 from psyche.core.state.errors import CoordinatorError
@@ -69,10 +69,7 @@ class SolanaAdministration:
         state = await self.get_record()
         _, unix = await self.session.rpc.get_clock()
         here = enumerate(state.clients) if is_in_epoch(state) else ()
-        members = [
-            MemberInfo(one.signer, index, one.state, None, due=count_due(state, one), credits=one.credits)
-            for index, one in here
-        ]
+        members = [add_counts(MemberInfo(one.signer, index, one.state, None), state, one) for index, one in here]
         known = {member.key for member in members}
         waiting = [MemberInfo(s.signer, None, None, None) for s in get_joined_slots(state) if s.signer not in known]
         return Members(unix, (*members, *waiting))

@@ -16,10 +16,17 @@ HEADERS_KEPT: Final = 1_024  # about 1 MB
 
 
 class NumericClass(IntEnum):
-    """The arithmetic of a trainer, which limits the noise that honest gradients may show."""
+    """The arithmetic of a trainer, which limits the noise that honest gradients may show (V10)."""
 
     FP32 = 0
     BF16 = 1
+
+
+class ResultKind(IntEnum):
+    """What a member did in the round: it trained a batch, or audited others (V9)."""
+
+    TRAINED = 0
+    AUDIT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,8 @@ class ResultHeader:
     """A trainer's statement about one result; the hash of its bytes is the commitment.
 
     Hashes have 32 bytes. `lr_bits` is the bit pattern of the float32 learning rate. `batch_start` and
-    `batch_end` are sample indexes, both included. Roots are zero in a run without verification.
+    `batch_end` are sample indexes, both included. Roots and `piece_samples` (V1) are zero in a run without
+    verification.
     """
 
     run_uid: bytes
@@ -52,6 +60,8 @@ class ResultHeader:
     momentum_after: bytes = ZERO32
     lookahead_root: bytes = ZERO32
     work_root: bytes = ZERO32
+    result_kind: ResultKind = ResultKind.TRAINED
+    piece_samples: int = 0
     flags: int = 0
 
 
@@ -60,7 +70,8 @@ HEADER: Final = RecordLayout(ResultHeader, [
     u16("member"), u32("height"), u32("step"), u32("lr_bits"), u64("batch_start"), u64("batch_end"), raw("plan_hash"),
     raw("config_hash"), raw("base_digest"), raw("data_hash"), raw("prev_commitment"), raw("momentum_before"),
     raw("momentum_after"), raw("lookahead_root"), raw("work_root"), raw("body_hash"), u64("body_len"),
-    u32("train_count"), enum("numeric_class", NumericClass), pad(3), raw("trainer_key"), pad(8),
+    u32("train_count"), enum("numeric_class", NumericClass), enum("result_kind", ResultKind),
+    u16("piece_samples"), raw("trainer_key"), pad(8),
 ])  # fmt: skip
 
 assert HEADER.size == HEADER_BYTES, "the header's layout is fixed"

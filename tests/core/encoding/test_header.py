@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche.core.encoding.header import NumericClass, ResultHeader, decode_header, encode_header
+from psyche.core.encoding.header import NumericClass, ResultHeader, ResultKind, decode_header, encode_header
 from psyche.core.state.state import ZERO32
 from psyche.errors import WireError
 from psyche.testing.builders import build_hash
 
 U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
 HASH = st.binary(min_size=32, max_size=32)
-WIDTHS = {"epoch": U16, "member": U16, "flags": U16, "batch_start": U64, "batch_end": U64, "body_len": U64,
-          "numeric_class": st.sampled_from(NumericClass)}  # fmt: skip
+WIDTHS = {"epoch": U16, "member": U16, "flags": U16, "piece_samples": U16,
+          "batch_start": U64, "batch_end": U64, "body_len": U64,
+          "numeric_class": st.sampled_from(NumericClass),
+          "result_kind": st.sampled_from(ResultKind)}  # fmt: skip
 HEADERS = st.builds(
     ResultHeader,
     **{f.name: WIDTHS.get(f.name, HASH if f.type in (bytes, "bytes") else U32) for f in fields(ResultHeader)},
@@ -56,7 +58,7 @@ def test_r1_every_field_stands_in_the_bytes() -> None:
         (0, b"X", "magic"),
         (4, b"\2", "version"),
         (404, b"\2", "numeric_class"),
-        (405, b"\1", "not zero"),
+        (405, b"\2", "result_kind"),
         (447, b"\1", "not zero"),
     ],
 )

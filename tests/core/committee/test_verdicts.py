@@ -1,0 +1,95 @@
+"""V6, V10, V11: what distances and signs say of a member."""
+
+import pytest
+
+from psyche.core.committee.verdicts import (
+    Verdict,
+    compute_agreement,
+    compute_calibration,
+    compute_distance,
+    compute_tolerance,
+    find_odd,
+    find_suspect,
+    is_repeated,
+    judge_piece,
+)
+from psyche.core.encoding.header import NumericClass
+from psyche.core.state.state import Config
+
+CONFIG = Config(tolerance_fp32_ppm=1_000, tolerance_bf16_ppm=20_000)
+OK, UNCLEAR, FAIL = Verdict
+
+
+@pytest.mark.parametrize(
+    ("claimed", "own", "distance"),
+    [
+        ((3.0, 4.0), (3.0, 4.0), 0),
+        ((0.0, 0.0), (3.0, 4.0), 1),
+        ((6.0, 8.0), (3.0, 4.0), 1),
+        ((3.0, 4.5), (3.0, 4.0), 0.1),
+        ((0.0, 0.0), (0.0, 0.0), 0),
+        ((1e-30, 0.0), (0.0, 0.0), 2.0**60),
+        ((2.0**60, 0.0), (1e-30, 0.0), 2.0**60),
+    ],
+)
+def test_v10_the_distance_is_relative_to_the_own_values(
+    claimed: tuple[float, ...], own: tuple[float, ...], distance: float
+) -> None:
+    assert compute_distance(claimed, own) == distance
+
+
+@pytest.mark.parametrize(
+    ("distance", "verdict"), [(0.0, OK), (0.02, OK), (0.0201, UNCLEAR), (0.06, UNCLEAR), (0.0601, FAIL), (9.0, FAIL)]
+)
+def test_v10_a_piece_is_ok_up_to_the_tolerance_and_fails_above_three_of_them(distance: float, verdict: Verdict) -> None:
+    assert judge_piece(distance, 0.02) is verdict
+
+
+def test_v10_three_unclear_audits_among_the_last_eight_are_too_many() -> None:
+    assert not is_repeated([UNCLEAR, UNCLEAR])
+    assert is_repeated([UNCLEAR, OK, UNCLEAR, OK, UNCLEAR])
+    assert is_repeated([UNCLEAR, *[OK] * 5, UNCLEAR, UNCLEAR])
+    assert not is_repeated([UNCLEAR, *[OK] * 6, UNCLEAR, UNCLEAR])
+    assert not is_repeated([])
+
+
+@pytest.mark.parametrize(
+    ("numeric_class", "distances", "tolerance"),
+    [
+        (NumericClass.FP32, {}, 0.001),
+        (NumericClass.BF16, {}, 0.02),
+        (NumericClass.FP32, {0: 0.0, 1: 0.002, 2: 0.9}, 0.004),
+        (NumericClass.BF16, {0: 0.0, 1: 0.002, 2: 0.9}, 0.02),
+        (NumericClass.BF16, {0: 0.03, 1: 0.05}, 0.04),
+    ],
+)
+def test_v10_the_tolerance_is_that_of_the_class_or_twice_the_median_of_the_calibration(
+    numeric_class: NumericClass, distances: dict[int, float], tolerance: float
+) -> None:
+    assert compute_tolerance(CONFIG, numeric_class, distances) == tolerance
+
+
+def test_v10_no_setting_makes_the_tolerance_so_large_that_cheats_pass() -> None:
+    assert compute_tolerance(Config(tolerance_fp32_ppm=900_000), NumericClass.FP32, {}) == 0.04
+
+
+def test_v6_who_is_off_is_named_and_does_not_move_the_median() -> None:
+    rows = {0: (3.0, 4.0), 2: (3.0, 4.0), 5: (3.0, 4.001), 7: (-3.0, 40.0)}
+    distances = compute_calibration(rows)
+    assert find_odd(distances, compute_tolerance(CONFIG, NumericClass.FP32, distances)) == [7]
+    assert distances[0] == pytest.approx(0.0001, rel=0.01)
+    assert compute_calibration({}) == {}
+
+
+def test_v11_signs_agree_at_the_places_sent() -> None:
+    assert compute_agreement([1, -1, 2, -2], [5, -1, 0, 3]) == 0.5
+    assert compute_agreement([], []) == 0
+
+
+def test_v11_who_agrees_least_is_recomputed_but_not_twice_in_64_rounds() -> None:
+    agreements = {3: 0.7, 5: 0.4, 8: 0.4, 9: 0.9}
+    assert find_suspect(agreements, {}, 100) == 5
+    assert find_suspect(agreements, {5: 37}, 100) == 8
+    assert find_suspect(agreements, {5: 36}, 100) == 5
+    assert find_suspect(agreements, dict.fromkeys(agreements, 99), 100) is None
+    assert find_suspect({}, {}, 5) is None

@@ -6,6 +6,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from psyche.modeling.distro.compiled import find_coding
+
 BLOCK_ROWS: Final = 16_384  # a multiple of 8, so that a block of any row length begins at a byte
 
 
@@ -38,6 +40,8 @@ def is_padding_zero(raw: NDArray[np.uint8], bits: int) -> bool:
 def pack_numbers(numbers: NDArray[np.uint64], bits: int) -> NDArray[np.uint8]:
     """Pack numbers below 2^bits, uint64 [rows], into bytes, `bits` bits each."""
     packed = np.empty(get_packed_bytes(numbers.size * bits), dtype=np.uint8)
+    if (coding := find_coding(numbers.nbytes)) is not None:
+        return coding.pack_numbers(numbers, bits)
     for block in iterate_blocks(numbers.size):
         octets = np.ascontiguousarray(numbers[block]).astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
         rows = np.unpackbits(octets[:, : get_packed_bytes(bits)], axis=1, count=bits, bitorder="little")
@@ -48,6 +52,8 @@ def pack_numbers(numbers: NDArray[np.uint64], bits: int) -> NDArray[np.uint8]:
 def unpack_numbers(raw: NDArray[np.uint8], count: int, bits: int) -> NDArray[np.uint64]:
     """The inverse of `pack_numbers`: uint64 [count]."""
     numbers = np.empty(count, dtype=np.uint64)
+    if (coding := find_coding(numbers.nbytes)) is not None:
+        return coding.unpack_numbers(raw, count, bits)
     for block in iterate_blocks(count):
         rows = unpack_rows(raw[get_bytes_of(block, bits)], block.stop - block.start, bits)
         octets = np.zeros((rows.shape[0], 8), dtype=np.uint8)

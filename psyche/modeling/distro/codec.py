@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from psyche.core.encoding.plan import PlanGroup, TransformPlan, get_payload_bytes
 from psyche.errors import WireError
 from psyche.modeling.distro.bits import get_packed_bytes, is_padding_zero, pack_rows, unpack_rows
+from psyche.modeling.distro.compiled import find_coding
 from psyche.modeling.distro.elias_fano import EliasFanoCoder
 from psyche.modeling.distro.enumerative import EnumerativeCoder
 
@@ -123,9 +124,13 @@ def _decode_group(group: PlanGroup, raw: NDArray[np.uint8]) -> ChunkSets:
     with _naming(group):
         sets, values = _split_values(group, raw)
         indices = get_coder(group).decode(sets, group.chunks)
+        planes, exponents = _split_planes(group, values)
+        if planes and (coding := find_coding(raw.size)) is not None:
+            decoded = coding.decode_values(planes, exponents, indices, group.area)
+            if decoded is not None:
+                return ChunkSets(indices, decoded, exponents)
         present = indices < group.area
         _check_values(group, values, None if present.all() else present.sum(axis=1))
-        exponents = _split_scaled(group, values)[-1].view(np.int8).copy() if group.scaled_bits else None
         return ChunkSets(indices, _decode_values(group, values, present), exponents)
 
 
@@ -138,37 +143,39 @@ def _encode_values(group: PlanGroup, chosen: ChunkSets) -> bytes:
     return packed if chosen.exponents is None else packed + chosen.exponents.tobytes()
 
 
-def _split_scaled(group: PlanGroup, raw: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    """The planes of signs, levels (with two bits a value) and exponents."""
+def _split_planes(group: PlanGroup, raw: NDArray[np.uint8]) -> tuple[list[NDArray[np.uint8]], NDArray[np.int8] | None]:
+    """The planes of signs and levels (with two bits a value), and the exponents of local steps; none of full values."""
+    if not group.scaled_bits:
+        return ([raw] if group.one_bit else []), None
     size = get_packed_bytes(group.chunks * group.k)
-    return np.split(raw, [size * plane for plane in range(1, group.scaled_bits + 1)])
+    *planes, exponents = np.split(raw, [size * plane for plane in range(1, group.scaled_bits + 1)])
+    return planes, exponents.view(np.int8).copy()
 
 
 def _decode_values(
     group: PlanGroup, raw: NDArray[np.uint8], present: NDArray[np.bool_]
 ) -> NDArray[np.int8] | NDArray[np.float32]:
-    if not (group.one_bit or group.scaled_bits):
+    planes, _ = _split_planes(group, raw)
+    if not planes:
         return raw.view("<f4").reshape(group.chunks, group.k).astype(np.float32)
-    signs = unpack_rows(raw[: get_packed_bytes(group.chunks * group.k)], group.chunks, group.k).view(np.int8)
+    signs = unpack_rows(planes[0], group.chunks, group.k).view(np.int8)
     signs *= -2
     signs += 1
     signs *= present
-    if group.scaled_bits > 1:
-        levels = unpack_rows(_split_scaled(group, raw)[1], group.chunks, group.k).view(np.int8)
+    if len(planes) > 1:
+        levels = unpack_rows(planes[1], group.chunks, group.k).view(np.int8)
         signs *= levels * (HIGH_LEVEL - 1) + 1
     return signs
 
 
 def _check_values(group: PlanGroup, raw: NDArray[np.uint8], sizes: NDArray[np.int64] | None) -> None:
     """Refuse signs or values beyond the size of their set; `sizes` None means that all sets are full."""
-    if group.scaled_bits:
-        *planes, exponents = _split_scaled(group, raw)
-        for name, plane in zip(("signs", "levels"), planes, strict=False):
-            _check_bits(name, group, plane, sizes)
-        _check_exponents(exponents.view(np.int8), sizes)
-    elif group.one_bit:
-        _check_bits("signs", group, raw, sizes)
-    else:
+    planes, exponents = _split_planes(group, raw)
+    for name, plane in zip(("signs", "levels"), planes, strict=False):
+        _check_bits(name, group, plane, sizes)
+    if exponents is not None:
+        _check_exponents(exponents, sizes)
+    if not planes:
         _check_floats(group, raw, sizes)
 
 

@@ -18,6 +18,7 @@ from psyche.modeling.distro.bits import (
     pack_rows,
     unpack_rows,
 )
+from psyche.modeling.distro.compiled import find_coding
 
 _BLOCK_BITS: Final = 1 << 21  # bits of a block; unpacked they take a byte each
 
@@ -40,6 +41,8 @@ class EliasFanoCoder:
 
     def encode(self, sets: NDArray[np.int32]) -> bytes:
         """Encode sets: the low parts of all chunks, then the rows of all chunks."""
+        if (coding := find_coding(sets.nbytes)) is not None:
+            return b"".join(coding.encode_positions(sets, self.area, self.low_bits, self.row_bits))
         lows: list[bytes] = []
         rows: list[bytes] = []
         shifts = np.arange(self.low_bits)
@@ -56,20 +59,28 @@ class EliasFanoCoder:
 
     def decode(self, raw: NDArray[np.uint8], chunks: int) -> NDArray[np.int32]:
         """The sets of a group, int32 [chunks, topk]; every byte sequence but the canonical one is refused."""
+        return self._read(raw, chunks, chunks)[0]
+
+    def check(self, raw: NDArray[np.uint8], chunks: int) -> NDArray[np.int64]:
+        """The sizes of the sets, int64 [chunks]; raises as `decode`."""
+        return self._read(raw, chunks, 0)[1]
+
+    def _read(self, raw: NDArray[np.uint8], chunks: int, kept: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The first sets and the sizes of all; compiled loops need no room for sets that are not kept."""
         assert raw.size == self.get_size_bytes(chunks), "the caller checks lengths"
         split = get_packed_bytes(chunks * self.topk * self.low_bits)
         lows, rows = raw[:split], raw[split:]
         is_low_clean = is_padding_zero(lows, chunks * self.topk * self.low_bits)
         if not (is_low_clean and is_padding_zero(rows, chunks * self.row_bits)):
             raise WireError("positions: padding bits must be zero")
+        if (coding := find_coding(raw.size)) is not None:
+            sets, sizes = np.empty((kept, self.topk), dtype=np.int32), np.empty(chunks, dtype=np.int64)
+            if coding.decode_positions(lows, rows, self.area, self.low_bits, self.row_bits, sets, sizes):
+                return sets, sizes
         sets = np.full((chunks, self.topk), self.area, dtype=np.int32)
         for block in iterate_blocks(chunks, self._block):
             self._decode_block(lows, rows, block, sets[block])
-        return sets
-
-    def check(self, raw: NDArray[np.uint8], chunks: int) -> NDArray[np.int64]:
-        """The sizes of the sets, int64 [chunks]; raises as `decode`."""
-        return (self.decode(raw, chunks) < self.area).sum(axis=1)
+        return sets, (sets < self.area).sum(axis=1)
 
     def _decode_block(
         self, lows: NDArray[np.uint8], rows: NDArray[np.uint8], block: slice, sets: NDArray[np.int32]

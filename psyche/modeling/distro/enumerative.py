@@ -22,6 +22,7 @@ from psyche.modeling.distro.bits import (
     pack_numbers,
     unpack_numbers,
 )
+from psyche.modeling.distro.compiled import find_coding
 
 _WORD: Final = 1 << 64
 _BLOCK_ROWS: Final = 4_096  # about ten arrays of this length fit into the L2 cache
@@ -67,7 +68,7 @@ class EnumerativeCoder:
         first = list(accumulate((comb(area, size) for size in range(topk, 0, -1)), initial=0))[::-1]
         self._first_high, self._first_low = _split(first)
         # For j up to this one, C(area, j) fits one word, and so does the rest of every rank at that step.
-        self._narrow = next((j for j in range(topk) if comb(area, j + 1) >= _WORD), topk)
+        self.narrow = next((j for j in range(topk) if comb(area, j + 1) >= _WORD), topk)
 
     def _build_tables(self) -> tuple[Words, Words]:
         """C(c, j) for j = 0..topk (rows) and c = 0..area (columns)."""
@@ -81,7 +82,14 @@ class EnumerativeCoder:
     def get_size_bytes(self, chunks: int) -> int:
         return get_packed_bytes(chunks * self.bits)
 
+    @property
+    def tables(self) -> tuple[Words, Words, Words, Words]:
+        """C(c, j) and the first rank of each size, high and low words."""
+        return self._high, self._low, self._first_high, self._first_low
+
     def encode(self, sets: Positions) -> bytes:
+        if (coding := find_coding(sets.nbytes)) is not None:
+            return self._join_planes(*coding.rank(self, sets))
         high = np.empty(sets.shape[0], dtype=np.uint64)
         low = np.empty(sets.shape[0], dtype=np.uint64)
         for block in iterate_blocks(sets.shape[0], _BLOCK_ROWS):
@@ -91,6 +99,8 @@ class EnumerativeCoder:
     def decode(self, raw: NDArray[np.uint8], chunks: int) -> Positions:
         """The sets of a group, int32 [chunks, topk]."""
         high, low, sizes = self._read(raw, chunks)
+        if (coding := find_coding(raw.size)) is not None:
+            return coding.unrank(self, high, low, sizes)
         sets = np.empty((chunks, self.topk), dtype=np.int32)
         for block in iterate_blocks(chunks, _BLOCK_ROWS):
             sets[block] = self.unrank(high[block], low[block], sizes[block])
@@ -138,10 +148,11 @@ class EnumerativeCoder:
 
     def _take_step(self, j: int, high: Words, low: Words) -> NDArray[np.intp]:
         """The largest c with C(c, j) <= rank, int64 [rows]; subtracts C(c, j) from the ranks in place."""
-        is_narrow = j <= self._narrow
+        is_narrow = j <= self.narrow
         if j == 1:
             return low.astype(np.intp)
-        place = self._estimate(j, _to_float(None if is_narrow else high, low))
+        estimated = self.estimate(j, _to_float(None if is_narrow else high, low))
+        place = np.clip(estimated, j - 1, self.area - 1).astype(np.intp)
         self._settle(j, place, None if is_narrow else high, low)
         step_low = self._low[j].take(place)
         if not is_narrow:
@@ -150,8 +161,8 @@ class EnumerativeCoder:
         low -= step_low
         return place
 
-    def _estimate(self, j: int, rank: NDArray[np.float64]) -> NDArray[np.intp]:
-        """Estimate the largest c with C(c, j) <= rank.
+    def estimate(self, j: int, rank: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Estimate the largest c with C(c, j) <= rank; it may be out of range.
 
         C(c, j) is a product of j factors around m = c - (j-1)/2, divided by j!, so c is near
         (j! rank)^(1/j) + (j-1)/2; the code adds the next term of that series. The lower bound j/4 matters only for
@@ -160,7 +171,7 @@ class EnumerativeCoder:
         root = np.power(rank * float(factorial(j)), 1.0 / j)
         np.maximum(root, j / 4, out=root)
         root += (j - 1) / 2 + (j * j - 1) / 24 / root
-        return np.clip(root, j - 1, self.area - 1).astype(np.intp)
+        return root
 
     def _settle(self, j: int, place: NDArray[np.intp], high: Words | None, low: Words) -> None:
         """Correct the estimates exactly, in place; this takes at most `area` steps, in practice one or two."""

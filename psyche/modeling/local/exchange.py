@@ -6,8 +6,7 @@ agree is in integers; rules LS3 and LS4 of `docs/protocol-reference.md`.
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from psyche.modeling.distro.codec import (
     ChunkSets,
     encode_payload,
 )
+from psyche.modeling.distro.compiled import find_kernels
 from psyche.modeling.distro.momentum import Chosen, Momentum
 from psyche.modeling.distro.transform import select
 from psyche.wire.trainer import SentResult
@@ -81,16 +81,6 @@ def join_sets(parts: Sequence[ChunkSets]) -> ChunkSets:
     return ChunkSets(indices, values, np.concatenate(exponents))
 
 
-@cache
-def find_kernels() -> Any:
-    """The module `kernels`, or None without numba or a place for its cache; NumPy and torch do the same, slower."""
-    try:
-        from psyche.modeling.local import kernels
-    except (ImportError, RuntimeError):
-        return None
-    return kernels
-
-
 class Exchange:
     """What a member sends and applies. `parameters` are its fp32 masters by name, which `apply` changes in place."""
 
@@ -99,7 +89,7 @@ class Exchange:
         self._plan = plan
         self._strips = view_all_strips(plan, parameters)
         device = self._strips[0].device
-        self._kernels = find_kernels() if device.type == "cpu" else None
+        self._kernels = find_kernels("psyche.modeling.local.kernels") if device.type == "cpu" else None
         self.memory = ErrorMemory(plan, error_decay, device)
         # an Apple GPU has no float64
         self._device = torch.device("cpu") if device.type == "mps" else device

@@ -1,31 +1,26 @@
-"""The exchange of local steps as compiled loops over chunks (numba); importing it needs numba.
+"""The exchange of local steps as compiled loops over chunks (numba), with the bytes of `exchange`.
 
-Bytes are those of `exchange`, which has the same in NumPy and torch: without fastmath numba fuses no operations. A
-chunk is the work of one thread, and its numbers stay in the cache.
+A chunk is the work of one thread, and its numbers stay in the cache.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from psyche.modeling.distro.codec import HIGH_LEVEL, LEAST_EXPONENT, MEAN_BITS, UNIT_BITS, ChunkSets
+from psyche.modeling.distro.compiled import compile_loops, share
 
 _INFINITY: Final = 0x7F800000  # magnitudes from this bit pattern on are infinite or NaN
 _BUCKET_SHIFT: Final = 19  # a bucket of magnitudes has one exponent and the first four bits of the fraction
 _BUCKETS: Final = 1 << (31 - _BUCKET_SHIFT)
 _ROOT_HALF: Final = math.sqrt(0.5)
 
-_compile: Final[Callable[..., Any]] = numba.njit(cache=True, nogil=True, fastmath=False)
 
-
-@_compile
+@compile_loops
 def _find_bound(
     keys: NDArray[np.uint32], topk: int, counts: NDArray[np.int32], near: NDArray[np.uint32]
 ) -> tuple[int, int]:
@@ -51,7 +46,7 @@ def _find_bound(
     return bound, topk - above
 
 
-@_compile
+@compile_loops
 def _quantize(values: NDArray[np.float32], bits: int, levels: NDArray[np.int8]) -> int:
     """`exchange.quantize` of one chunk's values, which are not 0; the exponent."""
     largest = 0.0
@@ -71,7 +66,7 @@ def _quantize(values: NDArray[np.float32], bits: int, levels: NDArray[np.int8]) 
     return exponent
 
 
-@_compile
+@compile_loops
 def _compress(
     memory: NDArray[np.float32], deltas: NDArray[np.float32], decay: np.float32, bits: int,
     indices: NDArray[np.int32], levels: NDArray[np.int8], exponents: NDArray[np.int8],
@@ -101,7 +96,7 @@ def _compress(
             exponents[chunk] = _quantize(values[:size], bits, levels[chunk])
 
 
-@_compile
+@compile_loops
 def _apply(
     weights: NDArray[np.float32], indices: NDArray[np.int32], values: NDArray[np.int8], exponents: NDArray[np.int8],
     steps: NDArray[np.int64], rate: float, start: int, stop: int,
@@ -130,22 +125,6 @@ def _apply(
                     sums[place] = 0
 
 
-@lru_cache(maxsize=1)
-def _open_pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "exchange")
-
-
-def _share(chunks: int, run: Callable[[int, int], None]) -> None:
-    """Let as many threads as torch has do their part of the chunks."""
-    threads = min(torch.get_num_threads(), chunks)
-    if threads == 1:
-        run(0, chunks)
-        return
-    edges = [chunks * number // threads for number in range(threads + 1)]
-    for _ in _open_pool(torch.get_num_threads()).map(run, edges[:-1], edges[1:]):
-        pass
-
-
 def compress(memory: torch.Tensor, deltas: torch.Tensor, decay: float, bits: int, topk: int) -> ChunkSets:
     """Add deltas [chunks, h, w] to the decayed error memory [chunks, area], in place, and choose what is sent."""
     chunks, area = memory.shape
@@ -157,7 +136,7 @@ def compress(memory: torch.Tensor, deltas: torch.Tensor, decay: float, bits: int
         part = slice(start, stop)
         _compress(rows[part], added[part], np.float32(decay), bits, indices[part], levels[part], exponents[part])
 
-    _share(chunks, run)
+    share(chunks, run)
     return ChunkSets(indices, levels, exponents)
 
 
@@ -169,7 +148,7 @@ def apply(weights: torch.Tensor, votes: Sequence[ChunkSets], steps: Sequence[int
     def run(start: int, stop: int) -> None:
         _apply(rectangle, indices, values, exponents, counts, rate, start, stop)
 
-    _share(indices.shape[1], run)
+    share(indices.shape[1], run)
 
 
 def _get_arrays(sets: ChunkSets) -> Iterator[NDArray[Any]]:

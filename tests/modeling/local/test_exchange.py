@@ -31,7 +31,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     if request.param == "numba":
         pytest.importorskip("numba")
     else:
-        monkeypatch.setattr("psyche.modeling.local.exchange.find_kernels", lambda: None)
+        monkeypatch.setattr("psyche.modeling.local.exchange.find_kernels", lambda _: None)
     return request.param
 
 
@@ -289,5 +289,5 @@ def test_twenty_rounds_give_the_same_bytes_whatever_computes_them(
     played = [play(plan, threads, order) for threads, order in ((1, 0), (2, 1), (2, 2))]
     assert played[1:] == played[:1] * 2
     if path == "numba":
-        monkeypatch.setattr("psyche.modeling.local.exchange.find_kernels", lambda: None)
+        monkeypatch.setattr("psyche.modeling.local.exchange.find_kernels", lambda _: None)
         assert play(plan, 1, 0) == played[0]

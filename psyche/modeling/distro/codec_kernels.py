@@ -1,0 +1,375 @@
+"""The coding of sets and values as compiled loops over chunks (numba), with the bytes of the NumPy code.
+
+Nothing here says what is wrong with a payload: loops return False, and the NumPy code, which has the rules, refuses it.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psyche.modeling.distro.bits import get_packed_bytes, is_padding_zero
+from psyche.modeling.distro.codec import HIGH_LEVEL, LEAST_EXPONENT
+from psyche.modeling.distro.compiled import compile_loops, share
+
+Words = NDArray[np.uint64]
+_UNIT: Final = 64  # so many rows of any length end with a whole word, so that no two threads write the same one
+_BLOCK: Final = 512  # rows whose ranks are taken apart together: step after step, so that rows do not wait
+_SEGMENT_BITS: Final = 5  # of the fraction of a rank, in the table of estimates
+_FRACTION_BITS: Final = 52 - _SEGMENT_BITS
+_FIRST_SEGMENT: Final = 1023 << _SEGMENT_BITS  # that of rank 1
+_TOO_LOW: Final = 0.3  # estimates are this much too low, so that the right position is the estimate or the next one
+_FOURS: Final = np.array(  # four values as one number, by four bits of levels and four of signs
+    [
+        [(1 - 2 * (bits >> at & 1)) * (1 + (HIGH_LEVEL - 1) * (bits >> at + 4 & 1)) for at in range(4)]
+        for bits in range(256)
+    ],
+    dtype=np.int8,
+).view(np.uint32)[:, 0]
+_DE_BRUIJN: Final = 0x03F79D71B4CB0A89
+_PLACES: Final = np.empty(64, dtype=np.int64)  # of the only bit of a word
+_PLACES[[(_DE_BRUIJN << place) % (1 << 64) >> 58 for place in range(64)]] = np.arange(64)
+
+
+def _to_words(raw: NDArray[np.uint8]) -> Words:
+    """The bytes as words, with a spare one, so that any row can be read word by word."""
+    words = np.zeros(raw.size // 8 + 2, dtype=np.uint64)
+    words.view(np.uint8)[: raw.size] = raw
+    return words
+
+
+@compile_loops
+def _get(words: Words, at: int, bits: int) -> int:
+    """The number of 1 to 64 bits that begins at bit `at`."""
+    place, shift = at >> 6, np.uint64(at & 63)
+    number = words[place] >> shift | words[place + 1] << np.uint64(1) << (np.uint64(63) - shift)
+    return number & (np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits))
+
+
+@compile_loops
+def _put_numbers(numbers: Words, bits: int, words: Words, start: int, stop: int) -> None:
+    """Write numbers below 2^bits, of 1 to 64 bits, one after the other; the first one begins a word."""
+    place, used, word = start * bits >> 6, 0, np.uint64(0)
+    for row in range(start, stop):
+        number = numbers[row]
+        word |= number << np.uint64(used)
+        used += bits
+        if used >= 64:
+            words[place] = word
+            place += 1
+            used -= 64
+            word = number >> np.uint64(1) >> np.uint64(bits - used - 1)
+    if used:
+        words[place] = word
+
+
+@compile_loops
+def _get_numbers(words: Words, bits: int, numbers: Words, start: int, stop: int) -> None:
+    for row in range(start, stop):
+        numbers[row] = _get(words, row * bits, bits)
+
+
+def pack_numbers(numbers: Words, bits: int) -> NDArray[np.uint8]:
+    words = np.zeros(numbers.size * bits // 64 + 2, dtype=np.uint64)
+    cut = numbers & np.uint64((1 << bits) - 1)
+    share(numbers.size, lambda start, stop: _put_numbers(cut, bits, words, start, stop), _UNIT)
+    return words.view(np.uint8)[: get_packed_bytes(numbers.size * bits)]
+
+
+def unpack_numbers(raw: NDArray[np.uint8], count: int, bits: int) -> Words:
+    words, numbers = _to_words(raw), np.empty(count, dtype=np.uint64)
+    share(count, lambda start, stop: _get_numbers(words, bits, numbers, start, stop))
+    return numbers
+
+
+@compile_loops
+def _put_positions(
+    sets: NDArray[np.int32], area: int, low_bits: int, row_bits: int, lows: Words, rows: Words, start: int, stop: int
+) -> None:
+    topk = sets.shape[1]
+    numbers = np.empty(_UNIT * topk, np.uint64)
+    current, word = start * row_bits >> 6, np.uint64(0)
+    for first in range(start, stop, _UNIT):
+        numbers[:] = 0
+        for chunk in range(first, min(first + _UNIT, stop)):
+            for entry in range(topk):
+                place = np.int64(sets[chunk, entry])
+                if place >= area:
+                    break
+                numbers[(chunk - first) * topk + entry] = place & ((1 << low_bits) - 1)
+                mark = chunk * row_bits + (place >> low_bits) + entry
+                if mark >> 6 != current:
+                    rows[current] = word
+                    current, word = mark >> 6, np.uint64(0)
+                word |= np.uint64(1) << np.uint64(mark & 63)
+        if low_bits:
+            used = (min(first + _UNIT, stop) - first) * topk
+            _put_numbers(numbers, low_bits, lows[first * topk * low_bits >> 6 :], 0, used)
+    rows[current] = word
+
+
+@compile_loops
+def _get_positions(
+    lows: Words, rows: Words, area: int, low_bits: int, row_bits: int, sets: NDArray[np.int32],
+    sizes: NDArray[np.int64], is_kept: bool, start: int, stop: int,
+) -> bool:  # fmt: skip
+    """Decode sets, and keep them or only their sizes; False if these bytes are no sets'."""
+    topk = sets.shape[1]
+    found, is_bad = np.empty(topk, np.int64), False
+    mask = np.uint64((1 << low_bits) - 1)
+    for chunk in range(start, stop):
+        size = 0
+        for first in range(0, row_bits, 64):
+            marks = _get(rows, chunk * row_bits + first, min(64, row_bits - first))
+            while marks:
+                lowest = marks & (~marks + np.uint64(1))
+                marks ^= lowest
+                if size == topk:
+                    return False
+                found[size] = first + _PLACES[(lowest * np.uint64(_DE_BRUIJN)) >> np.uint64(58)] - size
+                size += 1
+        last = np.int64(-1)
+        at = chunk * topk * low_bits
+        for entry in range(topk):
+            word, shift = at >> 6, np.uint64(at & 63)
+            low = np.int64((lows[word] >> shift | lows[word + 1] << np.uint64(1) << (np.uint64(63) - shift)) & mask)
+            at += low_bits
+            if entry < size:
+                place = found[entry] << low_bits | low
+                is_bad |= place <= last
+                last = place
+            else:
+                is_bad |= low > 0
+                place = area
+            if is_kept:
+                sets[chunk, entry] = place
+        is_bad |= last >= area
+        sizes[chunk] = size
+    return not is_bad
+
+
+def encode_positions(
+    sets: NDArray[np.int32], area: int, low_bits: int, row_bits: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    chunks, topk = sets.shape
+    lows, rows = (np.zeros(chunks * bits // 64 + 2, dtype=np.uint64) for bits in (topk * low_bits, row_bits))
+    share(chunks, lambda start, stop: _put_positions(sets, area, low_bits, row_bits, lows, rows, start, stop), _UNIT)
+    low_bytes, row_bytes = (get_packed_bytes(chunks * bits) for bits in (topk * low_bits, row_bits))
+    return lows.view(np.uint8)[:low_bytes], rows.view(np.uint8)[:row_bytes]
+
+
+def decode_positions(
+    lows: NDArray[np.uint8], rows: NDArray[np.uint8], area: int, low_bits: int, row_bits: int,
+    sets: NDArray[np.int32], sizes: NDArray[np.int64],
+) -> bool:  # fmt: skip
+    """Decode sets and their sizes; if `sets` has no row for each chunk, only the sizes."""
+    is_kept = sets.shape[0] == sizes.size
+    words, all_good = (_to_words(lows), _to_words(rows)), [True]
+
+    def run(start: int, stop: int) -> None:
+        if not _get_positions(*words, area, low_bits, row_bits, sets, sizes, is_kept, start, stop):
+            all_good[0] = False
+
+    share(sizes.size, run)
+    return all_good[0]
+
+
+@compile_loops
+def _rank(
+    sets: NDArray[np.int32], high_table: Words, low_table: Words, first_high: Words, first_low: Words, high: Words,
+    low: Words, start: int, stop: int,
+) -> None:  # fmt: skip
+    topk, area = sets.shape[1], low_table.shape[1] - 1
+    for chunk in range(start, stop):
+        size, above, below = 0, np.uint64(0), np.uint64(0)
+        for entry in range(topk):
+            place = sets[chunk, entry]
+            if place >= area:
+                break
+            size += 1
+            step = low_table[size, place]
+            below += step
+            above += high_table[size, place] + np.uint64(below < step)  # carry
+        below += first_low[size]
+        high[chunk] = above + first_high[size] + np.uint64(below < first_low[size])
+        low[chunk] = below
+
+
+@compile_loops
+def _unrank(
+    high: Words, low: Words, sizes: NDArray[np.int64], high_table: Words, low_table: Words, narrow: int,
+    estimates: NDArray[np.float64], sets: NDArray[np.int32], start: int, stop: int,
+) -> None:  # fmt: skip
+    """The sets with these ranks within their sizes; `high` and `low` are used up."""
+    topk, area = sets.shape[1], low_table.shape[1] - 1
+    ranks, places = np.empty(_BLOCK, np.float64), np.empty(_BLOCK, np.int64)
+    for first in range(start, stop, _BLOCK):
+        block = slice(first, min(first + _BLOCK, stop))
+        above, below, held = high[block], low[block], sizes[block]
+        for j in range(topk, 0, -1):
+            if j == 1:
+                for row in range(below.size):
+                    sets[first + row, 0] = below[row] if held[row] else area
+                continue
+            for row in range(below.size):
+                ranks[row] = np.float64(below[row])
+            if j > narrow:
+                for row in range(below.size):
+                    ranks[row] += np.float64(above[row]) * 18446744073709551616.0
+            _estimate(ranks[: below.size], estimates[j, 0], estimates[j, 1], places)
+            if j > narrow:
+                _settle_wide(above, below, high_table[j], low_table[j], j, places)
+            else:
+                _settle(below, low_table[j], j, places)
+            _subtract(above, below, high_table[j], low_table[j], j, places, held)
+            for row in range(below.size):
+                sets[first + row, j - 1] = places[row] if held[row] >= j else area
+
+
+@compile_loops
+def _subtract(
+    above: Words, below: Words, high_table: Words, low_table: Words, j: int, places: NDArray[np.int64],
+    held: NDArray[np.int64],
+) -> None:  # fmt: skip
+    for row in range(below.size):
+        is_held = np.uint64(held[row] >= j)
+        rest = below[row]
+        step = low_table[places[row]] * is_held
+        below[row] = rest - step
+        above[row] -= high_table[places[row]] * is_held + np.uint64(rest < step)
+
+
+@compile_loops
+def _estimate(
+    ranks: NDArray[np.float64], firsts: NDArray[np.float64], slopes: NDArray[np.float64], places: NDArray[np.int64]
+) -> None:
+    bits = ranks.view(np.int64)
+    for row in range(ranks.size):
+        segment = max(0, (bits[row] >> _FRACTION_BITS) - _FIRST_SEGMENT)
+        fraction = np.float64(bits[row] & ((1 << _FRACTION_BITS) - 1))
+        places[row] = np.int64(firsts[segment] + slopes[segment] * fraction)
+
+
+@compile_loops
+def _settle(below: Words, table: Words, j: int, places: NDArray[np.int64]) -> None:
+    """The largest positions whose numbers are not above the ranks, from estimates."""
+    last = table.size - 2
+    for row in range(below.size):
+        place, rest = places[row], below[row]
+        place += np.int64(table[place + 1] <= rest)
+        while place < last and table[place + 1] <= rest:
+            place += 1
+        while place >= j and table[place] > rest:
+            place -= 1
+        places[row] = place
+
+
+@compile_loops
+def _is_above(high_table: Words, low_table: Words, place: int, high: int, low: int) -> bool:
+    return (high_table[place] > high) | ((high_table[place] == high) & (low_table[place] > low))
+
+
+@compile_loops
+def _settle_wide(
+    above: Words, below: Words, high_table: Words, low_table: Words, j: int, places: NDArray[np.int64]
+) -> None:
+    last = low_table.size - 2
+    for row in range(below.size):
+        place, high, low = places[row], above[row], below[row]
+        place += 1 - np.int64(_is_above(high_table, low_table, place + 1, high, low))
+        while place < last and not _is_above(high_table, low_table, place + 1, high, low):
+            place += 1
+        while place >= j and _is_above(high_table, low_table, place, high, low):
+            place -= 1
+        places[row] = place
+
+
+def rank(coder: Any, sets: NDArray[np.int32]) -> tuple[Words, Words]:
+    """`EnumerativeCoder.rank` of all sets."""
+    high, low = (np.empty(sets.shape[0], dtype=np.uint64) for _ in range(2))
+    share(sets.shape[0], lambda start, stop: _rank(sets, *coder.tables, high, low, start, stop))
+    return high, low
+
+
+def unrank(coder: Any, high: Words, low: Words, sizes: NDArray[np.int64]) -> NDArray[np.int32]:
+    """`EnumerativeCoder.unrank` of all ranks."""
+    high_table, low_table, first_high, first_low = coder.tables
+    high = high - first_high[sizes] - (low < first_low[sizes])
+    low = low - first_low[sizes]
+    sets = np.empty((sizes.size, coder.topk), dtype=np.int32)
+    estimates = _make_estimates(coder)
+
+    def run(start: int, stop: int) -> None:
+        _unrank(high, low, sizes, high_table, low_table, coder.narrow, estimates, sets, start, stop)
+
+    share(sizes.size, run)
+    return sets
+
+
+@lru_cache(maxsize=16)
+def _make_estimates(coder: Any) -> NDArray[np.float64]:
+    """Estimated positions, [j, 2, segment]: at the first rank of a segment, and what a unit of the fraction adds.
+
+    A segment is all ranks with the same exponent and first bits of the fraction.
+    """
+    segment = np.arange(((coder.bits + 1) << _SEGMENT_BITS) + 1)
+    parts = 1 << _SEGMENT_BITS
+    firsts = np.ldexp(1 + segment % parts / parts, segment // parts)
+    made = np.zeros((coder.topk + 1, 2, segment.size - 1))
+    for j in range(1, coder.topk + 1):
+        places = np.clip(coder.estimate(j, firsts) - _TOO_LOW, j - 1, coder.area - 1)
+        made[j, 0] = places[:-1]
+        made[j, 1] = np.diff(places) / (1 << _FRACTION_BITS)
+    return made
+
+
+@compile_loops
+def _get_values(
+    signs: NDArray[np.uint8], levels: NDArray[np.uint8], fours: NDArray[np.uint32], start: int, stop: int
+) -> None:
+    """Values of some bytes of both planes, eight at each; without levels that plane is empty."""
+    for place in range(start, stop):
+        sign = np.int64(signs[place])
+        level = np.int64(levels[place]) if levels.size else 0
+        fours[2 * place] = _FOURS[(level & 15) << 4 | (sign & 15)]
+        fours[2 * place + 1] = _FOURS[level & 240 | sign >> 4]
+
+
+@compile_loops
+def _end_values(
+    sets: NDArray[np.int32], area: int, exponents: NDArray[np.int8], values: NDArray[np.int8], start: int, stop: int
+) -> bool:
+    """Make values beyond the sizes of sets zero; False if bits are set there, or an exponent breaks a rule."""
+    is_bad = False
+    for chunk in range(start, stop):
+        size = sets.shape[1]
+        while size and sets[chunk, size - 1] == area:
+            size -= 1
+            is_bad |= values[chunk, size] != 1
+            values[chunk, size] = 0
+        if exponents.size:
+            exponent = exponents[chunk]
+            is_bad |= exponent > 0 or exponent < LEAST_EXPONENT or (exponent and not size)
+    return not is_bad
+
+
+def decode_values(
+    planes: Sequence[NDArray[np.uint8]], exponents: NDArray[np.int8] | None, sets: NDArray[np.int32], area: int
+) -> NDArray[np.int8] | None:
+    """Values of planes of signs and levels, int8 [chunks, topk]; None if one of them or an exponent breaks a rule."""
+    if not all(is_padding_zero(plane, sets.size) for plane in planes):
+        return None
+    signs, levels = planes[0], planes[1] if len(planes) > 1 else np.empty(0, dtype=np.uint8)
+    fours, all_good = np.empty(2 * signs.size, dtype=np.uint32), [True]
+    values = fours.view(np.int8)[: sets.size].reshape(sets.shape)
+    scales = np.empty(0, dtype=np.int8) if exponents is None else exponents
+
+    def end(start: int, stop: int) -> None:
+        if not _end_values(sets, area, scales, values, start, stop):
+            all_good[0] = False
+
+    share(signs.size, lambda start, stop: _get_values(signs, levels, fours, start, stop))
+    share(sets.shape[0], end)
+    return values if all_good[0] else None

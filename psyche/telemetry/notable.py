@@ -15,6 +15,7 @@ NOTABLE: Final[dict[type[types.Event], Callable[[Any], str]]] = {
     types.TrainerLost: lambda event: f"lost its trainer: {event.reason}",
     types.Dropped: lambda event: f"was {format_drop(event)}",
     types.SourceRefused: lambda event: f"refuses peer {event.peer.hex()}, which {event.reason}",
+    types.PlaceFailed: lambda event: f"got no weights from {event.place}: {event.reason}",
     types.ModelFilesDiffer: lambda event: f"{event.path} is not the run's model: {event.files}; {event.hint}",
     types.Rollback: lambda event: f"the run went back to step {event.step}",
     types.ServerRecovered: lambda event: f"continues from its journal after {format_seconds(event.gap_s)}",

@@ -29,6 +29,13 @@ class SourceRefused(Event, level=WARNING):
     reason: str
 
 
+class PlaceFailed(Event, level=WARNING):
+    """A place on record did not give the weights; the client takes them from another one or from peers."""
+
+    place: str
+    reason: str
+
+
 class ModelFilesDiffer(Event, level=WARNING):
     """The client's model folder differs from the run's: which files, and what to do."""
 

@@ -130,6 +130,7 @@ class Loader:
                 reasons.append(f"{place.name}: was not read in time; what is here is gone on with")
             except (StorageError, TrainerError, NetworkError) as error:
                 reasons.append(str(error))
+            self._log(types.PlaceFailed(place=place.name, reason=reasons[-1]))
         if offer is None or digest is None:
             raise NetworkError("; ".join(reasons))
         return await self._fetch_offer(state, offer, digest, deadline, progress)

@@ -77,19 +77,19 @@ class Accounts:
         self.ended = max(self.ended, t)
         self.seen += 1
         # Before what follows: the reference may be a client, whose own account goes on below.
-        if isinstance(event, types.StateChanged) and node == self.reference:
+        if node == self.reference and isinstance(event, types.StateChanged):
             self._take_state(t, event)
         if node == WORLD:
             self._take_world(t, event)
-        elif isinstance(event, types.ProcessKilled):  # of a testnet
-            self._take_death(event.name, t, is_killed=True)
-        elif isinstance(event, types.ProcessEnded):
-            self._take_death(event.name, t)
         elif node == SERVER:
             if isinstance(event, types.ClientWithdrawn):
                 self._take_withdrawal(event.key)
         elif handler := self._handlers.get(type(event)):
             handler(self._get(node), t, event)
+        elif isinstance(event, types.ProcessKilled):  # of a testnet
+            self._take_death(event.name, t, is_killed=True)
+        elif isinstance(event, types.ProcessEnded):
+            self._take_death(event.name, t)
 
     def wants(self, node: str, event: types.Event) -> bool:
         return type(event) in self._handlers or node == WORLD

@@ -132,13 +132,13 @@ class RunView:
         kind = type(event)
         self.revision += 1
         self.updated = max(self.updated, t)
-        if kind is types.Unknown or not self._has_place(node):
+        view = self.nodes.get(node)
+        if kind is types.Unknown or (view is None and len(self.nodes) >= MAX_NODES and node != SERVER):
             self.passed.unknown += 1
             return
         if (handler := self._handlers.get(kind)) is not None:
             handler(t, node, event)
         if node != SERVER:
-            view = self.nodes.get(node)
             if view is None:
                 view = self.nodes[node] = NodeView(node)
             view.update(t, event)
@@ -146,9 +146,6 @@ class RunView:
         if event.level >= types.INFO:
             self._numbers += 1
             self._notes.append((self._numbers, entry))
-
-    def _has_place(self, node: str) -> bool:
-        return node in self.nodes or node == SERVER or len(self.nodes) < MAX_NODES
 
     def get_lines(self, after: int = 0) -> list[LineView]:
         """What deserved a line, of those that are kept the ones after a number."""
@@ -412,16 +409,18 @@ class RunView:
 
     def _find_lost_backend(self) -> Trouble | None:
         """What is wrong if none of the clients whose logs are here reaches the record."""
-        nodes = [view for view in self.nodes.values() if view.phase != ENDED and self._is_here(view.node)]
+        absent = self._troubles.find_absent(self.accounts.find_node)
+        nodes = [view for view in self.nodes.values() if self._is_here(view) and view.node not in absent]
         if not nodes or any(view.note_type is not types.BackendLost for view in nodes):
             return None
         return Trouble(
             "still", "", "no member whose log is here reaches the run's record", max(one.noted for one in nodes)
         )
 
-    def _is_here(self, node: str) -> bool:
-        account = self.accounts.nodes.get(node)
-        return account is None or account.away_since is None
+    def _is_here(self, view: NodeView) -> bool:
+        account = self.accounts.nodes.get(view.node)
+        is_heard = self.updated - view.updated < REFERENCE_S and view.phase != ENDED
+        return is_heard and (account is None or account.away_since is None)
 
 
 def _count_missed(name: str, judged: Sequence[RoundAccount]) -> dict[str, int]:

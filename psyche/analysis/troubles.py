@@ -78,6 +78,10 @@ class Troubles:
         if event.cause in _OWN_WILL:
             self._left.add(node)
 
+    def find_absent(self, find_node: Callable[[bytes], str]) -> set[str]:
+        """The nodes that the server has lost."""
+        return {find_node(key) for key in self._gone}
+
     # --- all of them ---------------------------------------------------------------------------------
 
     def find(

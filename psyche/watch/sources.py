@@ -19,7 +19,8 @@ from psyche.wire.backend import Members, NotOwner, RequestRefused
 LOOK_S: Final = 0.5  # between two looks at logs
 ASK_S: Final = 1.5  # between two questions to a backend
 HISTORY_S: Final = 2.0  # for the run's course, which is asked for again if it does not come
-ANSWER_S: Final = 2.5  # a backend that takes longer does not answer
+ANSWER_S: Final = 1.4  # a backend that takes longer does not answer, if its last answer took a third at most
+MAX_ANSWER_S: Final = 20.0
 NEW_LOGS_S: Final = 2.0  # between two looks for logs of further nodes
 EVENTS_AT_ONCE: Final = 20_000
 MAX_BUFFER_BYTES: Final = 8 << 20  # of all logs together
@@ -95,8 +96,8 @@ class LogSource:
 
 
 def _read_all(tail: EventTail, size_bytes: int) -> Iterator[Entry]:
-    while lines := tail.read(size_bytes):
-        yield from map(read_entry, lines)
+    while raws := tail.read_raw(size_bytes):
+        yield from map(read_entry, tail.decode(raws))
 
 
 class RunSource:
@@ -115,33 +116,40 @@ class RunSource:
         self._say = say
         self._now = now
         self._asked_step = -1
-        self._has_answered = False
+        self._patience_s = float("inf")  # until it has answered
 
     async def refresh(self) -> bool:
-        with trio.move_on_after(ANSWER_S if self._has_answered else float("inf")):
-            await self._ask()
-            return False
-        self.view.take_problem("the run's backend does not answer; trying again", self._now())
+        started = trio.current_time()
+        with trio.move_on_after(self._patience_s) as scope:
+            step = await self._ask()
+            if step is None:
+                return False
+            self._patience_s = min(MAX_ANSWER_S, max(ANSWER_S, 3 * (trio.current_time() - started)))
+            scope.deadline = float("inf")  # the run's course has its own
+            if step != self._asked_step:
+                await self._ask_history(step)
+        if scope.cancelled_caught:
+            self._patience_s = min(MAX_ANSWER_S, 2 * self._patience_s)
+            self.view.take_problem("the run's backend does not answer; trying again", self._now())
         return False
 
-    async def _ask(self) -> None:
+    async def _ask(self) -> int | None:
+        """Take the run as it is; return the steps on record, or None if the backend cannot be reached."""
         view = self.view
         try:
             status = await self._administration.get_status()
             members = await self._get_members()
-            if status.step != self._asked_step:
-                await self._ask_history(status.step)
         except (HandshakeError, RequestRefused):
             raise  # it was heard and refused: the same question gets the same answer
         except (BackendError, WireError) as error:
-            if not self._has_answered:
+            if self._patience_s == float("inf"):
                 raise
             view.take_problem(str(error), self._now())
-            return
-        self._has_answered = True
+            return None
         view.take_status(status, self._now())
         if members is not None:
             view.take_members(members, self._administration.name_key)
+        return status.step
 
     async def _ask_history(self, step: int) -> None:
         """Ask for the run's course: endpoints of a chain may be slow, and older servers tell none."""

@@ -236,5 +236,10 @@ def test_faults_strike_at_their_call_as_often_as_asked() -> None:
             except MemoryError:
                 struck.append(operation)
     assert struck == ["train", "train", "apply"]
+    faults = FaultInjector("flip:apply@2")
+    for is_flipped in (False, True, False):
+        faults.begin("apply")
+        faults.strike()
+        assert faults.is_flipped == is_flipped
     with pytest.raises(ConfigError, match="'oom' must have the form"):
         FaultInjector("oom")

@@ -1,6 +1,5 @@
 """The page in a real browser: served by the command and saved, with strangers' texts, keys, colours and widths."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,23 +7,18 @@ from typing import Any
 import pytest
 from kits.commands import call
 from kits.log import make
+from watch.browser_kit import open_browser, open_tab
 from watch.page_kit import Logs, run_command
 
 from psyche.telemetry import types
 
-CHROME = shutil.which("chromium-headless-shell") or ""
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage"]
 EVIL = '<img src=x onerror="hacked=1"></script><script>hacked=1</script>'
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-if not CHROME:
-    pytest.skip("no browser: apt-get install --no-install-recommends chromium-headless-shell", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        yield started.chromium.launch(executable_path=CHROME, args=FLAGS)
+    with open_browser() as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -34,14 +28,6 @@ def logs(tmp_path: Path) -> Logs:
         found.play(height)
     found.wait("ada", found.unix + 30)
     return found
-
-
-def open_tab(browser: Any, address: str, problems: list[str], **options: Any) -> Any:
-    tab = browser.new_context(**options).new_page()
-    tab.on("pageerror", lambda error: problems.append(str(error)))
-    tab.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
-    tab.goto(address)
-    return tab
 
 
 def test_the_page_says_who_is_waited_for_and_follows_the_run(browser: Any, logs: Logs) -> None:

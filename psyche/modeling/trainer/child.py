@@ -148,6 +148,8 @@ class CallLoop:
                 return self._engine.train(request, lambda: self._beat_train(call, beat))
             case ApplyRequest():
                 beat()
+                if self._faults.is_flipped:
+                    self._engine.spoil()
                 return self._engine.apply(request)
             case SnapshotRequest():
                 return self._engine.snapshot(request, beat)

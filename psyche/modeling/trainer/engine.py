@@ -349,6 +349,11 @@ class TrainerEngine:
         )  # fmt: skip
         return ApplyReply(weight_part=part, is_full=is_full, seconds=time.perf_counter() - started)
 
+    def spoil(self) -> None:
+        """Change a weight, as memory that fails would; not one that several ranks hold. For tests."""
+        first = next(iter(self._get_loaded().replica.tensors.values()))
+        first.detach().view(-1)[0] += 1.0
+
     def _update(self, loaded: _Loaded, request: ApplyRequest) -> None:
         try:
             loaded.replica.apply(request.payloads, request.lr, loaded.optimizer.weight_decay or 0.0)

@@ -21,6 +21,7 @@ import msgspec
 
 MAX_TEXT: Final = 4_000  # characters of one text field
 MAX_START: Final = 1_000  # of a longer text its start, and the rest from its end: a traceback ends with the error
+MAX_INTEGER: Final = 1 << 64
 REQUIRED: Final = object()  # stands for the default of a field that has none
 Hex = bytes  # as the log shows them; types have fields named `bytes`
 Convert = Callable[[Any], Any]
@@ -112,9 +113,14 @@ def read_plain(name: str, plain: Mapping[str, Any]) -> Event:
     if cls is None:
         return Unknown(name=name, fields=dict(plain))
     try:
-        return cls(**{one.name: one.from_plain(plain[one.name]) for one in get_fields(cls) if one.name in plain})
+        return cls(**{field: read(plain[field]) for field, read in _get_readers(cls) if field in plain})
     except (TypeError, ValueError, LookupError, OverflowError):  # a float of 400 digits overflows
         return Unknown(name=name, fields=dict(plain))
+
+
+@functools.cache
+def _get_readers(cls: type[Event]) -> tuple[tuple[str, Convert], ...]:
+    return tuple((one.name, one.from_plain) for one in get_fields(cls))
 
 
 # --- values ---------------------------------------------------------------------------------------------
@@ -153,6 +159,8 @@ def _get_reader(hint: Any) -> Convert:
         (inner,) = (_get_reader(one) for one in get_args(hint) if one is not NoneType)
         return lambda plain: None if plain is None else inner(plain)
     if origin is tuple:
+        if get_args(hint)[0] is int:
+            return _read_integers
         item = _get_reader(get_args(hint)[0])
         return lambda plain: tuple(item(one) for one in _check(list, plain))
     if origin is dict:
@@ -172,12 +180,25 @@ def _get_scalar_reader(hint: Any) -> Convert:
 
 
 def _read_integer(plain: Any) -> int:
-    if abs(_check(int, plain)) >= 1 << 64:
+    if type(plain) is not int:  # nor a bool, which isinstance takes for one
+        raise TypeError(f"{plain!r} is no integer")
+    if not -MAX_INTEGER < plain < MAX_INTEGER:
         raise OverflowError(f"{plain} is more than any field has")
     return plain
 
 
+def _read_integers(plain: Any) -> tuple[int, ...]:
+    """All at once: the members of a round are up to 256, in several events of each of them."""
+    if _check(list, plain) and {*map(type, plain)} != {int}:
+        raise TypeError(f"{plain!r} are no integers")
+    for one in (min(plain, default=0), max(plain, default=0)):
+        _read_integer(one)
+    return tuple(plain)
+
+
 def _read_number(plain: Any) -> float:
+    if type(plain) is float:
+        return plain
     return float(_check(str, plain) if isinstance(plain, str) else _check((int, float), plain))
 
 

@@ -75,7 +75,7 @@ NOT_USED_YET: Final[dict[str, frozenset[str]]] = {
     "Coordinator": frozenset({"challenges", "bootstrap"}),
     "Slot": frozenset({"anchor"}),
     "ResultHeader": frozenset(
-        {"flags", "momentum_before", "momentum_after", "lookahead_root", "work_root"} | {"result_kind", "piece_samples"}
+        {"flags", "momentum_before", "momentum_after", "work_root"} | {"result_kind", "piece_samples"}
     ),
 }
 MARK: Final = " †"

@@ -37,9 +37,9 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
             f"{get_variant_name(model.data_location.kind)!r} has not; use 'Preprocessed' or 'Server'"
         )
     if model.optimizer.kind == OptimizerKind.ADAMW:
-        found.append("model.LLM.optimizer 'AdamW' trains in one process only (`psyche train`); what runs: 'Distro'")
-    if model.optimizer.kind == OptimizerKind.LOCAL_STEPS:
-        found.append("model.LLM.optimizer 'LocalSteps' cannot train yet in this version; what runs: 'Distro'")
+        found.append(
+            "model.LLM.optimizer 'AdamW' trains in one process only (`psyche train`); what runs: 'Distro', 'LocalSteps'"
+        )
     if config is not None and config.data_root != ZERO32 and model.data_location.kind is DataLocationKind.WEIGHTED_HTTP:
         found.append(
             "config.data_root must not be set with data_location 'WeightedHttp': a manifest is of one place, a mix has "

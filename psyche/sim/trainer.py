@@ -8,11 +8,12 @@ depend on their order in the last bits, these in the first. float32, equal on ev
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
 import numpy as np
 import trio
 from blake3 import blake3
@@ -42,8 +43,10 @@ from psyche.wire.crypto import blake3_hash, blob_id_of
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,
+    Contribution,
     LoadReply,
     LoadRequest,
+    MergeRequest,
     SnapshotReply,
     SnapshotRequest,
     TrainReply,
@@ -89,7 +92,7 @@ class Memo:
 
 class PayloadCodec:
     def __init__(self, optimizer: Optimizer) -> None:
-        shapes = {TENSOR: SHAPE}
+        self.optimizer, shapes = optimizer, {TENSOR: SHAPE}
         self.plan: TransformPlan = compute_run_plan(shapes, optimizer)
         self._votes = Memo()
         self._checked = Memo()
@@ -103,7 +106,8 @@ class PayloadCodec:
             keys = np.frombuffer(drawn, dtype="<u4").reshape(shape)
             order = np.sort(np.argsort(keys, axis=1, kind="stable")[:, : group.k], axis=1)
             signs = (np.take_along_axis(keys, order, axis=1) & 1).astype(np.int8) * np.int8(2) - np.int8(1)
-            sets.append(ChunkSets(order.astype(np.int32), signs))
+            exponents = np.zeros(group.chunks, dtype=np.int8) if group.scaled_bits else None
+            sets.append(ChunkSets(order.astype(np.int32), signs, exponents))
         return encode_payload(self.plan, sets)
 
     def check(self, plan: TransformPlan, body: bytes) -> None:
@@ -159,6 +163,7 @@ class SimTrainer:
     _sent: set[int] = field(default_factory=set)  # heights of this momentum's results without an outcome yet
     _epochs: dict[int, int] = field(default_factory=dict)  # by height: the epoch in which it was last trained
     _cancel: trio.Event | None = None
+    _waiting: tuple[TrainRequest, float] | None = None  # a round of local steps before its merge, and what it takes yet
 
     async def start(self) -> None:
         await trio.sleep(self.machine.restart_s)
@@ -169,6 +174,7 @@ class SimTrainer:
 
     def _lose(self) -> None:
         self.weights, self.momentum, self.trained = None, ZERO32, 0
+        self._waiting = None
         self._sent.clear()
 
     def _check_alive(self) -> None:
@@ -228,23 +234,48 @@ class SimTrainer:
 
     def compute_part(self) -> bytes:
         """What a digest is made of: the weight root, without the values where those of members differ (S2)."""
-        if self.codec.plan.one_bit:
+        if self.codec.optimizer.is_exact:
             return self.compute_root()
         blank = blank_values(Manifest(self._get_entries(), get_file_entries(self.files)))
         return blake3_hash(encode_manifest(blank.tensors, blank.files))
 
     async def train(self, request: TrainRequest) -> TrainReply:
         self._check_alive()
-        weights = self._get_weights()
+        self._give_up()
         self._note_outcomes(request)
         seconds = request.samples * self.machine.sample_s + self.machine.step_s
         seconds *= 1 + self.machine.spread * (2 * self.rng.random() - 1)
-        await self._work(seconds)
-        if self._cancel is not None and self._cancel.is_set():
+        optimizer = self.codec.optimizer
+        if not (optimizer.merge_step and request.in_flight and request.height):
+            return await self._train_on(request, seconds, request.own)
+        first_s = seconds * optimizer.merge_step / optimizer.inner_steps
+        if await self._is_cancelled_in(first_s):
+            self._retell(request)
+            return self._reply(request, b"", first_s, cancelled=True)
+        self._waiting = request, seconds - first_s
+        return msgspec.structs.replace(self._reply(request, b"", first_s, cancelled=False), waits_for_merge=True)
+
+    async def merge(self, request: MergeRequest) -> TrainReply:
+        self._check_alive()
+        if self._waiting is None:
+            raise TrainerError("merge: no round waits for it; train first")
+        (begun, left_s), self._waiting = self._waiting, None
+        return await self._train_on(begun, left_s, request.held)
+
+    def _give_up(self) -> None:
+        if self._waiting is not None:
+            self._retell(self._waiting[0])
+            self._waiting = None
+
+    async def _train_on(self, request: TrainRequest, seconds: float, in_flight: Sequence[Contribution]) -> TrainReply:
+        """Train to the end; of local steps `in_flight` is what they begin from beside the weights."""
+        weights = self._get_weights()
+        if await self._is_cancelled_in(seconds):
             self._retell(request)
             return self._reply(request, b"", seconds, cancelled=True)
         gradient = bytes([self.machine.numeric_class]) + b"".join(self.files.values())
-        self.momentum = blake3_hash(weights.tobytes(), request.tokens, self.momentum, gradient)
+        seen = b"".join(one.payload for one in in_flight)
+        self.momentum = blake3_hash(weights.tobytes(), request.tokens, self.momentum, gradient, seen)
         self.trained += 1
         self._sent.add(request.height)
         self._epochs[request.height] = request.epoch
@@ -252,7 +283,8 @@ class SimTrainer:
         payload = payload if self.tamper is None else self.tamper(payload)
         return self._reply(request, payload, seconds, cancelled=False)
 
-    async def _work(self, seconds: float) -> None:
+    async def _is_cancelled_in(self, seconds: float) -> bool:
+        """Compute for so long, or until it is cancelled."""
         self._cancel = trio.Event()
         if self.faults.hang_s:
             hang_s, self.faults.hang_s = self.faults.hang_s, 0.0
@@ -263,6 +295,7 @@ class SimTrainer:
         with trio.move_on_after(seconds):
             await self._cancel.wait()
         self._check_alive()
+        return self._cancel.is_set()
 
     def _note_outcomes(self, request: TrainRequest) -> None:
         for outcome in request.decided:
@@ -288,6 +321,7 @@ class SimTrainer:
         return TrainReply(
             payload=payload, loss=2.0, grad_norm=1.0, tokens=request.samples * request.sequence_length,
             seconds=seconds, compute_seconds=seconds, micro_batch_size=1, train_count=self.trained, cancelled=cancelled,
+            inner_steps=min(request.samples, self.codec.optimizer.inner_steps),
         )  # fmt: skip
 
     async def apply(self, request: ApplyRequest) -> ApplyReply:
@@ -297,8 +331,8 @@ class SimTrainer:
         weights = self._get_weights()
         if request.run_update:
             total = np.zeros(WEIGHTS, dtype=np.float32)
-            for body in request.payloads:
-                total = total / np.float32(2) + self.codec.get_votes(body)
+            for one in request.contributions:
+                total = total / np.float32(2) + self.codec.get_votes(one.payload) * np.float32(one.inner_steps or 1)
             moved = (weights - np.float32(request.lr) * total).astype(np.float32)
             self._flip(moved)
             self.weights = moved

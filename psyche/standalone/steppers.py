@@ -14,8 +14,9 @@ from psyche.core.encoding.plan import compute_run_plan
 from psyche.errors import TrainerError
 from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.optimizer import Distro
-from psyche.modeling.local.exchange import Exchange, Part
-from psyche.modeling.local.inner import InnerSteps, Moves, split_samples
+from psyche.modeling.local.exchange import Part
+from psyche.modeling.local.inner import split_samples
+from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.model import get_shapes
 from psyche.modeling.trainer.batch import Gradients, compute_gradients
 from psyche.standalone.settings import OptimizerName, TrainSettings
@@ -180,52 +181,45 @@ class LocalStepper(_PeersStepper[Part]):
     ) -> None:
         super().__init__(model, parameters, settings, device)
         optimizer = settings.get_optimizer()
-        self._exchanges = [Exchange(parameters, self._plan, settings.decay) for _ in range(settings.peers)]
-        self._inner = [InnerSteps(parameters, optimizer) for _ in range(settings.peers)]
+        self._peers = [LocalSteps(parameters, self._plan, optimizer) for _ in range(settings.peers)]
         self._schedule = settings.schedule.make(settings.steps)
 
     def step(self, tokens: torch.Tensor, number: int, lr: float, previous_lr: float) -> StepReport:  # noqa: ARG002
         self._apply_due(lr)
         rates = (lr, compute_learning_rate(self._schedule, number + 1))
-        masters, loss, norm, sent_bytes = self._copy(), 0.0, 0.0, 0
+        loss, norm, sent_bytes = 0.0, 0.0, 0
         parts: list[Part] = []
-        for place, share in enumerate(torch.tensor_split(tokens, len(self._inner))):
-            report, deltas = self._train(place, share, number, rates)
-            payload = self._exchanges[place].compress(
-                deltas, self._get_decided(number), in_flight=self._settings.overlap, height=number
+        for place, share in enumerate(torch.tensor_split(tokens, len(self._peers))):
+            report = self._train(place, share, number, rates)
+            peer = self._peers[place]
+            payload = peer.exchange.compress(
+                peer.end(), self._get_decided(number), in_flight=self._settings.overlap, height=number
             )
-            self._restore(masters)
             parts.append(Part(decode_payload(self._plan, payload), min(len(share), self._settings.inner_steps)))
             loss += report.loss * len(share) / len(tokens)
             norm, sent_bytes = max(norm, report.grad_norm), len(payload)
         self._on_their_way.append(parts)
         return StepReport(loss, norm, sent_bytes)
 
-    def _train(
-        self, place: int, share: torch.Tensor, number: int, rates: tuple[float, float]
-    ) -> tuple[StepReport, dict[str, torch.Tensor]]:
-        """The inner steps of a peer's round: their mean loss and largest norm, and what they moved."""
-        exchange, inner = self._exchanges[place], self._inner[place]
+    def _train(self, place: int, share: torch.Tensor, number: int, rates: tuple[float, float]) -> StepReport:
+        """The inner steps of a peer's round: their mean loss and largest norm."""
+        peer, loss, norm = self._peers[place], 0.0, 0.0
         held = self._on_their_way[-1] if self._settings.overlap and self._on_their_way else []
-        exchange.apply(held[place : place + 1], self._settings.outer_rate)
-        moves, loss, norm = Moves(list(self._parameters.values())), 0.0, 0.0
-        inner.begin_round()
+        peer.begin(held[place : place + 1])
+        may_merge = bool(held) and self._settings.merge_step > 0
         for step, rows in split_samples(len(share), self._settings.inner_steps):
-            if held and step and step == self._settings.merge_step:
-                moves.shift(lambda: self._merge(place, held))
+            if may_merge and step >= self._settings.merge_step:
+                peer.merge(held)
+                may_merge = False
             gradients = self._compute(share[rows], number)
-            inner.step(gradients, inner.get_rate(step, rates))
+            peer.step(step, gradients.tensors, rates)
             loss += gradients.loss * (rows.stop - rows.start) / len(share)
             norm = max(norm, gradients.norm)
-        return StepReport(loss, norm, 0), dict(zip(self._parameters, moves.take(), strict=True))
-
-    def _merge(self, place: int, held: list[Part]) -> None:
-        self._exchanges[place].apply(held[place : place + 1], -self._settings.outer_rate)
-        self._exchanges[place].apply(held, self._settings.outer_rate)
+        return StepReport(loss, norm, 0)
 
     def _apply(self, results: list[Part], lr: float) -> None:
         del lr
-        self._exchanges[0].apply(results, self._settings.outer_rate)
+        self._peers[0].apply(results)
 
 
 STEPPERS: Final = {

@@ -20,6 +20,7 @@ from psyche.wire.trainer import (
     ApplyRequest,
     LoadReply,
     LoadRequest,
+    MergeRequest,
     SnapshotReply,
     SnapshotRequest,
     TrainReply,
@@ -206,6 +207,10 @@ class Trainer(Protocol):
         """Train one batch and return the compressed payload; after `cancel` the reply says `cancelled`."""
         ...
 
+    async def merge(self, request: MergeRequest) -> TrainReply:
+        """Go on with a round of local steps after a reply of `train` that waits for it."""
+        ...
+
     async def apply(self, request: ApplyRequest) -> ApplyReply:
         """Apply a decided set bit-exactly and return the weight part of the state digest."""
         ...
@@ -215,7 +220,7 @@ class Trainer(Protocol):
         ...
 
     async def cancel(self) -> None:
-        """End the running `train` at the next micro-batch and undo its changes (A4)."""
+        """End the running `train` or `merge` at the next micro-batch and undo its changes (A4)."""
         ...
 
     async def stop(self) -> None:

@@ -116,6 +116,13 @@ class LoadReply(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     notices: tuple[str, ...] = ()
 
 
+class Contribution(msgspec.Struct, frozen=True, kw_only=True):
+    """A member's payload, and of local steps how many inner steps it is of."""
+
+    payload: bytes
+    inner_steps: int = 0
+
+
 class TrainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     """Train one batch with the current weights.
 
@@ -123,6 +130,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     `lr` is that of this round, `lookahead_lr` that of the previous round (0: no look-ahead). `decided` are the record's
     decisions on this client's results since the last train. `in_flight` is true with overlap: the client's last result
     is taken out of the momentum whether it is applied or not. `with_statistics` asks for those of each tensor.
+    Of local steps `next_lr` is the rate of the round after this one, and `own` this client's result in flight, if any.
     """
 
     epoch: int
@@ -137,6 +145,14 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     in_flight: bool
     has_labels: bool = False
     with_statistics: bool = False
+    next_lr: float = 0.0
+    own: tuple[Contribution, ...] = ()
+
+
+class MergeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="merge"):
+    """Go on with a round of local steps that waits for the results in flight: `held` are those that are here (LS5)."""
+
+    held: tuple[Contribution, ...]
 
 
 class TensorStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +169,8 @@ class TrainReply(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     """The payload (empty if cancelled or refused) and statistics of the batch.
 
     `loss` is in nats per predicted token, of which there are `tokens`. `refused` is the reason why no result may be
-    sent ("non-finite gradient"), empty otherwise. `micro_batch_size` is the size in use after any halvings.
+    sent ("non-finite gradient"), empty otherwise. `micro_batch_size` is the size in use after any halvings. With
+    `waits_for_merge` the round is not over: a `MergeRequest` goes on with it; any other request gives it up.
     """
 
     payload: bytes
@@ -167,13 +184,16 @@ class TrainReply(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     cancelled: bool = False
     refused: str = ""
     statistics: tuple[TensorStatistics, ...] = ()
+    inner_steps: int = 0
+    waits_for_merge: bool = False
 
 
 class ApplyRequest(msgspec.Struct, frozen=True, kw_only=True, tag="apply"):
     """Apply the decided payloads, in ascending order of batch start, with the lr of round `height` (S1).
 
     `full_digest` asks for the weight part over all tensors, otherwise over the slice of `random_seed`.
-    With `run_update` false only the digest is computed (rounds without an apply).
+    With `run_update` false only the digest is computed (rounds without an apply). Of local steps `inner_steps` are
+    those of each payload.
     """
 
     height: int
@@ -182,6 +202,12 @@ class ApplyRequest(msgspec.Struct, frozen=True, kw_only=True, tag="apply"):
     run_update: bool
     full_digest: bool
     random_seed: int
+    inner_steps: tuple[int, ...] = ()
+
+    @property
+    def contributions(self) -> tuple[Contribution, ...]:
+        steps = self.inner_steps or (0,) * len(self.payloads)
+        return tuple(Contribution(payload=p, inner_steps=n) for p, n in zip(self.payloads, steps, strict=True))
 
 
 class ApplyReply(msgspec.Struct, frozen=True, kw_only=True, tag="apply"):
@@ -225,5 +251,7 @@ class SnapshotReply(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
     seconds: float
 
 
-Request: TypeAlias = CheckRequest | MemoryRequest | LoadRequest | TrainRequest | ApplyRequest | SnapshotRequest
+Request: TypeAlias = (
+    CheckRequest | MemoryRequest | LoadRequest | TrainRequest | MergeRequest | ApplyRequest | SnapshotRequest
+)
 Reply: TypeAlias = CheckReply | MemoryReply | LoadReply | TrainReply | ApplyReply | SnapshotReply

@@ -5,7 +5,7 @@ Times named `at` or `deadline` are on the caller's monotonic clock, in seconds.
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import dataclass_transform
+from typing import NamedTuple, dataclass_transform
 
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.messages import Message
@@ -67,7 +67,11 @@ class FetchData(Told):
 
 
 class Train(Told):
-    """Train the batch that was fetched; answer with `Trained` or `TrainFailed`."""
+    """Train the batch that was fetched; answer with `Trained` or `TrainFailed`.
+
+    With local steps `next_lr` is the rate of the next round, and `blobs` and `inner_steps` are of the own result in
+    flight, if there is one (LS5).
+    """
 
     epoch: int
     height: int
@@ -78,6 +82,17 @@ class Train(Told):
     lookahead_lr: float
     decided: tuple[SentResult, ...]
     in_flight: bool
+    next_lr: float = 0.0
+    blobs: tuple[bytes, ...] = ()
+    inner_steps: tuple[int, ...] = ()
+
+
+class Held(NamedTuple):
+    """A member's result whose payload is here."""
+
+    member: int
+    blob: bytes
+    inner_steps: int
 
 
 class CancelTrain(Told):
@@ -103,6 +118,7 @@ class Apply(Told):
     random_seed: int
     applied: tuple[tuple[int, bytes], ...]  # (member, commitment) in order of application
     blobs: tuple[bytes, ...]  # the bodies, in the same order
+    inner_steps: tuple[int, ...] = ()  # of local steps: those behind each body
 
 
 class Load(Told):
@@ -317,10 +333,13 @@ class PayloadFailed(Told):
 
 
 class Trained(Told):
+    """A batch is trained; `merged` are the members whose results of the round before were merged in it (LS7)."""
+
     epoch: int
     height: int
     reply: TrainReply
     data_hash: bytes
+    merged: int = 0
 
 
 class TrainFailed(Told):

@@ -12,7 +12,7 @@ from psyche.core.committee.schedule import compute_learning_rate, get_cold_start
 from psyche.core.encoding.header import ResultHeader, decode_header
 from psyche.core.state.gossip import Evidence, Finished, Gossip, Leave, Ready, ReadyFlag, Result
 from psyche.core.state.messages import ReportEquivocation
-from psyche.core.state.state import Coordinator, RoundFlag, RunState
+from psyche.core.state.state import Coordinator, OptimizerKind, RoundFlag, RunState
 from psyche.core.state.timeline import get_round
 from psyche.errors import WireError
 from psyche.telemetry import types
@@ -192,7 +192,17 @@ class Announcements:
                 return f"header field {name} is not what this round asks for"
         if not 0 < header.body_len <= facts.max_body_bytes:
             return f"header field body_len {header.body_len} is not in 1..{facts.max_body_bytes}"
+        least, most = self._get_inner_steps(batch)
+        if not least <= header.inner_steps <= most:
+            return f"header field inner_steps {header.inner_steps} is not in {least}..{most}"
         return ""
+
+    def _get_inner_steps(self, batch: tuple[int, int]) -> tuple[int, int]:
+        """The least and most inner steps of a result (LS1, LS7)."""
+        optimizer = self._x.state.model.optimizer
+        if optimizer.kind is not OptimizerKind.LOCAL_STEPS:
+            return 0, 0
+        return 1, min(optimizer.inner_steps, batch[1] - batch[0] + 1)
 
     def review_deferred(self, now: float) -> None:
         """Judge deferred results again: new own or agreed digests are known."""

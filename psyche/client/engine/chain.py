@@ -13,7 +13,7 @@ from psyche.core.committee import decision
 from psyche.core.committee.schedule import get_lr_bits
 from psyche.core.state import timeline
 from psyche.core.state.limits import BEHIND_LIMIT_ROUNDS
-from psyche.core.state.state import ClientFlag, Coordinator, Round, RoundFlag, RunState
+from psyche.core.state.state import ClientFlag, Coordinator, OptimizerKind, Round, RoundFlag, RunState
 from psyche.telemetry import types
 from psyche.wire.gossip import decode_gossip
 from psyche.wire.trainer import SentResult
@@ -204,7 +204,7 @@ class Chain:
         listed = dict(outcome.commitments) if isinstance(outcome, decision.Decided) else {}
         for member, commitment in listed.items():
             self._adopt(record, member, commitment, now)
-        chosen = {m: c for m, c in listed.items() if not self._is_newcomer(m, record.height)}
+        chosen = {m: c for m, c in listed.items() if not self.is_newcomer(m, record.height)}
         self._decisions[record.height] = chosen
         # R8: the trainer takes its values out for good, or puts them back
         self.own.decide(record.height, chosen, x.member)
@@ -273,6 +273,7 @@ class Chain:
         if applied is None:
             return None
         lr = compute_step_lr(x.state, inputs.step)
+        is_local = x.state.model.optimizer.kind is OptimizerKind.LOCAL_STEPS
         return Apply(
             epoch=x.epoch,
             height=height,
@@ -284,6 +285,7 @@ class Chain:
             random_seed=inputs.random_seed,
             applied=tuple((m, r.commitment) for m, r in applied),
             blobs=tuple(r.header.body_hash for _, r in applied),
+            inner_steps=tuple(r.header.inner_steps for _, r in applied) if is_local else (),
         )
 
     def _collect(self, decided: int, height: int, now: float) -> list[tuple[int, KnownResult]] | None:
@@ -308,7 +310,7 @@ class Chain:
         order = decision.compute_apply_order({m: r.header.batch_start for m, r in results.items()})
         return [(m, results[m]) for m in order]
 
-    def _is_newcomer(self, member: int, height: int) -> bool:
+    def is_newcomer(self, member: int, height: int) -> bool:
         # M8: counted from joined_height, not from anything the newcomer says
         client = self.context.state.clients[member]
         young = height - client.joined_height < self.context.state.model.cold_start_warmup_steps

@@ -71,6 +71,9 @@ class RoundEngine:
         results = [k.raw for m, known in record.results.items() if not have >> m & 1 for k in known.values()]
         return (*results, *(raw for m, raw in record.finished_raw.items() if not have >> m & 1))
 
+    def find_mergeable(self, epoch: int, height: int) -> Sequence[act.Held]:
+        return self.training.find_mergeable(epoch, height)
+
     def get_deadline(self, now: float) -> float | None:
         """When to call `on_events` next, at the latest."""
         x = self._x

@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass, field
 
-from psyche.client.engine.actions import Announce, CancelTrain, FetchData, Train, Trained, TrainFailed, WriteSnapshot
+from psyche.client.engine.actions import (
+    Announce,
+    CancelTrain,
+    FetchData,
+    Held,
+    Train,
+    Trained,
+    TrainFailed,
+    WriteSnapshot,
+)
 from psyche.client.engine.announcements import Announcements, compute_step_lr
 from psyche.client.engine.chain import Chain
 from psyche.client.engine.context import EngineContext
@@ -10,8 +19,9 @@ from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.weights import Weights
 from psyche.core.committee.schedule import get_lr_bits
 from psyche.core.encoding.header import NumericClass, ResultHeader, encode_header
+from psyche.core.state.bits import get_members, to_bytes32
 from psyche.core.state.gossip import Result
-from psyche.core.state.state import ZERO32
+from psyche.core.state.state import ZERO32, OptimizerKind
 from psyche.telemetry import types
 from psyche.wire.crypto import blob_id_of, compute_commitment
 from psyche.wire.gossip import encode_gossip, sign_gossip
@@ -76,6 +86,8 @@ class Training:
         self._cancelling = False
         overlap = x.state.config.overlap
         self._told = self.chain.own.take()
+        is_local = x.state.model.optimizer.kind is OptimizerKind.LOCAL_STEPS
+        own = [one for one in self._find_in_flight(record) if one.member == x.member] if is_local else []
         x.do(
             Train(
                 epoch=record.epoch,
@@ -84,11 +96,34 @@ class Training:
                 start=batch[0],
                 end=batch[1],
                 lr=compute_step_lr(x.state, record.step),
-                lookahead_lr=compute_step_lr(x.state, record.step - 1) if overlap and record.height else 0.0,
+                lookahead_lr=self._get_lookahead_lr(record),
                 decided=self._told,
                 in_flight=overlap,
+                next_lr=compute_step_lr(x.state, record.step + 1) if is_local else 0.0,
+                blobs=tuple(one.blob for one in own),
+                inner_steps=tuple(one.inner_steps for one in own),
             )
         )
+
+    def _get_lookahead_lr(self, record: RoundRecord) -> float:
+        x = self.context
+        has_none = x.state.model.optimizer.kind is OptimizerKind.LOCAL_STEPS
+        if has_none or not x.state.config.overlap or not record.height:
+            return 0.0
+        return compute_step_lr(x.state, record.step - 1)
+
+    def _find_in_flight(self, record: RoundRecord) -> list[Held]:
+        """The results of the round before this one that are here, while none of them has been applied (LS5)."""
+        before = self.context.book.get(record.height - 1)
+        if before is None or not self.context.state.config.overlap:
+            return []
+        return [Held(m, r.header.body_hash, r.header.inner_steps) for m, r in sorted(before.iter_held())]
+
+    def find_mergeable(self, epoch: int, height: int) -> list[Held]:
+        """What a training of local steps merges: those in flight whose members' results may count (M8)."""
+        record = self.context.book.get(height) if epoch == self.context.epoch else None
+        found = [] if record is None else self._find_in_flight(record)
+        return [one for one in found if not self.chain.is_newcomer(one.member, height - 1)]
 
     def _is_repeated(self, record: RoundRecord) -> bool:
         """Whether the record went back to this round: a second signed result of it would be evidence (M9)."""
@@ -158,6 +193,9 @@ class Training:
                 loss=event.reply.loss, commitment=body.commitment,
             )
         )  # fmt: skip
+        if header.inner_steps:
+            merged = tuple(get_members(event.merged))
+            x.log(types.InnerStepsDone(height=record.height, inner_steps=header.inner_steps, merged=merged))
         x.do(Announce(encode_gossip(message), event.reply.payload, header.body_hash, record.epoch, record.height))
 
     def _make_header(self, record: RoundRecord, event: Trained) -> ResultHeader:
@@ -181,6 +219,8 @@ class Training:
             body_hash=blob_id_of(event.reply.payload),
             body_len=len(event.reply.payload),
             train_count=event.reply.train_count,
+            lookahead_root=to_bytes32(event.merged),
+            inner_steps=event.reply.inner_steps,
             numeric_class=NumericClass(x.facts.numeric_class),
             trainer_key=x.identity.public,
         )

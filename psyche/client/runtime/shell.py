@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +123,9 @@ class Shell:
     @property
     def state(self) -> Coordinator:
         return self._engine.state
+
+    def find_mergeable(self, epoch: int, height: int) -> Sequence[act.Held]:
+        return self._engine.find_mergeable(epoch, height)
 
     def statistics(self) -> ShellStatistics:
         return ShellStatistics(len(self._payloads), int(self._fetches.borrowed_tokens), self._tasks.open_requests)

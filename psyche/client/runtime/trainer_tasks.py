@@ -3,6 +3,7 @@
 import contextlib
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -19,6 +20,7 @@ from psyche.client.runtime.weights.loading import Loader, Source, get_snapshot_f
 from psyche.client.runtime.weights.remote import list_places
 from psyche.client.runtime.weights.replay import ReplayStore, make_apply_request
 from psyche.core.rules.rounds import get_next_data_index
+from psyche.core.state.bits import compute_bits
 from psyche.core.state.state import ZERO32, DataType
 from psyche.core.state.timeline import get_round
 from psyche.errors import DataError, NetworkError, PsycheError, TrainerError, UnusableDataError, UnusableModelError
@@ -28,7 +30,15 @@ from psyche.telemetry import types
 from psyche.telemetry.types import WeightSource
 from psyche.wire.crypto import compute_data_hash, compute_state_digest
 from psyche.wire.ports import Trainer
-from psyche.wire.trainer import LoadReply, LoadRequest, SnapshotRequest, TrainReply, TrainRequest
+from psyche.wire.trainer import (
+    Contribution,
+    LoadReply,
+    LoadRequest,
+    MergeRequest,
+    SnapshotRequest,
+    TrainReply,
+    TrainRequest,
+)
 
 QUEUE: Final = 64  # the engine has at most a handful of requests out
 CHECKED_SOURCES: Final = (WeightSource.OWN_SNAPSHOT, WeightSource.PEERS)  # known by the digest on record
@@ -47,6 +57,8 @@ class RestartableTrainer(Trainer, Protocol):
 
 class TrainerContext(HealContext, Protocol):
     def feed(self, event: act.EngineEvent) -> None: ...
+
+    def find_mergeable(self, epoch: int, height: int) -> Sequence[act.Held]: ...
 
 
 class Reasons(list[str]):
@@ -92,7 +104,7 @@ class TrainerTasks:
         The payloads are looked up now: they may have expired by the time the request runs.
         """
         self.open_requests += 1
-        bodies = self._payloads.find(action.blobs) if isinstance(action, act.Apply) else None
+        bodies = self._payloads.find(action.blobs) if isinstance(action, act.Apply | act.Train) else None
         self._send.send_nowait((action, bodies))
 
     async def cancel(self, action: act.CancelTrain) -> None:
@@ -145,7 +157,7 @@ class TrainerTasks:
             case act.Load():
                 await self._load(action)
             case act.Train():
-                await self._train(action)
+                await self._train(action, bodies)
             case act.Apply():
                 await self._apply(action, bodies)
             case act.Heal() | act.Compare():
@@ -314,7 +326,9 @@ class TrainerTasks:
 
     # --- training and applying -------------------------------------------------------------------
 
-    async def _train(self, action: act.Train) -> None:
+    async def _train(self, action: act.Train, bodies: tuple[bytes, ...] | None) -> None:
+        if bodies is None:
+            raise TrainerError(f"training of round {action.height}: the own payload in flight is no longer here")
         key = (action.epoch, action.height)
         tokens, run_tokens = b"", self._count_run_tokens(action.height)
         with trio.move_on_after(math.inf) as scope:  # A4: waiting for data delays the next apply
@@ -334,7 +348,7 @@ class TrainerTasks:
             return
         self._training = key
         try:
-            reply = await self._trainer.train(self._make_request(action, tokens))
+            reply, merged = await self._train_whole(self._make_request(action, tokens, bodies))
         finally:
             self._training = None
             self._cancelled = {k for k in self._cancelled if k > key}
@@ -352,14 +366,27 @@ class TrainerTasks:
         for one in reply.statistics:
             place = {"epoch": action.epoch, "height": action.height, "step": action.step}
             self._x.log(types.TensorMeasured(**place, **msgspec.structs.asdict(one)))
-        self._x.feed(act.Trained(action.epoch, action.height, reply, data_hash))
+        self._x.feed(act.Trained(action.epoch, action.height, reply, data_hash, merged))
+
+    async def _train_whole(self, request: TrainRequest) -> tuple[TrainReply, int]:
+        """Train a batch, with local steps in two calls; also the bitmap of the members that were merged (LS7)."""
+        reply = await self._trainer.train(request)
+        if not reply.waits_for_merge:
+            return reply, 0
+        if (request.epoch, request.height) in self._cancelled:  # the trainer gives the round up at its next call
+            return _CANCELLED, 0
+        here: dict[int, Contribution] = {}
+        for one in self._x.find_mergeable(request.epoch, request.height):
+            if bodies := self._payloads.find((one.blob,)):
+                here[one.member] = Contribution(payload=bodies[0], inner_steps=one.inner_steps)
+        return await self._trainer.merge(MergeRequest(held=tuple(here.values()))), compute_bits(here)
 
     def _count_run_tokens(self, height: int) -> int:
         state = self._x.state
         round_ = get_round(state, height)
         return 0 if round_ is None else get_next_data_index(round_) * state.model.max_seq_len
 
-    def _make_request(self, action: act.Train, tokens: bytes) -> TrainRequest:
+    def _make_request(self, action: act.Train, tokens: bytes, bodies: tuple[bytes, ...]) -> TrainRequest:
         return TrainRequest(
             epoch=action.epoch,
             height=action.height,
@@ -372,6 +399,11 @@ class TrainerTasks:
             decided=action.decided,
             in_flight=action.in_flight,
             has_labels=self._has_labels,
+            next_lr=action.next_lr,
+            own=tuple(
+                Contribution(payload=body, inner_steps=steps)
+                for body, steps in zip(bodies, action.inner_steps, strict=True)
+            ),
             with_statistics=bool(every := self._settings.optim_stats_steps) and action.step % every == 0,
         )
 

@@ -35,7 +35,8 @@ class ResultHeader:
 
     Hashes have 32 bytes. `lr_bits` is the bit pattern of the float32 learning rate. `batch_start` and
     `batch_end` are sample indexes, both included. Roots and `piece_samples` (V1) are zero in a run without
-    verification.
+    verification. With local steps `lookahead_root` is a bitmap, and `inner_steps` are those that were done (LS7); else
+    both are zero.
     """
 
     run_uid: bytes
@@ -63,6 +64,7 @@ class ResultHeader:
     result_kind: ResultKind = ResultKind.TRAINED
     piece_samples: int = 0
     flags: int = 0
+    inner_steps: int = 0
 
 
 HEADER: Final = RecordLayout(ResultHeader, [
@@ -71,7 +73,7 @@ HEADER: Final = RecordLayout(ResultHeader, [
     raw("config_hash"), raw("base_digest"), raw("data_hash"), raw("prev_commitment"), raw("momentum_before"),
     raw("momentum_after"), raw("lookahead_root"), raw("work_root"), raw("body_hash"), u64("body_len"),
     u32("train_count"), enum("numeric_class", NumericClass), enum("result_kind", ResultKind),
-    u16("piece_samples"), raw("trainer_key"), pad(8),
+    u16("piece_samples"), raw("trainer_key"), u16("inner_steps"), pad(6),
 ])  # fmt: skip
 
 assert HEADER.size == HEADER_BYTES, "the header's layout is fixed"

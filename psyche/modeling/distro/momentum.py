@@ -27,14 +27,14 @@ class _Sent:
     chosen: list[Chosen]
 
 
-def _name(group: PlanGroup) -> str:
+def name_group(group: PlanGroup) -> str:
     height, width = group.edges
     return f"{height}x{width}"
 
 
 def find_group(plan: TransformPlan, name: str) -> tuple[int, int] | None:
     """The chunk edges that a tensor of the state (`Momentum.get_state`) has rows for; None: it has none."""
-    return next((group.edges for group in plan.groups if _name(group) in name.split(".")), None)
+    return next((group.edges for group in plan.groups if name_group(group) in name.split(".")), None)
 
 
 class Momentum:
@@ -100,15 +100,15 @@ class Momentum:
     def get_state(self) -> dict[str, torch.Tensor]:
         """The whole state as tensors by name, for a snapshot; they are not copies."""
         state = {
-            f"momentum.{_name(group)}": tensor
+            f"momentum.{name_group(group)}": tensor
             for group, tensor in zip(self._plan.groups, self.coefficients, strict=True)
         }
         sent = [(item.height, int(item.is_taken_out)) for item in self._sent]
         state["sent"] = torch.tensor(sent, dtype=torch.int64).view(-1, 2)
         for number, item in enumerate(self._sent):
             for group, (indices, values) in zip(self._plan.groups, item.chosen, strict=True):
-                state[f"sent.{number}.{_name(group)}.indices"] = indices
-                state[f"sent.{number}.{_name(group)}.values"] = values
+                state[f"sent.{number}.{name_group(group)}.indices"] = indices
+                state[f"sent.{number}.{name_group(group)}.values"] = values
         return state
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -117,7 +117,7 @@ class Momentum:
         if len(heights) > _KEPT:
             raise TrainerError(f"momentum snapshot: {len(heights)} sent results, at most {_KEPT} are kept")
         momenta = [
-            _read(state, f"momentum.{_name(group)}", (group.chunks, group.area), torch.float32)
+            _read(state, f"momentum.{name_group(group)}", (group.chunks, group.area), torch.float32)
             for group in self._plan.groups
         ]
         sent = [self._read_sent(state, number, *entry) for number, entry in enumerate(heights)]
@@ -129,8 +129,8 @@ class Momentum:
         chosen: list[Chosen] = []
         for group in self._plan.groups:
             shape = (group.chunks, group.k)
-            indices = _read(state, f"sent.{number}.{_name(group)}.indices", shape, torch.int32)
-            values = _read(state, f"sent.{number}.{_name(group)}.values", shape, torch.float32)
+            indices = _read(state, f"sent.{number}.{name_group(group)}.indices", shape, torch.int32)
+            values = _read(state, f"sent.{number}.{name_group(group)}.values", shape, torch.float32)
             if int(indices.min()) < 0 or int(indices.max()) > group.area:
                 raise TrainerError(f"momentum snapshot: sent.{number}: an index is not between 0 and {group.area}")
             chosen.append((indices.to(self._device, copy=True), values.to(self._device, copy=True)))

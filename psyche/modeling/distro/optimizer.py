@@ -107,6 +107,12 @@ class Distro:
         decay_weights(self._strips, lr, weight_decay)
         self._applier.apply(decoded, lr)
 
+    def get_state(self) -> dict[str, torch.Tensor]:
+        return self.momentum.get_state()
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.momentum.load_state(state)
+
     @contextmanager
     def lookahead(self, lr: float) -> Iterator[None]:
         """Move the weights to the look-ahead point inside the context; `lr` is that of the previous round.

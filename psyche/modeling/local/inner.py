@@ -1,19 +1,23 @@
 """The inner steps of a round: a member's own optimizer between two exchanges (LS1, LS2)."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import torch
-from torch import nn
 
+from psyche.core.encoding.plan import TransformPlan
 from psyche.core.state.state import InnerOptimizer, Optimizer
-from psyche.modeling.trainer.batch import Gradients
+from psyche.errors import TrainerError
+from psyche.modeling.local.state import COUNTS, gather_chunks, scatter_chunks
 
 BETAS: Final = (0.9, 0.95)
 EPS: Final = 1e-8
 _IN_LAYER: Final = re.compile(r"\.\d+\.")  # tensors of one of many equal layers have its number in their names
 ANEW: Final = (InnerOptimizer.ADAMW_ANEW, InnerOptimizer.MUON_ANEW)
+_KINDS: Final = ("first", "second")  # moments
+_ADAMW_STATE: Final = ("exp_avg", "exp_avg_sq")
+_MUON_STATE: Final = ("momentum_buffer",)
 MUON: Final = (InnerOptimizer.MUON, InnerOptimizer.MUON_ANEW)
 
 
@@ -31,7 +35,7 @@ class InnerSteps:
     Its state is the member's own, and is kept from round to round or begins anew in each (LS2).
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: Optimizer) -> None:
+    def __init__(self, parameters: Mapping[str, torch.Tensor], settings: Optimizer) -> None:
         self._parameters, self._settings = parameters, settings
         self._optimizers = self._make()
         self._done = 0  # inner steps since the member joined
@@ -62,10 +66,10 @@ class InnerSteps:
         rate = rates[0] + (rates[1] - rates[0]) * step / count
         return rate * min(1.0, (self._done + 1) / (2 * count))
 
-    def step(self, gradients: Gradients, rate: float) -> None:
+    def step(self, gradients: Mapping[str, torch.Tensor], rate: float) -> None:
         """One step with gradients that are finite and clipped."""
         for name, parameter in self._parameters.items():
-            parameter.grad = gradients.tensors[name]
+            parameter.grad = gradients[name]
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -74,24 +78,50 @@ class InnerSteps:
             parameter.grad = None
         self._done += 1
 
+    def allocate(self, steps: int = 0) -> None:
+        """Make the moments, zero, as they are after so many steps; else the first step makes them."""
+        for optimizer in self._optimizers:
+            for parameter in optimizer.param_groups[0]["params"]:
+                names = _MUON_STATE if isinstance(optimizer, torch.optim.Muon) else _ADAMW_STATE
+                optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in names}
+                if names is _ADAMW_STATE:
+                    optimizer.state[parameter]["step"] = torch.tensor(float(steps))
 
-class Moves:
-    """What a round's inner steps move: start minus end, without the shifts between them (LS3, LS5)."""
+    def get_state(self, plan: TransformPlan) -> dict[str, torch.Tensor]:
+        """The moments, in chunks of the plan, and the counts of steps; without moments before the first step."""
+        kept = self._settings.inner_optimizer not in ANEW and bool(self._optimizers[0].state)
+        state = {COUNTS: torch.tensor([self._done, self._count_steps() if kept else 0, self._has_muon])}
+        for kind in _KINDS if kept else ():
+            state |= gather_chunks(plan, kind, {name: one[kind] for name, one in self._view_moments().items()})
+        return state
 
-    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
-        self._weights = weights
-        self._starts = [weight.detach().clone() for weight in weights]
+    def load_state(self, plan: TransformPlan, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore what `get_state` returned; of another optimizer only the count of steps is of use."""
+        counts = state.get(COUNTS)
+        if counts is None or counts.shape != (3,):
+            raise TrainerError(f"momentum snapshot: {COUNTS} is missing; was the run's optimizer changed?")
+        self._done, steps, has_muon = map(int, counts.tolist())
+        self._optimizers = self._make()
+        if not steps or bool(has_muon) != self._has_muon:
+            return
+        self.allocate(steps)
+        for kind in _KINDS:
+            scatter_chunks(plan, kind, state, {name: one[kind] for name, one in self._view_moments().items()})
 
-    @torch.no_grad()
-    def shift(self, move: Callable[[], None]) -> None:
-        """Let `move` change the weights; it is no part of what was trained."""
-        for start, weight in zip(self._starts, self._weights, strict=True):
-            start.sub_(weight)
-        move()
-        for start, weight in zip(self._starts, self._weights, strict=True):
-            start.add_(weight)
+    @property
+    def _has_muon(self) -> bool:
+        return self._settings.inner_optimizer in MUON
 
-    @torch.no_grad()
-    def take(self) -> list[torch.Tensor]:
-        """The deltas; may be called once."""
-        return [start.sub_(weight) for start, weight in zip(self._starts, self._weights, strict=True)]
+    def _count_steps(self) -> int:
+        counts = [one["step"] for optimizer in self._optimizers for one in optimizer.state.values() if "step" in one]
+        return int(counts[0]) if counts else self._done
+
+    def _view_moments(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The first and second moment of each tensor; Muon has no second one."""
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        for name, parameter in self._parameters.items():
+            state = next(one.state[parameter] for one in self._optimizers if parameter in one.state)
+            names = _ADAMW_STATE if "step" in state else _MUON_STATE
+            moments = [state[one] for one in names]
+            found[name] = dict(zip(_KINDS, [*moments, torch.zeros_like(parameter)], strict=False))
+        return found

@@ -37,6 +37,7 @@ from psyche.wire.trainer import (
     CheckRequest,
     LoadRequest,
     MemoryRequest,
+    MergeRequest,
     Reply,
     SnapshotRequest,
     TrainRequest,
@@ -144,8 +145,8 @@ class CallLoop:
                 return self._engine.predict_memory(request, beat)
             case LoadRequest():
                 return self._engine.load(request, beat)
-            case TrainRequest():
-                return self._engine.train(request, lambda: self._beat_train(call, beat))
+            case TrainRequest() | MergeRequest():
+                return self._train(request, lambda: self._beat_train(call, beat))
             case ApplyRequest():
                 beat()
                 if self._faults.is_flipped:
@@ -153,6 +154,11 @@ class CallLoop:
                 return self._engine.apply(request)
             case SnapshotRequest():
                 return self._engine.snapshot(request, beat)
+
+    def _train(self, request: TrainRequest | MergeRequest, beat: Callable[[], None]) -> Reply:
+        if isinstance(request, TrainRequest):
+            return self._engine.train(request, beat)
+        return self._engine.merge(request, beat)
 
     def _beat_train(self, call: Call, beat: Callable[[], None]) -> None:
         from psyche.modeling.trainer.batch import Cancelled

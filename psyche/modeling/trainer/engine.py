@@ -45,6 +45,7 @@ from psyche.modeling.snapshot import (
 )
 from psyche.modeling.trainer.batch import Cancelled, Gradients, count_predicted, decode_tokens
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
+from psyche.modeling.trainer.local_round import LocalRound, make_round
 from psyche.modeling.trainer.memory import Fitting, Setup, Step
 from psyche.modeling.trainer.replica import Replica
 from psyche.modeling.trainer.trial import try_model
@@ -59,6 +60,7 @@ from psyche.wire.trainer import (
     LoadRequest,
     MemoryReply,
     MemoryRequest,
+    MergeRequest,
     SentResult,
     SnapshotReply,
     SnapshotRequest,
@@ -85,6 +87,7 @@ class _Loaded:
     # The record's decisions about own results that no train call has taken up yet: a cancelled or
     # refused batch changes nothing, so its decisions wait here for the next one.
     pending: dict[int, SentResult] = field(default_factory=dict)
+    round: LocalRound | None = None  # of local steps, while it waits for its merge
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +199,10 @@ class TrainerEngine:
         """
         self._loaded = None
         kind = request.model.optimizer.kind
-        if kind is not OptimizerKind.DISTRO:
-            raise TrainerError(f"optimizer {kind.name}: a run trains with Distro; AdamW is for `psyche train`")
+        if kind not in (OptimizerKind.DISTRO, OptimizerKind.LOCAL_STEPS):
+            raise TrainerError(
+                f"optimizer {kind.name}: a run trains with Distro or LocalSteps; AdamW is for `psyche train`"
+            )
         source = _open_source(request)
         if request.batch_size:
             fitted = _fit_memory(request, source.blueprint, beat)
@@ -257,9 +262,17 @@ class TrainerEngine:
         )
 
     def _get_loaded(self) -> _Loaded:
+        """What is loaded; a round that waits for its merge is given up."""
         if self._loaded is None:
             raise TrainerError("trainer: nothing is loaded; load weights first")
+        self._end_round(self._loaded)
         return self._loaded
+
+    @staticmethod
+    def _end_round(loaded: _Loaded) -> None:
+        if loaded.round is not None:
+            loaded.round = None
+            loaded.replica.abandon_round()
 
     def train(self, request: TrainRequest, beat: Beat = lambda: None) -> TrainReply:
         """Train one batch and compress the update.
@@ -276,6 +289,10 @@ class TrainerEngine:
         loaded.pending.update((sent.height, sent) for sent in request.decided)
         if not count_predicted(tokens):
             return self._reply(loaded, started, refused="no label of its samples counts")
+        if loaded.optimizer.kind is OptimizerKind.LOCAL_STEPS:
+            loaded.replica.begin_round(request.own)
+            loaded.round = make_round(request, tokens, loaded.optimizer)
+            return self._go_on(loaded, loaded.round, beat)
         try:
             gradients = self._compute(loaded, request, tokens, beat)
         except Cancelled:
@@ -290,9 +307,71 @@ class TrainerEngine:
             loaded, started, gradients, compute_seconds=compute_seconds, payload=payload, statistics=statistics
         )
 
+    def merge(self, request: MergeRequest, beat: Beat = lambda: None) -> TrainReply:
+        """Go on with a round of local steps that `train` has begun; the reply is that of the whole round."""
+        if self._loaded is None or self._loaded.round is None:
+            raise TrainerError("merge: no round waits for it; train first")
+        loaded, round_ = self._loaded, self._loaded.round
+        round_.merge_step = 0
+        try:
+            loaded.replica.merge(request.held)
+        except PsycheError as error:
+            self._end_round(loaded)
+            raise TrainerError(f"merge at height {round_.request.height}: {error}") from error
+        return self._go_on(loaded, round_, beat)
+
+    def _go_on(self, loaded: _Loaded, round_: LocalRound, beat: Beat) -> TrainReply:
+        """Train up to the merge, or to the end of the round, whose masters are then as before it."""
+        started = time.perf_counter()
+        try:
+            refused = self._step(loaded, round_, beat)
+        except Cancelled:
+            self._end_round(loaded)
+            return self._reply(loaded, round_.started, cancelled=True)
+        except BaseException:
+            if not loaded.replica.is_group:  # the other ranks may wait for something else
+                self._end_round(loaded)
+            raise
+        round_.compute_seconds += time.perf_counter() - started
+        outcome: dict[str, Any] = {"compute_seconds": round_.compute_seconds, "inner_steps": round_.done}
+        if round_.waits_for_merge and not refused:
+            return self._reply(loaded, round_.started, round_.summarize(), waits_for_merge=True, **outcome)
+        payload = b""
+        if not refused:
+            payload, refused = self._finish(loaded, round_.request)
+        self._end_round(loaded)
+        return self._reply(
+            loaded, round_.started, round_.summarize(), payload=payload, refused=refused, **outcome
+        )  # fmt: skip
+
+    def _step(self, loaded: _Loaded, round_: LocalRound, beat: Beat) -> str:
+        """Take inner steps; return why the round is refused, or nothing."""
+        request = round_.request
+        for number, rows in round_.take_batches():
+            gradients = self._compute(loaded, request, rows, beat)
+            if not gradients.finite:
+                return f"non-finite gradient at step {request.step}, inner step {number} (loss {gradients.loss})"
+            round_.note(gradients)
+            loaded.replica.step(number, gradients.tensors, (request.lr, request.next_lr))
+        return ""
+
+    def _finish(self, loaded: _Loaded, request: TrainRequest) -> tuple[bytes, str]:
+        """The payload of a round whose inner steps are done, or why it has none."""
+        decided = tuple(loaded.pending[height] for height in sorted(loaded.pending))
+        self._loaded = None  # a failure from here on leaves the error memory undefined
+        try:
+            payload, refused = loaded.replica.end_round(decided, request.in_flight, request.height), ""
+        except TrainerError as error:
+            payload, refused = b"", f"step {request.step}: {error}"
+        else:
+            loaded.pending.clear()
+            loaded.train_count += 1
+        self._loaded = loaded
+        return payload, refused
+
     def _compute(self, loaded: _Loaded, request: TrainRequest, tokens: torch.Tensor, beat: Beat) -> Gradients:
         """Compute gradients at the look-ahead point; retry with smaller micro-batches when memory runs out (F20)."""
-        size = min(loaded.micro_batch_size, request.samples)
+        size = min(loaded.micro_batch_size, len(tokens))
         while True:
             try:
                 return loaded.replica.compute(tokens, size, request.lookahead_lr, beat)
@@ -356,7 +435,7 @@ class TrainerEngine:
 
     def _update(self, loaded: _Loaded, request: ApplyRequest) -> None:
         try:
-            loaded.replica.apply(request.payloads, request.lr, loaded.optimizer.weight_decay or 0.0)
+            loaded.replica.apply(request.contributions, request.lr, loaded.optimizer.weight_decay or 0.0)
         except PsycheError as error:
             raise TrainerError(f"apply at height {request.height}: {error}") from error
         except BaseException:

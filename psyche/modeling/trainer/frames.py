@@ -65,7 +65,7 @@ encode: Final = msgspec.msgpack.encode
 
 
 def get_operation(request: Request) -> str:
-    """The name of what a request asks for: check, memory, load, train, apply or snapshot."""
+    """The name of what a request asks for: check, memory, load, train, merge, apply or snapshot."""
     return str(request.__struct_config__.tag)
 
 

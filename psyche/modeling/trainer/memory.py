@@ -23,7 +23,7 @@ from psyche.errors import ConfigError
 from psyche.modeling.architecture import build_meta
 from psyche.modeling.device import get_free_bytes
 from psyche.modeling.distro.optimizer import Distro
-from psyche.modeling.local.exchange import Exchange
+from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.model import enable_checkpointing, get_parameters, get_shapes
 from psyche.modeling.trainer.batch import compute_loss_sum
 from psyche.telemetry.text import format_bytes
@@ -33,7 +33,6 @@ USABLE_SHARE: Final = 0.9  # of what is free; the rest is for what no tensor sho
 MOST_RANKS: Final = 64
 OPTIMIZER_BYTES: Final = 1 << 28  # more than the buffers of Distro have
 LITTLE_SHARE: Final = 0.1  # of what is free; of less the bound is enough, and the step is not played
-_LOCAL_COPIES: Final = 2  # of the weights: those that the round began with, and where the inner steps began
 SHARDED: Final = ("weights", "gradients", "optimizer", "look-ahead copy")  # each rank holds its part of these
 
 
@@ -80,7 +79,7 @@ def bound_bytes(step: Step, micro_batch_size: int) -> int | None:
     tokens = micro_batch_size * step.sequence_length
     activations = tokens * (8 * sum(sum(shape) for shape in shapes) + 8 * step.sequence_length * heads * layers)
     kept = 2 + 3 * step.peers  # AdamW's moments, or momentum and a copy; of local steps moments and the error memory
-    copies = _LOCAL_COPIES if step.optimizer.kind is OptimizerKind.LOCAL_STEPS else 0
+    copies = step.optimizer.kind is OptimizerKind.LOCAL_STEPS  # of the masters; a copy of DisTrO is among the three
     kept = (kept + copies) * sum(shape.numel() for shape in shapes)
     return 4 * (activations + kept) + OPTIMIZER_BYTES * step.peers
 
@@ -125,7 +124,7 @@ def _count(step: Step, device: torch.device, model: Any, rows: torch.Tensor) -> 
         parts["gradients"] = note()
         optimizers = [_make_optimizer(step.optimizer, parameters) for _ in range(step.peers)]
         parts["optimizer"] = note()
-        number = {OptimizerKind.DISTRO: len(optimizers), OptimizerKind.LOCAL_STEPS: _LOCAL_COPIES}
+        number = {OptimizerKind.DISTRO: len(optimizers), OptimizerKind.LOCAL_STEPS: 1}  # that of one round at a time
         copied = range(number.get(step.optimizer.kind, 0))
         copies = [torch.empty_like(parameter) for parameter in parameters.values() for _ in copied]
         parts["look-ahead copy"] = note()
@@ -140,11 +139,11 @@ def _count(step: Step, device: torch.device, model: Any, rows: torch.Tensor) -> 
 def _make_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> object:
     if optimizer.kind is OptimizerKind.DISTRO:
         return Distro(parameters, compute_run_plan(get_shapes(parameters), optimizer), optimizer.compression_decay)
-    moments = [torch.empty_like(parameter) for parameter in parameters.values() for _ in range(2)]  # of AdamW
     if optimizer.kind is OptimizerKind.LOCAL_STEPS:
-        plan = compute_run_plan(get_shapes(parameters), optimizer)
-        return moments, Exchange(parameters, plan, optimizer.error_decay)
-    return moments
+        local = LocalSteps(parameters, compute_run_plan(get_shapes(parameters), optimizer), optimizer)
+        local.inner.allocate()
+        return local
+    return [torch.empty_like(parameter) for parameter in parameters.values() for _ in range(2)]  # AdamW's moments
 
 
 def count_gathered(config: PreTrainedConfig) -> int:

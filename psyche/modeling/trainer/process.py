@@ -45,6 +45,7 @@ from psyche.wire.trainer import (
     LoadRequest,
     MemoryReply,
     MemoryRequest,
+    MergeRequest,
     Reply,
     Request,
     SnapshotReply,
@@ -246,6 +247,10 @@ class TrainerProcess:
         """
         return await self._call(request)
 
+    async def merge(self, request: MergeRequest) -> TrainReply:
+        """See `TrainerEngine.merge`; it is cancelled as `train` is."""
+        return await self._call(request)
+
     async def apply(self, request: ApplyRequest) -> ApplyReply:
         return await self._call(request)
 
@@ -271,7 +276,7 @@ class TrainerProcess:
     async def _call(self, request: Request) -> Any:
         self._number += 1
         number = self._number
-        if isinstance(request, TrainRequest):
+        if isinstance(request, TrainRequest | MergeRequest):
             self._training = number
         try:
             async with self._lock:

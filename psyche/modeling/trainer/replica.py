@@ -9,14 +9,18 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from psyche.core.encoding.plan import compute_run_plan
-from psyche.core.state.state import Optimizer
+from psyche.core.encoding.plan import TransformPlan, compute_run_plan
+from psyche.core.state.state import Optimizer, OptimizerKind
+from psyche.errors import TrainerError
+from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.distro.statistics import Sums
+from psyche.modeling.local.exchange import Part
+from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.model import get_parameters, get_shapes, get_tensors
 from psyche.modeling.trainer.batch import Gradients, Share, compute_gradients
 from psyche.modeling.weights import Stored
-from psyche.wire.trainer import SentResult
+from psyche.wire.trainer import Contribution, SentResult
 
 
 class Replica:
@@ -26,17 +30,33 @@ class Replica:
     is_group = False  # whether other ranks take part, which no failure may leave behind
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
-        self.model, self.device = model, device
+        self.model, self.device, self.settings = model, device, optimizer
         self.parameters = get_parameters(model)
         self.tensors: dict[str, torch.Tensor | Stored] = {**get_tensors(model)}
         self.plan = compute_run_plan(get_shapes(self.parameters), optimizer)
-        self._clip = optimizer.clip_grad_norm
-        self.distro = self._make_distro(optimizer.compression_decay)
+        self.optimizer = self._make_optimizer()
         self.sums: dict[str, Sums] = {}
         model.train()
 
-    def _make_distro(self, decay: float) -> Distro:
-        return Distro(self.parameters, self.plan, decay)
+    def _make_optimizer(self) -> Distro | LocalSteps:
+        masters, plan = self._divide()
+        if self.settings.kind is OptimizerKind.LOCAL_STEPS:
+            return LocalSteps(masters, plan, self.settings)
+        return Distro(masters, plan, self.settings.compression_decay)
+
+    def _divide(self) -> tuple[Mapping[str, torch.Tensor], TransformPlan]:
+        """The masters that this rank moves, and their plan."""
+        return self.parameters, self.plan
+
+    @property
+    def distro(self) -> Distro:
+        assert isinstance(self.optimizer, Distro), "asked of DisTrO only"
+        return self.optimizer
+
+    @property
+    def local(self) -> LocalSteps:
+        assert isinstance(self.optimizer, LocalSteps), "asked of local steps only"
+        return self.optimizer
 
     def compute(
         self, tokens: torch.Tensor, micro_batch_size: int, lookahead_lr: float, check: Callable[[], None]
@@ -45,7 +65,7 @@ class Replica:
         with self.look_ahead(lookahead_lr) if lookahead_lr > 0 else nullcontext():
             return compute_gradients(
                 self.model, self.parameters, tokens, micro_batch_size=micro_batch_size, device=self.device,
-                clip=self._clip, check=check, share=self.share,
+                clip=self.settings.clip_grad_norm, check=check, share=self.share,
             )  # fmt: skip
 
     def look_ahead(self, lr: float) -> AbstractContextManager[None]:
@@ -60,11 +80,41 @@ class Replica:
         self.sums = self.distro.measure(gradients) if is_measured else {}
         return payload
 
-    def apply(self, payloads: Sequence[bytes], lr: float, weight_decay: float) -> None:
-        self.distro.apply(payloads, lr, weight_decay)
+    def apply(self, payloads: Sequence[Contribution], lr: float, weight_decay: float) -> None:
+        """Apply a decided set; of local steps rate and decay are part of what it has in it already."""
+        if isinstance(self.optimizer, LocalSteps):
+            self.optimizer.apply(self.decode(payloads))
+        else:
+            self.optimizer.apply([one.payload for one in payloads], lr, weight_decay)
+
+    def decode(self, payloads: Sequence[Contribution]) -> list[Part]:
+        """Decode the results of members with local steps."""
+        most = self.settings.inner_steps
+        for one in payloads:
+            if not 1 <= one.inner_steps <= most:
+                raise TrainerError(f"a result is of {one.inner_steps} inner steps, must be 1 to {most}")
+        return [Part(decode_payload(self.plan, one.payload), one.inner_steps) for one in payloads]
+
+    # --- a round of local steps, see `LocalSteps` -------------------------------------------------
+
+    def begin_round(self, own: Sequence[Contribution]) -> None:
+        self.local.begin(self.decode(own))
+
+    def step(self, number: int, gradients: Mapping[str, torch.Tensor], rates: tuple[float, float]) -> None:
+        self.local.step(number, gradients, rates)
+
+    def merge(self, held: Sequence[Contribution]) -> None:
+        self.local.merge(self.decode(held))
+
+    def end_round(self, decided: Sequence[SentResult], in_flight: bool, height: int) -> bytes:
+        """The payload of what the round moved; refused, as if there had been no round, if that is not finite."""
+        return self.local.exchange.compress(self.local.end(), decided, in_flight=in_flight, height=height)
+
+    def abandon_round(self) -> None:
+        self.local.abandon()
 
     def get_momentum(self) -> dict[str, torch.Tensor]:
-        return self.distro.momentum.get_state()
+        return self.optimizer.get_state()
 
     def load_momentum(self, state: Mapping[str, torch.Tensor]) -> None:
-        self.distro.momentum.load_state(state)
+        self.optimizer.load_state(state)

@@ -78,6 +78,14 @@ class ResultSent(Event):
     commitment: Hex
 
 
+class InnerStepsDone(Event):
+    """What the result just announced is of, with local steps; `merged` are the members whose results it has merged."""
+
+    height: int
+    inner_steps: int
+    merged: tuple[int, ...]
+
+
 class PayloadReceived(Event):
     """An update has arrived and passed its checks."""
 

@@ -340,8 +340,8 @@ def test_who_joined_long_enough_ago_is_no_newcomer_whatever_its_flag() -> None:
     state.clients[1].joined_height = 2
     state.clients[1].flags |= ClientFlag.NEWCOMER
     chain = bench.engine.chain
-    assert [chain._is_newcomer(1, height) for height in (2, 3, 4, 5, 6)] == [True, True, True, False, False]
-    assert not chain._is_newcomer(2, 0), "a founder"
+    assert [chain.is_newcomer(1, height) for height in (2, 3, 4, 5, 6)] == [True, True, True, False, False]
+    assert not chain.is_newcomer(2, 0), "a founder"
 
 
 def test_a_trainer_hears_what_became_of_its_results() -> None:

@@ -13,7 +13,7 @@ from psyche.testing.builders import build_hash
 
 U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
 HASH = st.binary(min_size=32, max_size=32)
-WIDTHS = {"epoch": U16, "member": U16, "flags": U16, "piece_samples": U16,
+WIDTHS = {"epoch": U16, "member": U16, "flags": U16, "piece_samples": U16, "inner_steps": U16,
           "batch_start": U64, "batch_end": U64, "body_len": U64,
           "numeric_class": st.sampled_from(NumericClass),
           "result_kind": st.sampled_from(ResultKind)}  # fmt: skip
@@ -80,7 +80,8 @@ def test_r1_a_value_that_does_not_fit_is_refused_by_its_name(field: str, value: 
 
 
 @pytest.mark.parametrize(
-    ("last", "place"), [(b"\x01" + bytes(7), 440), (b"\x80" + bytes(7), 440), (b"\0\x80\0\1" + bytes(4), 441)]
+    ("last", "place"),
+    [(b"\1\x80\1" + bytes(5), 442), (bytes(2) + b"\x80" + bytes(5), 442), (bytes(3) + b"\x80\0\1\0\0", 443)],
 )
 def test_r3_the_first_byte_of_a_pad_that_is_not_zero_is_named(last: bytes, place: int) -> None:
     with pytest.raises(WireError, match=f"byte {place} is not zero"):

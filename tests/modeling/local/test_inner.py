@@ -8,11 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from psyche.core.encoding.plan import compute_run_plan
 from psyche.core.state.state import InnerOptimizer, Optimizer, OptimizerKind
-from psyche.modeling.local.inner import InnerSteps, Moves, split_samples
-from psyche.modeling.trainer.batch import Gradients
+from psyche.errors import TrainerError
+from psyche.modeling.local.inner import InnerSteps, split_samples
+from psyche.modeling.local.state import COUNTS
 
-SETTINGS = Optimizer(OptimizerKind.LOCAL_STEPS, inner_steps=4, weight_decay=0.5)
+SETTINGS = Optimizer(
+    OptimizerKind.LOCAL_STEPS, inner_steps=4, weight_decay=0.5, compression_topk=2, compression_chunk=4, value_bits=2
+)
 SHAPES = {
     "embed.weight": (8, 4), "layers.0.up.weight": (6, 4), "layers.0.norm.weight": (4,), "layers.1.experts": (2, 4, 4),
 }  # fmt: skip
@@ -24,9 +28,9 @@ def make(inner_optimizer: InnerOptimizer) -> tuple[InnerSteps, dict[str, nn.Para
     return InnerSteps(parameters, replace(SETTINGS, inner_optimizer=inner_optimizer)), parameters
 
 
-def make_gradients(seed: int) -> Gradients:
+def make_gradients(seed: int) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    return Gradients({name: torch.randn(shape, generator=draw) for name, shape in SHAPES.items()}, 1.0, 1.0, 1)
+    return {name: torch.randn(shape, generator=draw) for name, shape in SHAPES.items()}
 
 
 @given(st.integers(1, 300), st.integers(1, 40))
@@ -59,7 +63,7 @@ def test_a_tensor_moves_as_its_optimizer_alone_would_move_it(kind: InnerOptimize
             gradients, rate = make_gradients(10 * round_ + step), 0.01 * (step + 1)
             inner.step(gradients, rate)
             for name, parameter in {**rest, **inside}.items():
-                parameter.grad = gradients.tensors[name]
+                parameter.grad = gradients[name]
             for other in others:
                 other.param_groups[0]["lr"] = rate
                 other.step()
@@ -79,16 +83,32 @@ def test_the_rate_is_linear_within_a_round_and_rises_for_a_newcomer() -> None:
     assert rates[8:] == full
 
 
-def test_what_is_shifted_between_steps_is_no_part_of_what_was_moved() -> None:
-    weights = [torch.tensor([8.0, 4.0]), torch.tensor(2.0)]
-    moves = Moves(weights)
-    weights[0] -= 1
+@pytest.mark.parametrize("kind", list(InnerOptimizer))
+def test_state_that_is_restored_moves_every_tensor_as_the_state_before_did(kind: InnerOptimizer) -> None:
+    (inner, parameters), (fresh, others) = make(kind), make(kind)
+    inner.begin_round()
+    for step in range(3):
+        inner.step(make_gradients(step), 0.01)
+    plan = compute_run_plan(SHAPES, SETTINGS)
+    fresh.load_state(plan, {name: tensor.clone() for name, tensor in inner.get_state(plan).items()})
+    for name, parameter in parameters.items():
+        others[name].data.copy_(parameter)
+    for one in (inner, fresh):
+        one.begin_round()
+        one.step(make_gradients(3), one.get_rate(0, (0.01, 0.01)))
+    assert all(torch.equal(parameters[name], others[name]) for name in SHAPES)
 
-    def shift() -> None:
-        weights[0].copy_(torch.tensor([64.0, 32.0]))
-        weights[1] += 16
 
-    moves.shift(shift)
-    weights[0] -= torch.tensor([2.0, 0.5])
-    assert [delta.tolist() for delta in moves.take()] == [[3.0, 1.5], 0.0]
-    assert weights[0].tolist() == [62.0, 31.5]
+def test_state_of_another_optimizer_counts_steps_only_and_damaged_state_is_refused() -> None:
+    plan = compute_run_plan(SHAPES, SETTINGS)
+    muon, adamw = (make(kind)[0] for kind in (InnerOptimizer.MUON, InnerOptimizer.ADAMW))
+    for step in range(8):
+        muon.step(make_gradients(step), 0.01)
+    state = muon.get_state(plan)
+    adamw.load_state(plan, state)
+    assert adamw.get_rate(0, (1.0, 1.0)) == 1.0
+    assert adamw.get_state(plan)[COUNTS].tolist() == [8, 0, 0]
+    damaged = next(name for name in state if "second" in name)
+    for changed, text in (({damaged: state[damaged][:, 1:]}, damaged), ({COUNTS: torch.zeros(1)}, COUNTS)):
+        with pytest.raises(TrainerError, match=text):
+            muon.load_state(plan, state | changed)

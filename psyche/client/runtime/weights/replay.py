@@ -113,4 +113,5 @@ def make_apply_request(action: Apply, bodies: tuple[bytes, ...]) -> ApplyRequest
         run_update=action.run_update,
         full_digest=action.full_digest,
         random_seed=action.random_seed,
+        inner_steps=action.inner_steps,
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def serve(group: "Group") -> None:
     """Make the calls of rank 0 until it ends."""
+    from psyche.errors import TrainerError
     from psyche.modeling.trainer.batch import Cancelled
     from psyche.modeling.trainer.ranks.shard import build_shard
 
@@ -33,7 +34,7 @@ def serve(group: "Group") -> None:
             del shard  # before there is another
             shard = build_shard(group, *arguments)
         else:
-            with suppress(Cancelled):
+            with suppress(Cancelled, TrainerError):  # of all ranks alike: rank 0 reports it
                 getattr(shard, call)(*arguments)
 
 

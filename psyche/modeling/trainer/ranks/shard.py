@@ -17,12 +17,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from psyche.core.state.state import Optimizer
+from psyche.core.encoding.plan import TransformPlan
+from psyche.core.state.state import Optimizer, OptimizerKind
+from psyche.errors import TrainerError
 from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.layout import Held, compute_layout
 from psyche.modeling.distro.momentum import find_group
-from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.distro.statistics import add_sums
+from psyche.modeling.local.exchange import Part
+from psyche.modeling.local.inner import MUON
+from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.trainer.batch import Cancelled, Gradients, Share
 from psyche.modeling.trainer.ranks.group import Group
 from psyche.modeling.trainer.ranks.parallel import (
@@ -34,7 +38,7 @@ from psyche.modeling.trainer.ranks.parallel import (
 )
 from psyche.modeling.trainer.replica import Replica
 from psyche.modeling.weights import Stored
-from psyche.wire.trainer import SentResult
+from psyche.wire.trainer import Contribution, SentResult
 
 
 class RankShare(Share):
@@ -88,7 +92,7 @@ class Shard(Replica):
         for name, parameter in self._named.items():
             self.tensors[name] = Stored(tuple(parameter.shape), partial(self.read, name))
 
-    def _make_distro(self, decay: float) -> Distro:
+    def _divide(self) -> tuple[Mapping[str, torch.Tensor], TransformPlan]:
         self.layout = compute_layout(self.plan, self._all_held)
         self.owners = self.layout.owners
         own = self.layout.plans[self._group.rank]
@@ -98,7 +102,7 @@ class Shard(Replica):
             else get_local(self._named[entry.name])
             for entry in own.tensors
         }
-        return Distro(self.masters, own, decay)
+        return self.masters, own
 
     def fill(self, source: Mapping[str, torch.Tensor] | None = None) -> None:
         """Take over the values of a whole model that rank 0 has, a tensor at a time."""
@@ -166,10 +170,53 @@ class Shard(Replica):
         self.sums = add_sums(sums for _, sums in parts)
         return self.layout.merge([part for part, _ in parts]) if parts else b""
 
-    def apply(self, payloads: Sequence[bytes], lr: float, weight_decay: float) -> None:
-        decoded = [decode_payload(self.plan, payload) for payload in payloads]  # a bad one is not sent to the others
-        self._group.send("apply", payloads, lr, weight_decay)
-        self.distro.apply_sets([self.layout.take(self._group.rank, sets) for sets in decoded], lr, weight_decay)
+    def apply(self, payloads: Sequence[Contribution], lr: float, weight_decay: float) -> None:
+        if isinstance(self.optimizer, LocalSteps):
+            parts = self.decode(payloads)  # a bad one is not sent to the others
+            self._group.send("apply", payloads, lr, weight_decay)
+            self.optimizer.apply(parts)
+        else:
+            decoded = [decode_payload(self.plan, one.payload) for one in payloads]
+            self._group.send("apply", payloads, lr, weight_decay)
+            self.optimizer.apply_sets([self.layout.take(self._group.rank, sets) for sets in decoded], lr, weight_decay)
+        self._publish()
+
+    def decode(self, payloads: Sequence[Contribution]) -> list[Part]:
+        """The rank's part of them."""
+        return [part._replace(sets=self.layout.take(self._group.rank, part.sets)) for part in super().decode(payloads)]
+
+    def begin_round(self, own: Sequence[Contribution]) -> None:
+        parts = self.decode(own)
+        self._group.send("begin_round", own)
+        self.local.begin(parts)
+        self._publish()
+
+    def step(self, number: int, gradients: Mapping[str, torch.Tensor], rates: tuple[float, float]) -> None:
+        del gradients
+        self._group.send("step", number, {}, rates)
+        self.local.step(number, self._gradients, rates)
+        self._gradients = {}
+        self._publish()
+
+    def merge(self, held: Sequence[Contribution]) -> None:
+        parts = self.decode(held)
+        self._group.send("merge", held)
+        self.local.merge(parts)
+        self._publish()
+
+    def end_round(self, decided: Sequence[SentResult], in_flight: bool, height: int) -> bytes:
+        self._group.send("end_round", decided, in_flight, height)
+        deltas = self.local.end()
+        self._publish()
+        infinite = [name for name, delta in deltas.items() if not bool(delta.isfinite().all())]
+        if self._group.add(len(infinite)):  # so that no rank's error memory takes up what another's refuses
+            raise TrainerError("inner steps: the change of a tensor is not finite")
+        parts = self._group.gather(self.local.exchange.compress(deltas, decided, in_flight=in_flight, height=height))
+        return self.layout.merge(parts) if parts else b""
+
+    def abandon_round(self) -> None:
+        self._group.send("abandon_round")
+        self.local.abandon()
         self._publish()
 
     @torch.no_grad()
@@ -219,6 +266,8 @@ def _is_equal(held: Held, other: Held) -> bool:
 def make_shard(group: Group, model: Any, optimizer: Optimizer, checkpointing: bool) -> Shard:
     """Divide a whole model among all ranks; called at rank 0."""
     check_tensor_parallelism(model, group.tensor)
+    if optimizer.kind is OptimizerKind.LOCAL_STEPS and optimizer.inner_optimizer in MUON:
+        raise TrainerError("Muon takes whole matrices: it trains on one device only; take AdamW as inner optimizer")
     made = type(model), model.config, optimizer, checkpointing
     group.send("build", *made)
     shard = build_shard(group, *made)

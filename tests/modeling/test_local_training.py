@@ -1,0 +1,293 @@
+"""Local steps in the trainer's engine: a round in two calls, and what ends it early."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from psyche.core.encoding.plan import decode_plan, get_payload_bytes
+from psyche.core.state.state import InnerOptimizer, Model, Optimizer, OptimizerKind
+from psyche.errors import TrainerError
+from psyche.modeling.distro.codec import decode_payload
+from psyche.modeling.local.exchange import get_values
+from psyche.modeling.trainer.batch import Cancelled
+from psyche.modeling.trainer.engine import TrainerEngine
+from psyche.wire.data import NOT_COUNTED
+from psyche.wire.trainer import (
+    ApplyReply,
+    ApplyRequest,
+    Contribution,
+    LoadRequest,
+    MergeRequest,
+    SentResult,
+    SnapshotRequest,
+    TrainReply,
+    TrainRequest,
+)
+
+SAMPLES, LENGTH, STEPS, MERGE = 8, 16, 4, 2
+OPTIMIZER = Optimizer(
+    OptimizerKind.LOCAL_STEPS, clip_grad_norm=1.0, weight_decay=0.1, inner_steps=STEPS, merge_step=MERGE,
+    compression_topk=4, compression_chunk=8, value_bits=2, error_decay=0.95, outer_rate=1.0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def run_model(run_model: Model) -> Model:
+    return replace(run_model, optimizer=OPTIMIZER)
+
+
+@pytest.fixture
+def make_engine(load_request: LoadRequest) -> Callable[..., TrainerEngine]:
+    """Makes an engine; keywords replace settings of the optimizer."""
+
+    def make(path: Path | None = None, *, keep_momentum: bool = True, **changes: object) -> TrainerEngine:
+        model = replace(load_request.model, optimizer=replace(OPTIMIZER, **changes))
+        source: dict[str, object] = {} if path is None else {"path": str(path), "is_snapshot": True}
+        source["keep_momentum"] = keep_momentum
+        engine = TrainerEngine()
+        engine.load(msgspec.structs.replace(load_request, model=model, micro_batch_size=SAMPLES, **source))
+        return engine
+
+    return make
+
+
+@pytest.fixture
+def engine(make_engine: Callable[..., TrainerEngine]) -> TrainerEngine:
+    return make_engine()
+
+
+def train(engine: TrainerEngine, height: int, samples: int = SAMPLES, seed: int = 0, **changes: object) -> TrainReply:
+    ids = np.random.default_rng([height, seed]).integers(0, 64, size=(samples, LENGTH), dtype="<u4")
+    request = TrainRequest(
+        epoch=0, height=height, step=height + 1, lr=1e-2, next_lr=1e-2, lookahead_lr=0.0, tokens=ids.tobytes(),
+        samples=samples, sequence_length=LENGTH, decided=(), in_flight=True,
+    )  # fmt: skip
+    beat = changes.pop("beat", None)
+    call = (msgspec.structs.replace(request, **changes),)
+    return engine.train(*call) if beat is None else engine.train(*call, beat)  # pyright: ignore[reportArgumentType]
+
+
+def contribute(reply: TrainReply) -> Contribution:
+    return Contribution(payload=reply.payload, inner_steps=reply.inner_steps)
+
+
+def apply(engine: TrainerEngine, height: int, *parts: Contribution) -> ApplyReply:
+    return engine.apply(
+        ApplyRequest(
+            height=height, lr=1e-2, payloads=tuple(p.payload for p in parts), run_update=True, full_digest=True,
+            random_seed=0, inner_steps=tuple(p.inner_steps for p in parts),
+        )
+    )  # fmt: skip
+
+
+def read_weights(engine: TrainerEngine) -> dict[str, bytes]:
+    loaded = engine._loaded
+    assert loaded is not None
+    return {name: tensor.detach().numpy().tobytes() for name, tensor in loaded.replica.parameters.items()}
+
+
+def read_memory(engine: TrainerEngine) -> dict[str, bytes]:
+    state = engine._get_loaded().replica.local.exchange.memory.get_state()
+    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
+
+
+def stop_at(call: int) -> Callable[[], None]:
+    """A beat that cancels at its `call`-th call, counted from 1."""
+    left = [call]
+
+    def beat() -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Cancelled
+
+    return beat
+
+
+def test_a_round_at_height_0_is_one_call_and_lowers_the_loss_once_applied(engine: TrainerEngine) -> None:
+    before = read_weights(engine)
+    losses: list[float] = []
+    for height in range(6):
+        reply = train(engine, 0, in_flight=False, decided=(SentResult(height=0, applied=True),) if height else ())
+        assert (reply.waits_for_merge, reply.inner_steps, reply.train_count) == (False, STEPS, height + 1)
+        losses.append(reply.loss)
+        if not height:
+            assert read_weights(engine) == before, "the masters wait for the apply"
+        apply(engine, height, contribute(reply))
+    assert losses[-1] < losses[0] - 0.3
+    assert read_weights(engine) != before
+
+
+def test_with_overlap_a_round_waits_for_its_merge_and_starts_from_the_own_result(engine: TrainerEngine) -> None:
+    first = contribute(train(engine, 0))
+    before = read_weights(engine)
+    waiting = train(engine, 1, own=(first,))
+    assert (waiting.waits_for_merge, waiting.payload, waiting.inner_steps) == (True, b"", MERGE)
+    assert read_weights(engine) != before
+    done = engine.merge(MergeRequest(held=(first,)))
+    assert (done.waits_for_merge, done.inner_steps, done.tokens) == (False, STEPS, SAMPLES * (LENGTH - 1))
+    assert len(done.payload) == get_payload_bytes(engine._get_loaded().replica.plan)
+    assert read_weights(engine) == before
+
+
+def test_a_merge_moves_what_later_inner_steps_start_from_and_is_no_part_of_what_they_moved(
+    make_engine: Callable[..., TrainerEngine],
+) -> None:
+    """With inner steps that move nothing there is nothing to send, whatever is merged between them."""
+    own, other = (contribute(train(make_engine(), 0, seed=seed)) for seed in range(2))
+    engine = make_engine(weight_decay=0.0)
+    assert train(engine, 1, own=(own,), lr=0.0, next_lr=0.0).waits_for_merge
+    assert engine._loaded is not None
+    replica = engine._loaded.replica
+    before = [weight.detach().clone() for weight in replica.parameters.values()]
+    replica.merge([own, other])
+    assert not all(map(torch.equal, before, replica.parameters.values()))
+    sent = decode_payload(replica.plan, engine.merge(MergeRequest(held=(own, other))).payload)
+    assert max(float(np.abs(get_values(sets)).max()) for sets in sent) < 1e-6, "what rounding leaves"
+
+
+@pytest.mark.parametrize("calls", [1, MERGE, MERGE + 1, MERGE + 2, STEPS + MERGE])
+def test_a_round_cancelled_before_or_after_the_merge_leaves_masters_and_error_memory_as_they_were(
+    engine: TrainerEngine, calls: int
+) -> None:
+    first = contribute(train(engine, 0))
+    before = read_weights(engine), read_memory(engine)
+    beat = stop_at(calls)
+    reply = train(engine, 1, own=(first,), beat=beat)
+    if reply.waits_for_merge:
+        reply = engine.merge(MergeRequest(held=(first,)), beat)
+    assert (reply.cancelled, reply.payload) == (True, b"")
+    assert (read_weights(engine), read_memory(engine)) == before
+    assert train(engine, 2).waits_for_merge, "and it goes on"
+
+
+def test_a_round_that_is_given_up_at_its_merge_leaves_the_masters_to_whoever_calls_next(engine: TrainerEngine) -> None:
+    first = contribute(train(engine, 0))
+    before = read_weights(engine)
+    train(engine, 1, own=(first,))
+    empty = engine.apply(
+        ApplyRequest(height=1, lr=1e-2, payloads=(), run_update=False, full_digest=True, random_seed=0)
+    )  # fmt: skip
+    assert read_weights(engine) == before
+    with pytest.raises(TrainerError, match="no round waits for it"):
+        engine.merge(MergeRequest(held=(first,)))
+    assert empty.weight_part == apply(engine, 1).weight_part
+
+
+def test_a_merge_of_a_malformed_result_is_refused_and_ends_the_round(engine: TrainerEngine) -> None:
+    first = contribute(train(engine, 0))
+    before = read_weights(engine)
+    for bad, text in (
+        (Contribution(payload=b"x", inner_steps=1), "the plan says"),
+        (msgspec.structs.replace(first, inner_steps=STEPS + 1), "must be 1 to 4"),
+        (msgspec.structs.replace(first, inner_steps=0), "of 0 inner steps"),
+    ):
+        assert train(engine, 1, own=(first,)).waits_for_merge
+        with pytest.raises(TrainerError, match=text):
+            engine.merge(MergeRequest(held=(first, bad)))
+        assert read_weights(engine) == before
+        with pytest.raises(TrainerError, match=text):
+            apply(engine, 1, bad)
+        assert read_weights(engine) == before
+
+
+def test_a_merged_result_that_the_record_decides_against_moves_no_master(
+    make_engine: Callable[..., TrainerEngine],
+) -> None:
+    """Two members, of which one has merged what is never applied, have equal weights after the next set."""
+    engine, other = make_engine(), make_engine()
+    own, odd = contribute(train(engine, 0)), contribute(train(other, 0, seed=1))
+    train(engine, 1, own=(own,))
+    engine.merge(MergeRequest(held=(own, odd)))
+    assert apply(engine, 2, own).weight_part == apply(other, 2, own).weight_part
+
+
+def test_what_the_record_leaves_out_comes_with_a_later_result(make_engine: Callable[..., TrainerEngine]) -> None:
+    """R8: with inner steps that move nothing, the second result is the first one again, once that is given back."""
+    engine = make_engine(error_decay=1.0)
+    first = train(engine, 0)
+    decided = (SentResult(height=0, applied=False),)
+    second = train(engine, 1, decided=decided, in_flight=False, lr=0.0, next_lr=0.0)
+    plan = engine._get_loaded().replica.plan
+    for one, two in zip(decode_payload(plan, first.payload), decode_payload(plan, second.payload), strict=True):
+        assert np.array_equal(one.indices, two.indices)
+
+
+def test_fewer_samples_than_inner_steps_are_fewer_steps_and_still_merge(engine: TrainerEngine) -> None:
+    first = contribute(train(engine, 0, samples=1))
+    assert first.inner_steps == 1
+    waiting = train(engine, 1, samples=1, own=(first,))
+    assert (waiting.waits_for_merge, waiting.inner_steps) == (True, 0), "its only batch is the last"
+    assert engine.merge(MergeRequest(held=(first,))).inner_steps == 1
+    assert train(engine, 2, samples=3).waits_for_merge
+    assert engine.merge(MergeRequest(held=())).inner_steps == 3
+
+
+def test_members_weigh_by_the_inner_steps_that_they_did(make_engine: Callable[..., TrainerEngine]) -> None:
+    one, two = (make_engine() for _ in range(2))
+    whole, half = contribute(train(one, 0)), contribute(train(two, 0, samples=2, seed=1))
+    assert (whole.inner_steps, half.inner_steps) == (STEPS, 2)
+    assert apply(one, 1, whole, half).weight_part == apply(two, 1, half, whole).weight_part
+    equal = msgspec.structs.replace(half, inner_steps=STEPS)
+    assert apply(make_engine(), 1, whole, equal).weight_part != apply(one, 2).weight_part
+
+
+def test_inner_batches_without_a_counted_label_are_left_out(engine: TrainerEngine) -> None:
+    rows = np.random.default_rng(1).integers(0, 64, size=(SAMPLES, LENGTH, 3), dtype="<u4")
+    rows[..., 2] = np.arange(LENGTH)
+    rows[: SAMPLES // 2, :, 1] = np.array(NOT_COUNTED, dtype="<i4").view("<u4")
+    reply = train(engine, 0, tokens=rows.tobytes(), has_labels=True)
+    assert (reply.inner_steps, reply.tokens) == (STEPS // 2, SAMPLES // 2 * (LENGTH - 1))
+
+
+@pytest.mark.parametrize("changes", [{"lr": 1e38, "next_lr": 1e38}, {"lr": float("nan"), "next_lr": float("nan")}])
+def test_a_round_that_ends_in_numbers_that_are_not_finite_sends_nothing_and_the_next_goes_on(
+    engine: TrainerEngine, changes: dict[str, float]
+) -> None:
+    before = read_weights(engine), read_memory(engine)
+    reply = train(engine, 0, **changes)
+    assert "finite" in reply.refused
+    assert (reply.payload, reply.train_count) == (b"", 0)
+    assert (read_weights(engine), read_memory(engine)) == before
+    assert train(engine, 0).payload
+
+
+def test_a_change_that_is_not_finite_is_refused_where_no_later_gradient_shows_it(engine: TrainerEngine) -> None:
+    before = read_weights(engine), read_memory(engine)
+    reply = train(engine, 0, samples=1, lr=float("nan"), next_lr=float("nan"))
+    assert "the change of tensor" in reply.refused
+    assert (read_weights(engine), read_memory(engine)) == before
+
+
+@pytest.mark.parametrize("kind", list(InnerOptimizer))
+def test_a_trainer_that_resumes_equals_one_that_never_stopped(
+    make_engine: Callable[..., TrainerEngine], tmp_path: Path, kind: InnerOptimizer
+) -> None:
+    """Error memory, inner state and the count of inner steps are a member's own, and its snapshot has them (LS8)."""
+    engine = make_engine(inner_optimizer=kind)
+    for height in range(2):
+        train(engine, height, own=())
+        sent = contribute(engine.merge(MergeRequest(held=()))) if height else None
+    assert sent is not None
+    engine.snapshot(
+        SnapshotRequest(
+            kind="resume", path=str(tmp_path / "s"), epoch=0, step=3, data_index=0, chain=bytes(32), digest=bytes(32)
+        )
+    )  # fmt: skip
+    resumed = make_engine(tmp_path / "s", inner_optimizer=kind)
+    newcomer = make_engine(tmp_path / "s", keep_momentum=False, inner_optimizer=kind)
+    payloads: list[bytes] = []
+    for one in (engine, resumed, newcomer):
+        train(one, 2, own=(sent,))
+        payloads.append(one.merge(MergeRequest(held=(sent,))).payload)
+    assert payloads[0] == payloads[1]
+    assert payloads[0] != payloads[2], "a newcomer has nothing of it"
+
+
+def test_the_plan_is_one_of_local_steps(load_request: LoadRequest) -> None:
+    plan = decode_plan(TrainerEngine().load(load_request).plan)
+    assert (plan.k, plan.one_bit, plan.scaled_bits) == (4, False, 2)

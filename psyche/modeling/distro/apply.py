@@ -9,7 +9,7 @@ of such a run covers only the applied set.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from psyche.core.encoding.plan import PlanGroup, TransformPlan
 from psyche.modeling.distro.basis import VOTE_BITS, check_exact, compute_dct, get_integer_basis
 from psyche.modeling.distro.blocks import Block, compute_blocks, get_block_elements, iterate_chunks
 from psyche.modeling.distro.codec import ChunkSets
+from psyche.modeling.distro.compiled import find_fast_distro
+from psyche.modeling.distro.fast_dct import can_be_fast
 
 SPARSE_SHARE: Final = 32  # up to area/32 votes per chunk are added line by line instead of by a dense first pass
 
@@ -67,6 +69,7 @@ class Applier:
             check_exact(*group.edges)
         self._plan = plan
         self._strips = strips
+        self._kernels = find_fast_distro(plan, strips[0].device.type)
         # an Apple GPU has no float64
         self._device = torch.device("cpu") if strips[0].device.type == "mps" else strips[0].device
         elements = get_block_elements(self._device)
@@ -92,7 +95,17 @@ class Applier:
         for place, group in enumerate(self._plan.groups):
             votes = [payload[place] for payload in payloads]
             for block in self.blocks[place]:
+                if (kernels := self.find_kernels(group)) is not None:
+                    averages = _get_averages(len(votes), self._device).to(torch.int32).numpy()
+                    for tile in block.tiles:
+                        sets = [one.take(tile.get_rows(block)) for one in votes]
+                        kernels.apply(self._strips[tile.tensor], tile, sets, averages, lr)
+                    continue
                 self._update(block, self.invert_block(group, block, votes), lr)
+
+    def find_kernels(self, group: PlanGroup) -> Any:
+        """The compiled loops, if they can do the chunks of this group."""
+        return self._kernels if all(can_be_fast(edge) for edge in group.edges) else None
 
     def invert_block(self, group: PlanGroup, block: Block, votes: Sequence[ChunkSets]) -> torch.Tensor:
         """The inverse of the averaged votes of a block, float64 [chunks, h, w], valid until the next call.

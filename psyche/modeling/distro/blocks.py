@@ -35,6 +35,10 @@ class Tile:
         strips, columns = self.shape
         return strips * columns
 
+    def get_rows(self, block: "Block") -> slice:
+        """The numbers of its chunks in the group of its block."""
+        return slice(block.start + self.at, block.start + self.at + self.chunks)
+
 
 @dataclass(frozen=True, slots=True)
 class Block:

@@ -13,7 +13,10 @@ from typing import Any, Final
 
 import structlog
 
+from psyche.core.encoding.plan import TransformPlan
+
 LEAST_BYTES: Final = 1 << 16  # with less to code, loading numba takes longer than NumPy does
+LEAST_PARAMETERS: Final = 1 << 21
 _log: Final = structlog.get_logger("psyche.kernels")
 
 
@@ -30,9 +33,17 @@ def find_kernels(module: str) -> Any:
     return import_module(module) if _has_numba() else None
 
 
+def find_fast_distro(plan: TransformPlan, device: str) -> Any:
+    """The compiled loops of DisTrO, for a model on a CPU that is not so small that loading them takes longer."""
+    parameters = sum(group.chunks * group.area for group in plan.groups)
+    is_fit = plan.one_bit and device == "cpu" and parameters >= LEAST_PARAMETERS
+    return find_kernels("psyche.modeling.distro.kernels") if is_fit else None
+
+
 def find_coding(size_bytes: int) -> Any:
-    """The compiled coding of payloads, if there is so much to code that it is worth its loading."""
-    return find_kernels("psyche.modeling.distro.codec_kernels") if size_bytes >= LEAST_BYTES else None
+    """The compiled coding of payloads, if numba is loaded or there is so much to code that it is worth loading it."""
+    is_worth = size_bytes >= LEAST_BYTES or "numba" in sys.modules
+    return find_kernels("psyche.modeling.distro.codec_kernels") if is_worth else None
 
 
 @cache

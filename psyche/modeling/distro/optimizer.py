@@ -6,6 +6,7 @@ them: weights moved by -lr * sign(inverse of the momentum) for the forward and b
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -136,6 +137,10 @@ class Distro:
             self._plan.groups, self._applier.blocks, self.momentum.coefficients, strict=True
         ):
             for block in blocks:
+                if (kernels := self._applier.find_kernels(group)) is not None:
+                    for tile in block.tiles:
+                        kernels.look_ahead(self._strips[tile.tensor], tile, momentum[tile.get_rows(block)], lr)
+                    continue
                 steps = invert(momentum[block.rows].view(block.chunks, *group.edges)).sign_().mul_(lr)
                 for weight, step in iterate_chunks(block, self._strips, steps):
                     weight.sub_(step)
@@ -149,6 +154,8 @@ class Distro:
 
     def _compress_block(self, place: int, block: Block, strips: Sequence[torch.Tensor], lr: float) -> Chosen:
         group = self._plan.groups[place]
+        if (kernels := self._applier.find_kernels(group)) is not None:
+            return self._compress_fast(place, block, strips, lr, kernels)
         shape = (block.chunks, *group.edges)
         count = block.chunks * group.area
         gathered, scratch = self._gathered[:count].view(shape), self._scratch[:count].view(shape)
@@ -157,6 +164,18 @@ class Distro:
         transformed = transform(gathered, gathered, scratch) if group.edges[0] > 1 else transform(gathered, scratch)
         coefficients = self.momentum.decay_block(place, block.rows, transformed)
         return select(coefficients, group.k)
+
+    def _compress_fast(
+        self, place: int, block: Block, strips: Sequence[torch.Tensor], lr: float, kernels: Any
+    ) -> Chosen:
+        group = self._plan.groups[place]
+        indices = torch.full((block.chunks, group.k), group.area, dtype=torch.int32)
+        values = torch.zeros((block.chunks, group.k), dtype=torch.float32)
+        for tile in block.tiles:
+            chosen = [part[tile.at : tile.at + tile.chunks] for part in (indices, values)]
+            memory = self.momentum.coefficients[place][tile.get_rows(block)]
+            kernels.compress(strips[tile.tensor], tile, lr, memory, self.momentum.decay, chosen)
+        return indices, values
 
 
 def _check_parameters(parameters: Mapping[str, torch.Tensor], plan: TransformPlan) -> None:

@@ -151,8 +151,7 @@ class Exchange:
                     continue
                 for tile in block.tiles:
                     weights = self._strips[tile.tensor][tile.strips, :, tile.columns]
-                    rows = slice(block.start + tile.at, block.start + tile.at + tile.chunks)
-                    sets = [one.take(rows) for one, _ in votes]
+                    sets = [one.take(tile.get_rows(block)) for one, _ in votes]
                     self._kernels.apply(weights, sets, [steps for _, steps in votes], rate)
 
     def _move(self, place: int, block: Block, votes: Sequence[tuple[ChunkSets, int]], rate: float) -> None:

@@ -51,9 +51,14 @@ class RowReader:
         self._view, self._run = view, ""
         self._read: frozenset[HistoryPoint] = frozenset()
 
-    def read(self, run: str) -> list[Row]:
-        """What is new; the run keeps the name that it has at its first round, before which it may not be known."""
+    def read(self, run: str, *, is_last: bool = True) -> list[Row]:
+        """What is new; the run keeps the name that it has at its first round, before which it may not be known.
+
+        Unless `is_last` or the run rests, the newest round waits for what its members' own logs still tell of it.
+        """
         points = [*self._view.curve]
+        if not is_last and not self._view.is_at_rest:
+            points = points[:-1]
         if not points or points[-1] in self._read:
             return []
         first = max((place + 1 for place, point in enumerate(points) if point in self._read), default=0)

@@ -208,7 +208,7 @@ class Tracking:
                 await watcher.catch_up()
             async with watcher.hold_still():
                 named = zip(readers, name_runs(watcher.views), strict=True)
-                rows = [row for reader, name in named for row in reader.read(name)]
+                rows = [row for reader, name in named for row in reader.read(name, is_last=is_last)]
             if rows:
                 await _call(writer.write, rows)
             if not self._is_ending:

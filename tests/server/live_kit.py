@@ -19,6 +19,7 @@ from psyche.core.state.messages import Join, WarmupWitness
 from psyche.core.state.state import ClientState, Coordinator, RunState
 from psyche.errors import BackendError
 from psyche.server.server import BoundServer, ServerSettings, run_server
+from psyche.telemetry.sink import EventSink
 from psyche.testing.builders import START_UNIX
 from psyche.testnet.free_port import choose_port
 from psyche.wire.access import OPEN
@@ -31,7 +32,7 @@ class Server:
     """A server that a test can stop, kill and start again on the same port."""
 
     def __init__(
-        self, nursery: trio.Nursery, folder: Path, file: RunFile, *, sink: Log | None = None, **options: Any
+        self, nursery: trio.Nursery, folder: Path, file: RunFile, *, sink: EventSink | None = None, **options: Any
     ) -> None:
         self.sink = sink or Log()
         self.folder = folder

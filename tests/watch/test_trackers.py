@@ -159,6 +159,7 @@ async def test_a_tracker_that_hangs_costs_the_others_nothing(
                 nursery.start_soon(Tracking("--csv", lambda _, path=path: CsvWriter(path)).run, watcher, told.append)
             await watcher.is_read.wait()
             logs.play(4)
+            logs.play(5)  # then the one before it is complete
             while ("train/loss", 5) not in (read_csv(tmp_path / "run.csv") if (tmp_path / "run.csv").exists() else {}):
                 await trio.sleep(0.05)
             nursery.cancel_scope.cancel()

@@ -1,0 +1,1 @@
+"""What a loaded model says, without training it."""

@@ -6,16 +6,13 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
 
 from psyche.errors import ConfigError
+from psyche.standalone.exported import Writer, get_positions, load_exported, load_tokenizer
 
 HELD_OUT_ROWS: Final = 256
 ROWS_AT_ONCE: Final = 16
-TOP_K: Final = 40
-UNLIMITED_TOKENS: Final = 2_048
-SMALL_PARAMETERS: Final = 20_000_000  # in smaller models, threads wait for each other longer than they compute
+ROW_TOKENS: Final = 2_048  # in models without a limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,53 +42,26 @@ def sample_model(
         seed: the seed of the sampling.
         held_out: a file of 2-byte token ids to measure the loss on.
     """
-    logging.disable_progress_bar()
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: transformers cannot load it: {error}") from error
-    model.eval()
-    if model.num_parameters() < SMALL_PARAMETERS:
-        torch.set_num_threads(1)
+    model = load_exported(folder)
     loss = None if held_out is None else compute_held_out_loss(model, held_out)
     torch.manual_seed(seed)
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        start = tokenizer(prompt, return_tensors="pt").input_ids
+        tokenizer = load_tokenizer(folder)
+        start: list[int] = tokenizer(prompt).input_ids
     except Exception as error:  # noqa: BLE001  # tokenizers raises plain Exception
-        return Sample(prompt, "", prompt, loss, f"{folder}: transformers cannot load its tokenizer: {error}")
-    ids = write_tokens(model, start, tokens, temperature)
-    text: str = tokenizer.decode(ids[0], skip_special_tokens=True)
+        return Sample(prompt, "", prompt, loss, str(error))
+    found = Writer(model, tokenizer).write(start, tokens, temperature=temperature)
+    text: str = tokenizer.decode([*start, *found], skip_special_tokens=True)
     if text.startswith(prompt):
         written = text.removeprefix(prompt)
     else:  # the tokenizer does not reproduce its input
-        written = tokenizer.decode(ids[0, start.shape[1] :], skip_special_tokens=True)
+        written = tokenizer.decode(found, skip_special_tokens=True)
     return Sample(prompt, written, text, loss)
-
-
-def get_positions(model: Any) -> int:
-    """The longest context; of a model without a limit, what suits its users."""
-    return int(getattr(model.config, "max_position_embeddings", None) or UNLIMITED_TOKENS)
-
-
-@torch.no_grad()
-def write_tokens(model: Any, start: torch.Tensor, tokens: int, temperature: float) -> torch.Tensor:
-    """`start` [1, n] continued by `tokens` ids; the context is at most the model's trained length."""
-    ids = start
-    for _ in range(tokens):
-        logits = model(ids[:, -get_positions(model) :]).logits[0, -1]
-        if temperature <= 0:
-            chosen = logits.argmax().reshape(1)
-        else:
-            best = torch.topk(logits / temperature, min(TOP_K, logits.numel()))
-            chosen = best.indices[torch.multinomial(best.values.softmax(-1), 1)]
-        ids = torch.cat([ids, chosen[None]], dim=1)
-    return ids
 
 
 @torch.no_grad()
 def compute_held_out_loss(model: Any, path: Path) -> float:
-    length = get_positions(model)
+    length = get_positions(model, ROW_TOKENS)
     ids = np.fromfile(path, dtype="<u2").astype(np.int64)
     rows = len(ids) // length
     if rows == 0:

@@ -12,6 +12,7 @@ from psyche.cli.commands import (
     dev,
     distro,
     doctor,
+    evals,
     init,
     model,
     rewards,
@@ -77,6 +78,7 @@ command(
 )(doctor.doctor)
 command(app, "init", *init.EXAMPLES, shared=SOURCES)(init.init)
 command(app, "train", *train.EXAMPLES, shared=train.SETTINGS | train.RATES | CACHED_SOURCES)(train.train)
+command(app, "eval", *evals.EXAMPLES, shared=CACHED_SOURCES)(evals.evaluate)
 command(app, "simulate", *simulate.EXAMPLES, shared=trace.FIGURES)(simulate.simulate)
 command(app, "watch", *watch.EXAMPLES, shared=watch.DISPLAY | TRACKERS | OWNING)(watch.watch)
 command(app, "trace", *trace.TRACE_EXAMPLES, shared=trace.SHOWN | trace.FIGURES)(trace.trace)

@@ -39,6 +39,7 @@ CALLS: Final = {
     "doctor": "",
     "init": "first --yes --no-prepare --data book.txt",
     "train": "--model model.json --data data --out trained --plot loss.html",
+    "eval": "model-folder --tasks piqa --task-data folder --cache-dir cache",
     "simulate": "--state my-run --profile home.toml --model model.json --picture p.html --json f.json --events e.jsonl",
     "distro show": "updates/one.distro --plan updates/plan.bin",
     "trace": "logs --picture p.html --json f.json",
@@ -280,6 +281,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psyche.cli.commands.simulate._foretell", stop)
     monkeypatch.setattr(checks, "get_checks", lambda folder, _port, **_: [lambda: checks.check_disk(folder)])
     monkeypatch.setitem(sys.modules, "psyche.standalone.sample", SimpleNamespace(sample_model=stop))
+    examinee = SimpleNamespace(EvalSettings=SimpleNamespace, evaluate=stop)
+    monkeypatch.setitem(sys.modules, "psyche.standalone.evaluate", examinee)
     make = SimpleNamespace(
         init_model=lambda _config, output, _seed, **_: output.mkdir(parents=True, exist_ok=True) or 1,
         convert_model=lambda source, output: (

@@ -3,28 +3,33 @@
     python benchmarks/training_share.py [--json FILE] [--quick]
 
 The real clients and the real server run as `psyche simulate` runs them; training, lines and disks are made up.
-After the table: which batch, codec setting or line brings each model to 97 %. What a payload costs the processor
-is measured here, on this machine; what a GPU does is assumed, and said.
+After the table: which batch, codec setting or line brings each model to 97 %, and local steps, whose rounds are H
+times as long. What a payload and the exchange of local steps cost the processor is measured here, on this machine, and
+taken as shared evenly by its cores; what a GPU does is assumed, and said.
 """
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from time import process_time
 
 import numpy as np
+import torch
 from _table import build_parser, finish, print_table
 
 from psyche.analysis.accounts import What
 from psyche.config.load import load_run
 from psyche.config.profile import ClassTable
-from psyche.core.encoding.plan import compute_plan
+from psyche.core.encoding.plan import compute_run_plan
+from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.forecast.play import Forecast, play
 from psyche.forecast.question import Question
 from psyche.forecast.report import count_bounds
 from psyche.forecast.workload import Workload, compute_even_shapes, compute_payload_bytes
 from psyche.modeling.distro.codec import ChunkSets, decode_payload, encode_payload
+from psyche.modeling.local.exchange import Exchange, Part
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENTS = 16
@@ -36,47 +41,81 @@ SPREAD_PERCENT = 1.0
 GPU_S = 0.1  # for each billion parameters: the transform of a step, and again of an apply
 CHUNK, TOPK = 64, 8
 GOAL = 0.97
+MEASURED = 10**8  # parameters
+LOCAL_CORES = 16  # beside a member's GPU
 MODELS = {"1B": 10**9, "8B": 8 * 10**9}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What differs from the base; `batch` is a factor, `mbit_s` the line of every member, `cores` decode payloads."""
+    """What differs from the base; `batch` is a factor, `mbit_s` each member's line, `cores` those that code."""
 
     overlap: bool = True
     batch: int = 1
     topk: int = TOPK
     mbit_s: float = MBIT_S
     cores: int = 1
+    inner_steps: int = 0  # of local steps; 0: DisTrO
+
+    @property
+    def optimizer(self) -> Optimizer:
+        if not self.inner_steps:
+            return Optimizer(
+                OptimizerKind.DISTRO, compression_chunk=CHUNK, compression_topk=self.topk, quantize_1bit=True
+            )
+        return Optimizer(
+            OptimizerKind.LOCAL_STEPS, compression_chunk=CHUNK, compression_topk=self.topk, value_bits=2,
+            inner_steps=self.inner_steps, merge_step=self.inner_steps * 3 // 4, error_decay=0.95, outer_rate=1.0,
+        )  # fmt: skip
 
     @property
     def text(self) -> str:
         parts = [f"overlap {'on' if self.overlap else 'off'}"]
         parts += [f"batch x {self.batch}"] if self.batch > 1 else []
+        parts += [f"local steps, H {self.inner_steps}"] if self.inner_steps else []
         parts += [f"top-k {self.topk}"] if self.topk != TOPK else []
         parts += [f"{self.mbit_s:.0f} Mbit/s"] if self.mbit_s != MBIT_S else []
-        parts += [f"decoding on {self.cores} cores"] if self.cores > 1 else []
+        parts += [f"{self.cores} cores"] if self.cores > 1 else []
         return ", ".join(parts)
 
 
 @dataclass(frozen=True)
 class Coding:
-    """Processor seconds of one core, for a payload of a billion parameters."""
+    """Processor seconds of one core, of a model of a billion parameters: measured with one of `MEASURED`.
+
+    `decode_s` is of one payload, `compress_s` of a step beside its gradient, `apply_s` of payloads of all clients.
+    """
 
     encode_s: float
     decode_s: float
+    compress_s: float = 0.0
+    apply_s: float = 0.0
 
 
-def measure_coding() -> Coding:
-    """Code a payload of 100 million parameters."""
-    plan = compute_plan(compute_even_shapes(10**8, CHUNK), CHUNK, TOPK, one_bit=True)
-    (group,) = plan.groups
-    rng = np.random.default_rng(0)
-    steps = rng.integers(1, group.area // TOPK, size=(group.chunks, TOPK))
-    sets = [ChunkSets((np.cumsum(steps, axis=1) - 1).astype(np.int32), np.ones(steps.shape, dtype=np.int8))]
-    body = encode_payload(plan, sets)
-    encode_s = take(lambda: encode_payload(plan, sets))
-    return Coding(10 * encode_s, 10 * take(lambda: decode_payload(plan, body)))
+@cache
+def measure_coding(topk: int, inner_steps: int) -> Coding:
+    torch.set_num_threads(1)
+    settings = Setting(topk=topk, inner_steps=inner_steps).optimizer
+    shapes = compute_even_shapes(MEASURED, CHUNK)
+    plan = compute_run_plan(shapes, settings)
+    scale = 10**9 / MEASURED
+    if not inner_steps:
+        (group,) = plan.groups
+        rng = np.random.default_rng(0)
+        steps = rng.integers(1, group.area // topk, size=(group.chunks, topk))
+        sets = [ChunkSets((np.cumsum(steps, axis=1) - 1).astype(np.int32), np.ones(steps.shape, dtype=np.int8))]
+        body = encode_payload(plan, sets)
+        encode_s = take(lambda: encode_payload(plan, sets))
+        return Coding(scale * encode_s, scale * take(lambda: decode_payload(plan, body)))
+    weights = {name: torch.zeros(dims) for name, dims in shapes.items()}
+    moves = {name: torch.randn(dims) * 1e-3 for name, dims in shapes.items()}
+    exchange = Exchange(weights, plan, 0.95)
+    compress_s = take(lambda: exchange.compress(moves, (), True, 0))
+    body = exchange.compress(moves, (), True, 0)
+    decode_s = take(lambda: decode_payload(plan, body))
+    parts = [Part(decode_payload(plan, exchange.compress(moves, (), True, height)), 1) for height in range(CLIENTS)]
+    apply_s = take(lambda: exchange.apply(parts, 1.0))
+    return Coding(0.0, scale * decode_s, scale * compress_s, scale * apply_s)
 
 
 def take(call: Callable[[], object]) -> float:
@@ -89,23 +128,26 @@ def take(call: Callable[[], object]) -> float:
     return min(times)
 
 
-def build_question(parameters: int, setting: Setting, coding: Coding, rounds: int) -> Question:
+def build_question(parameters: int, setting: Setting, rounds: int) -> Question:
     """The question that a row answers."""
     run = load_run(ROOT / "config" / "dummy" / "run.toml")
-    optimizer = replace(run.model.optimizer, compression_chunk=CHUNK, compression_topk=setting.topk)
+    coding = measure_coding(setting.topk, setting.inner_steps)
+    optimizer, inner = setting.optimizer, max(1, setting.inner_steps)
     run = replace(run, model=replace(run.model, max_seq_len=SEQUENCE, optimizer=optimizer))
     payload = compute_payload_bytes(compute_even_shapes(parameters, CHUNK), optimizer)
     billions = parameters / 1e9
-    decode_s = CLIENTS * coding.decode_s / setting.cores
+    gpu_s = 0.0 if setting.inner_steps else GPU_S  # the exchange of local steps is measured
+    work_s = gpu_s + (coding.apply_s + CLIENTS * coding.decode_s) / setting.cores
+    step_s = gpu_s + coding.encode_s + coding.compress_s / setting.cores
     machine = ClassTable(
         name="member", share=1.0, tokens_per_s=FLOPS / (6 * parameters), up_mbit_s=setting.mbit_s,
         down_mbit_s=setting.mbit_s, latency_ms=LATENCY_S * 1e3, spread_percent=SPREAD_PERCENT, load_s=1.0,
-        step_s=billions * (GPU_S + coding.encode_s), apply_s=billions * (GPU_S + decode_s),
+        step_s=billions * step_s, apply_s=billions * work_s,
     )  # fmt: skip
-    batch = CLIENTS * SEQUENCES_PER_CLIENT * setting.batch
+    batch = CLIENTS * SEQUENCES_PER_CLIENT * setting.batch * inner
     changes = {
         "init_min_clients": CLIENTS, "overlap": setting.overlap, "rounds_per_epoch": rounds,
-        "global_batch_size_start": batch, "global_batch_size_end": batch, "max_round_train_time": 3_600,
+        "global_batch_size_start": batch, "global_batch_size_end": batch, "max_round_train_time": 7_200,
         "warmup_time": 120,
     }  # fmt: skip
     return Question(
@@ -143,7 +185,7 @@ def find_better(setting: Setting) -> list[list[Setting]]:
     return [batches, [replace(setting, mbit_s=1_000.0)], [replace(setting, topk=4)], cores]
 
 
-def print_assumptions(coding: Coding) -> None:
+def print_assumptions() -> None:
     """What the table rests on."""
     print(
         f"\n{CLIENTS} clients, {MBIT_S:.0f} Mbit/s up and down for all transfers of a client together, "
@@ -151,29 +193,39 @@ def print_assumptions(coding: Coding) -> None:
     )
     for name, parameters in MODELS.items():
         tokens = FLOPS / 6 / parameters
-        size = build_question(parameters, Setting(), coding, 1).workload.payload_bytes
+        size = build_question(parameters, Setting(), 1).workload.payload_bytes
         print(
             f"{name}: payloads of {size / 1e6:.1f} MB (chunk {CHUNK}, k {TOPK}, 1-bit), {tokens:,.0f} tokens/s a "
             f"member ({FLOPS / 1e12:.0f} TFLOP/s), {SEQUENCES_PER_CLIENT} x {SEQUENCE} tokens: "
             f"{SEQUENCES_PER_CLIENT * SEQUENCE / tokens:.1f} s of training a round, "
             f"times vary by {SPREAD_PERCENT:.0f} %"
         )
+    coding = measure_coding(TOPK, 0)
     print(
-        f"assumed for each billion parameters: {GPU_S} s of GPU for a step and for an apply; measured on one core of "
-        f"this machine: {coding.encode_s:.3f} s to encode a payload, {coding.decode_s:.3f} s to decode one of {CLIENTS}"
+        f"assumed for each billion parameters: {GPU_S} s of GPU for a step and for an apply of DisTrO; measured on one "
+        f"core of this machine: {coding.encode_s:.3f} s to encode a payload, {coding.decode_s:.3f} s to decode one of "
+        f"{CLIENTS}"
     )
+    for setting in LOCAL:
+        coding = measure_coding(setting.topk, setting.inner_steps)
+        print(
+            f"local steps, k {setting.topk}, measured likewise: {coding.compress_s:.2f} s to compress and encode, "
+            f"{coding.decode_s:.3f} s to decode one payload, {coding.apply_s:.2f} s to apply {CLIENTS}"
+        )
+
+
+LOCAL = [Setting(inner_steps=8, topk=16), Setting(inner_steps=16, topk=64)]
 
 
 def main() -> None:
     args = build_parser(__doc__).parse_args()
     rounds = 3 if args.quick else 6
-    coding = measure_coding()
     rows: list[tuple[object, ...]] = []
     result: dict[str, object] = {}
 
     def ask(model: str, setting: Setting) -> float:
         print(f"{model}, {setting.text} ...", file=sys.stderr, flush=True)
-        forecast = play(build_question(MODELS[model], setting, coding, rounds))
+        forecast = play(build_question(MODELS[model], setting, rounds))
         assert not forecast.outcome.violations, forecast.outcome.describe()
         row = get_row(model, setting, forecast)
         rows.append(row)
@@ -184,16 +236,24 @@ def main() -> None:
         for overlap in (True, False):
             ask(model, Setting(overlap=overlap))
     base = len(rows)
+    for model in MODELS:
+        for setting in LOCAL:
+            ask(model, replace(setting, cores=LOCAL_CORES))
+            if not args.quick:
+                ask(model, setting)
+                ask(model, replace(setting, cores=LOCAL_CORES, overlap=False))
+    local = len(rows)
     for model in MODELS if not args.quick else ():
         for way in find_better(Setting()):
             for setting in way:
                 if ask(model, setting) >= GOAL:
                     break
     columns = ("model", "setting", "round s", "training %", "applying %", "payloads %", "waiting %", "waits last for")
-    print_assumptions(coding)
+    print_assumptions()
     print_table("Share of a member's time", columns, rows[:base])
-    if rows[base:]:
-        print_table(f"Ways to {GOAL:.0%} in training", columns, rows[base:])
+    print_table("Local steps, the exchange on the cores of the member", columns, rows[base:local])
+    if rows[local:]:
+        print_table(f"Ways to {GOAL:.0%} in training", columns, rows[local:])
     finish(args, result)
 
 

@@ -1,5 +1,6 @@
 """Checks beyond the core's rules: warnings, and settings that this version cannot run yet."""
 
+from collections.abc import Iterator
 from typing import Final
 
 from psyche.config.values import get_variant_name
@@ -19,6 +20,7 @@ from psyche.core.state.state import (
 OPEN_RUN_WITNESSES: Final = 16  # with this many, bad members are unlikely to win a committee
 DAY_S: Final = 86_400  # a longer wait is probably a typo or the wrong unit
 SHORT_WARMUP_S: Final = 5  # even the trainer of a small model takes that long to start
+LEAST_SENT: Final = 16  # times that a run of local steps sends each weight, on the average
 ENTROPY_ON_SERVER: Final = "config.entropy_delay is for the chain; a TCP server uses 0"
 
 _RUNNABLE_CHECKPOINTS: Final = (CheckpointKind.DUMMY, CheckpointKind.LOCAL, CheckpointKind.HUB, CheckpointKind.GCS)
@@ -89,6 +91,7 @@ def find_warnings(config: Config, model: Model, *, has_manifest: bool = False) -
             f"config.global_batch_size_start {config.global_batch_size_start} is below init_min_clients "
             f"{config.init_min_clients}: some members would have nothing to train"
         )
+    found += _find_density_warnings(config, model)
     schedule = model.lr_schedule
     has_end = schedule.kind in (ScheduleKind.LINEAR, ScheduleKind.COSINE)
     if has_end and 0 < schedule.total_steps < config.total_steps:
@@ -97,6 +100,20 @@ def find_warnings(config: Config, model: Model, *, has_manifest: bool = False) -
             f"step {config.total_steps}"
         )
     return found
+
+
+def _find_density_warnings(config: Config, model: Model) -> Iterator[str]:
+    """Find local steps that send too little of a chunk for so few rounds."""
+    optimizer, rounds = model.optimizer, config.total_steps - 1
+    if optimizer.kind is not OptimizerKind.LOCAL_STEPS or not optimizer.compression_chunk:
+        return
+    area = optimizer.compression_chunk**2
+    sent = optimizer.compression_topk / area * rounds
+    if sent < LEAST_SENT:
+        yield (
+            f"model.LLM.optimizer compression_topk {optimizer.compression_topk} of {area} sends each weight {sent:.3g} "
+            f"times in {rounds} rounds; with less than {LEAST_SENT} the loss suffers: raise it, or train more rounds"
+        )
 
 
 def _find_time_warnings(config: Config) -> list[str]:

@@ -8,6 +8,7 @@ from psyche.core.state.limits import U16_MAX
 from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.drafting.backends import DraftedBackend
 from psyche.drafting.model_choice import ModelChoice
+from psyche.forecast.local_steps import describe_local_steps, propose_local_steps
 from psyche.forecast.whole_run import WholeRun
 from psyche.forecast.workload import compute_even_shapes, compute_payload_bytes
 
@@ -20,6 +21,7 @@ LOAD_S: Final = 10.0  # in Warmup
 TENS_S: Final = 10
 LEAST_COOLDOWN_S: Final = 3
 WARMUP_SHARE: Final = 20  # the learning rate rises during a twentieth of the run
+USUAL_MBIT_S: Final = 20.0  # upload that members have at home
 FINAL_LR_SHARE: Final = 10
 
 
@@ -67,6 +69,17 @@ def compute_run_plan(answers: Answers, model: ModelChoice) -> Plan:
         "global_batch_size_warmup_tokens": 0,
     }
     return Plan(config, answers.steps // WARMUP_SHARE, recipe.base_lr / FINAL_LR_SHARE, epoch_rounds // 10)
+
+
+def describe_proposal(answers: Answers, model: ModelChoice, run: WholeRun) -> str:
+    """The local steps to write into run.toml where lines are slower than the run needs; empty if these do."""
+    if run.upload_mbit_s <= USUAL_MBIT_S:
+        return ""
+    found = propose_local_steps(model.parameters, answers.members, USUAL_MBIT_S, run.train_s, Optimizer())
+    return "" if found is None else (
+        f"  with {USUAL_MBIT_S:g} Mbit/s         {describe_local_steps(found)}, and global_batch_size "
+        f"{found.inner_steps} times as large, train nearly all of the time; see docs/configuration.md"
+    )  # fmt: skip
 
 
 def estimate_whole_run(answers: Answers, model: ModelChoice) -> WholeRun:

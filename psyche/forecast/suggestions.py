@@ -12,7 +12,8 @@ from typing import Final
 
 from psyche.analysis.accounts import What
 from psyche.analysis.summary import format_percent
-from psyche.core.state.state import Config
+from psyche.core.state.state import Config, Optimizer, OptimizerKind
+from psyche.forecast.local_steps import describe_local_steps, propose_local_steps
 from psyche.forecast.play import Forecast, play
 from psyche.forecast.question import Question, estimate_slowest_s
 from psyche.forecast.report import count_bounds
@@ -26,6 +27,7 @@ WORTH: Final = 0.15  # loss of speed that a trade-off may cost if it saves most 
 HEADROOM: Final = 1.25  # over the slowest training
 CONFIRMATIONS: Final = 3  # that round_witness_time has room for on a chain
 GOOD_SHARE: Final = 0.97
+BATCH_KEYS: Final = ("global_batch_size_start", "global_batch_size_end")
 LIMITS: Final[Mapping[str, int]] = {"max_round_train_time": 1 << 32, "global_batch_size_end": 0xFFFF}
 Answer = Callable[[Question], Forecast]
 
@@ -66,11 +68,11 @@ def get_lost_share(forecast: Forecast) -> float:
     return forecast.lost_samples / forecast.samples if forecast.samples else 0.0
 
 
-def find_ideas(forecast: Forecast, rebuild: Callable[[int], Workload] | None = None) -> list[Idea]:
-    """Find changes worth trying. `rebuild` makes the workload for another compression_topk."""
+def find_ideas(forecast: Forecast, rebuild: Callable[[Optimizer], Workload] | None = None) -> list[Idea]:
+    """Find changes worth trying. `rebuild` makes the workload for another optimizer."""
     found = [*_iter_times(forecast), *_iter_settings(forecast), *_iter_population(forecast)]
     if rebuild is not None:
-        found += _iter_sizes(forecast, rebuild)
+        found = [*_iter_local_steps(forecast, rebuild), *found, *_iter_sizes(forecast, rebuild)]
     return found[:MAX_TRIED]
 
 
@@ -140,10 +142,37 @@ def _iter_population(forecast: Forecast) -> Iterator[Idea]:
     yield Idea(text, replace(question, counts=counts), "the same batch, shared by the others")
 
 
-def _iter_sizes(forecast: Forecast, rebuild: Callable[[int], Workload]) -> Iterator[Idea]:
-    topk = forecast.question.run.model.optimizer.compression_topk
+def _iter_local_steps(forecast: Forecast, rebuild: Callable[[Optimizer], Workload]) -> Iterator[Idea]:
+    """Propose several steps between two exchanges, with the inner batches of before, if training waits for the line."""
+    question, config = forecast.question, forecast.question.config
+    base = question.run.model.optimizer
+    if base.kind is not OptimizerKind.DISTRO or forecast.accounts.shares[What.TRAIN] >= GOOD_SHARE:
+        return
+    inner_s = estimate_slowest_s(question)
+    mbit_s = min(
+        min(one.up_mbit_s, one.down_mbit_s)
+        for one, count in zip(question.classes, question.counts, strict=True)
+        if count
+    )
+    found = propose_local_steps(question.workload.parameters, question.clients, mbit_s, inner_s, base)
+    if found is None or config.global_batch_size_end * found.inner_steps > LIMITS["global_batch_size_end"]:
+        return
+    changes = {key: getattr(config, key) * found.inner_steps for key in BATCH_KEYS}
+    changes["max_round_train_time"] = max(
+        config.max_round_train_time, math.ceil(HEADROOM * inner_s * found.inner_steps)
+    )
+    text = f"{describe_local_steps(found)}, global_batch_size {changes[BATCH_KEYS[1]]} and overlap"
+    idea = _change(question, text, "fewer, larger rounds train differently", overlap=True, **changes)
+    run = replace(question.run, model=replace(question.run.model, optimizer=found))
+    yield replace(idea, question=replace(idea.question, run=run, workload=rebuild(found)))
+
+
+def _iter_sizes(forecast: Forecast, rebuild: Callable[[Optimizer], Workload]) -> Iterator[Idea]:
+    optimizer = forecast.question.run.model.optimizer
+    topk = optimizer.compression_topk
     if forecast.accounts.shares[What.TRANSFER] > 1 - GOOD_SHARE and topk > 1:
-        question = replace(forecast.question, workload=rebuild(topk // 2))
+        workload = rebuild(replace(optimizer, compression_topk=topk // 2))
+        question = replace(forecast.question, workload=workload)
         yield Idea(f"compression_topk = {topk // 2} instead of {topk}", question, "each update then carries less")
 
 

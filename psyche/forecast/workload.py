@@ -62,8 +62,10 @@ def count_elements(shapes: Shapes) -> int:
 
 
 def compute_payload_bytes(shapes: Shapes, optimizer: Optimizer) -> int:
-    if optimizer.kind is not OptimizerKind.DISTRO:
-        raise ConfigError(f"model.LLM.optimizer: {optimizer.kind.name} sends no payloads; only Distro can be simulated")
+    if optimizer.kind not in (OptimizerKind.DISTRO, OptimizerKind.LOCAL_STEPS):
+        raise ConfigError(
+            f"model.LLM.optimizer: {optimizer.kind.name} sends no payloads; Distro and LocalSteps can be simulated"
+        )
     return get_payload_bytes(compute_run_plan(shapes, optimizer))
 
 

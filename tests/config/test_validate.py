@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from psyche.core.state.state import (
     DataLocation,
     DataLocationKind,
     DataType,
+    Optimizer,
     OptimizerKind,
 )
 
@@ -257,3 +259,12 @@ def test_a_data_set_of_the_hub_without_its_commit_is_warned_about() -> None:
     for address, warns in (("owner/rows", True), ("owner/rows@3f1c", False), ("rows", False)):
         run.model.data_location = DataLocation(DataLocationKind.PREPROCESSED, address)
         assert any("data set of the Hub" in text for text in find_warnings(run.config, run.model)) is warns
+
+
+@pytest.mark.parametrize(("topk", "rounds", "is_warned"), [(16, 4_095, True), (16, 4_096, False), (256, 255, True)])
+def test_local_steps_that_send_each_weight_too_seldom_are_warned_about(topk: int, rounds: int, is_warned: bool) -> None:
+    run = load_run(CONFIG / "demo" / "run.toml")
+    optimizer = Optimizer(OptimizerKind.LOCAL_STEPS, compression_topk=topk, compression_chunk=64)
+    found = find_warnings(replace(run.config, total_steps=rounds + 1), replace(run.model, optimizer=optimizer))
+    about = [text for text in found if f"compression_topk {topk} of 4096 sends each weight" in text]
+    assert bool(about) == is_warned

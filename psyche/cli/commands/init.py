@@ -91,7 +91,7 @@ def init(
 
 def show_draft(draft: "Draft", built: "Built") -> None:
     from psyche.config.load import load_run
-    from psyche.drafting.plan import estimate_whole_run
+    from psyche.drafting.plan import describe_proposal, estimate_whole_run
     from psyche.forecast.whole_run import format_whole_run
     from psyche.forecast.workload import describe_memory
 
@@ -109,7 +109,8 @@ def show_draft(draft: "Draft", built: "Built") -> None:
         f"{format_count(trained)} tokens" + format_passes(trained, built.tokens)
     )
     basis = f"if each member trains {model.recipe.tokens_per_s:,} tokens/s of this model"
-    typer.echo("\n".join(format_whole_run(estimate_whole_run(answers, model), basis)))
+    run = estimate_whole_run(answers, model)
+    typer.echo("\n".join(filter(None, [*format_whole_run(run, basis), describe_proposal(answers, model, run)])))
     if memory := describe_memory(load_run(draft.folder)):
         typer.echo(memory)
     simulation = f"psyche simulate --state {quote(draft.folder)} --clients {answers.members} --profile PROFILE"

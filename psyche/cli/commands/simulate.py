@@ -15,6 +15,7 @@ from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
     from psyche.config.load import LoadedRun
+    from psyche.core.state.state import Optimizer
     from psyche.forecast.play import Forecast
     from psyche.forecast.question import Question
     from psyche.forecast.recorder import Played
@@ -198,9 +199,8 @@ def _suggest(say: Speaker, forecast: "Forecast", compute: Compute) -> "list[Sugg
     from psyche.forecast.settled import describe_transient
     from psyche.forecast.suggestions import check_ideas, find_ideas, format_suggestions
 
-    def rebuild(topk: int) -> "Workload":
+    def rebuild(optimizer: "Optimizer") -> "Workload":
         run = forecast.question.run
-        optimizer = replace(run.model.optimizer, compression_topk=topk)
         return compute(replace(run, model=replace(run.model, optimizer=optimizer)))
 
     ideas = find_ideas(forecast, rebuild)

@@ -5,6 +5,7 @@ from typing import Final
 
 from psyche.config.values import get_variant_name
 from psyche.core.state.config_checks import TIMES
+from psyche.core.state.enums import ANEW
 from psyche.core.state.limits import MAX_WITNESSES
 from psyche.core.state.state import (
     ZERO32,
@@ -41,6 +42,14 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
     if model.optimizer.kind == OptimizerKind.ADAMW:
         found.append(
             "model.LLM.optimizer 'AdamW' trains in one process only (`psyche train`); what runs: 'Distro', 'LocalSteps'"
+        )
+    is_local = model.optimizer.kind is OptimizerKind.LOCAL_STEPS
+    if config is not None and config.verification_percent and is_local and model.optimizer.inner_optimizer not in ANEW:
+        inner = get_variant_name(model.optimizer.inner_optimizer)
+        found.append(
+            f"model.LLM.optimizer 'LocalSteps' with inner_optimizer {inner!r} keeps state from round to round, so that "
+            "verifiers could recompute only the first inner step; with config.verification_percent above 0 take "
+            "'AdamWAnew' or 'MuonAnew', or set that to 0"
         )
     if config is not None and config.data_root != ZERO32 and model.data_location.kind is DataLocationKind.WEIGHTED_HTTP:
         found.append(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psyche.config.load import load_run
+from psyche.config.load import LoadedRun, load_run
 from psyche.config.rewrite import set_values
 from psyche.config.rules import find_unsupported, find_warnings
 from psyche.config.validate import print_report, validate_config
@@ -18,6 +18,7 @@ from psyche.core.state.state import (
     DataLocation,
     DataLocationKind,
     DataType,
+    InnerOptimizer,
     Optimizer,
     OptimizerKind,
 )
@@ -225,6 +226,26 @@ def test_an_optimizer_that_cannot_train_in_a_run_is_refused_by_name() -> None:
         runs = kind is not OptimizerKind.ADAMW
         told = f"model.LLM.optimizer {get_variant_name(kind)!r}"
         assert [text.startswith(told) for text in find_unsupported(model)] == [True] * (not runs)
+
+
+def load_local(**changes: object) -> LoadedRun:
+    """The demo with local steps of 16 weights in chunks of 256, in 241 rounds."""
+    run = load_run(CONFIG / "demo")
+    run.model.optimizer = replace(
+        Optimizer(OptimizerKind.LOCAL_STEPS, compression_topk=16, compression_chunk=16, inner_steps=4), **changes
+    )
+    return run
+
+
+@pytest.mark.parametrize("kind", list(InnerOptimizer))
+def test_verification_asks_local_steps_for_inner_state_that_begins_anew(kind: InnerOptimizer) -> None:
+    run = load_local(inner_optimizer=kind)
+    assert find_unsupported(run.model, run.config) == []
+    run.config.verification_percent = 5
+    found = find_unsupported(run.model, run.config)
+    is_kept = kind in (InnerOptimizer.ADAMW, InnerOptimizer.MUON)
+    assert [f"inner_optimizer {get_variant_name(kind)!r}" in text for text in found] == [True] * is_kept
+    assert all("'AdamWAnew'" in text for text in found)
 
 
 def test_all_shipped_configurations_can_run() -> None:

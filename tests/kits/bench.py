@@ -245,8 +245,11 @@ class Bench(StateMachine):
         """The trainer answers the newest training; `changes` replace fields of its reply."""
         action = self.last_train
         assert action is not None, "it was asked to train"
-        reply = build_train_reply(**({"payload": build_body(self.state, self.index, action.height)} | changes))
-        self.feed(act.Trained(action.epoch, action.height, reply, ZERO32))
+        values: dict[str, Any] = {"payload": build_body(self.state, self.index, action.height)}
+        values["inner_steps"] = min(self.state.model.optimizer.inner_steps, action.end - action.start + 1)
+        merged = changes.pop("merged", 0)
+        reply = build_train_reply(**(values | changes))
+        self.feed(act.Trained(action.epoch, action.height, reply, ZERO32, merged))
 
     def build_witness(self, member: int, **changes: Any) -> WitnessMessage:
         """A report that agrees with the knowledge and results of the engine under test."""

@@ -63,7 +63,7 @@ def build_header(
         lr_bits=get_lr_bits(compute_step_lr(state, round_.step)), batch_start=start, batch_end=end,
         plan_hash=ZERO32, config_hash=ZERO32, base_digest=ZERO32, data_hash=ZERO32, prev_commitment=ZERO32,
         body_hash=blob_id_of(body), body_len=len(body), train_count=1, numeric_class=NumericClass.FP32,
-        trainer_key=key,
+        trainer_key=key, inner_steps=min(state.model.optimizer.inner_steps, end - start + 1),
     )  # fmt: skip
     return replace(header, **changes)
 

@@ -71,12 +71,29 @@ base_lr = 1.0e-3
 warmup_steps = 0
 warmup_init_lr = 0.0
 
+{optimizer}"""
+
+DISTRO: Final = """
 [model.LLM.optimizer.Distro]
 clip_grad_norm = 1.0
 compression_decay = 0.95
 compression_chunk = 16
 compression_topk = 16
 quantize_1bit = true
+"""
+
+LOCAL_STEPS: Final = """
+[model.LLM.optimizer.LocalSteps]
+clip_grad_norm = 1.0
+weight_decay = 0.1
+inner_optimizer = "AdamW"
+inner_steps = 4
+merge_step = 1
+compression_chunk = 16
+compression_topk = 16
+value_bits = 2
+error_decay = 0.95
+outer_rate = 1.0
 """
 
 DATA: Final = """
@@ -109,12 +126,15 @@ def write_model(folder: Path, fields: Mapping[str, object] = MODEL) -> Path:
     return folder / "model"
 
 
-def write_run(folder: Path, model: Path, *, host: str = "127.0.0.1", **changes: object) -> Path:
+def write_run(
+    folder: Path, model: Path, *, host: str = "127.0.0.1", optimizer: str = DISTRO, **changes: object
+) -> Path:
     """Write a run's configuration, weights and some tokens to `folder`; keywords replace values of `CONFIG`."""
     folder.mkdir(parents=True)
     config = {**CONFIG, **changes}
     lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in config.items())
-    (folder / "run.toml").write_text(RUN.format(config=lines, data_server=f"{host}:{choose_port()}"))
+    server = f"{host}:{choose_port()}"
+    (folder / "run.toml").write_text(RUN.format(config=lines, data_server=server, optimizer=optimizer))
     (folder / "data.toml").write_text(DATA.format(seed=", ".join(["7"] * 32)))
     (folder / "model").symlink_to(model)
     (folder / "data").mkdir()

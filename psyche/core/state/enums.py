@@ -1,6 +1,7 @@
 """The enumerations of the state; their values are part of the encoding."""
 
 from enum import IntEnum, IntFlag
+from typing import Final
 
 
 class RunState(IntEnum):
@@ -137,3 +138,7 @@ class InnerOptimizer(IntEnum):
     MUON = 1
     ADAMW_ANEW = 2
     MUON_ANEW = 3
+
+
+ANEW: Final = (InnerOptimizer.ADAMW_ANEW, InnerOptimizer.MUON_ANEW)
+MUON: Final = (InnerOptimizer.MUON, InnerOptimizer.MUON_ANEW)

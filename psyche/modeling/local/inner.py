@@ -7,18 +7,17 @@ from typing import Final
 import torch
 
 from psyche.core.encoding.plan import TransformPlan
-from psyche.core.state.state import InnerOptimizer, Optimizer
+from psyche.core.state.enums import ANEW, MUON
+from psyche.core.state.state import Optimizer
 from psyche.errors import TrainerError
 from psyche.modeling.local.state import COUNTS, gather_chunks, scatter_chunks
 
 BETAS: Final = (0.9, 0.95)
 EPS: Final = 1e-8
 _IN_LAYER: Final = re.compile(r"\.\d+\.")  # tensors of one of many equal layers have its number in their names
-ANEW: Final = (InnerOptimizer.ADAMW_ANEW, InnerOptimizer.MUON_ANEW)
 _KINDS: Final = ("first", "second")  # moments
 _ADAMW_STATE: Final = ("exp_avg", "exp_avg_sq")
 _MUON_STATE: Final = ("momentum_buffer",)
-MUON: Final = (InnerOptimizer.MUON, InnerOptimizer.MUON_ANEW)
 
 
 def split_samples(samples: int, inner_steps: int) -> Iterator[tuple[int, slice]]:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from psyche.core.encoding.plan import TransformPlan
+from psyche.core.state.enums import MUON
 from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.errors import TrainerError
 from psyche.modeling.distro.codec import decode_payload
@@ -25,7 +26,6 @@ from psyche.modeling.distro.layout import Held, compute_layout
 from psyche.modeling.distro.momentum import find_group
 from psyche.modeling.distro.statistics import add_sums
 from psyche.modeling.local.exchange import Part
-from psyche.modeling.local.inner import MUON
 from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.trainer.batch import Cancelled, Gradients, Share
 from psyche.modeling.trainer.ranks.group import Group

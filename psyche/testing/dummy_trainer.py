@@ -27,12 +27,14 @@ class DummyTrainer(SimTrainer):
     Args:
         train_s: how long a batch takes, on trio's clock.
         drift: in full-value mode, makes this trainer's arithmetic differ from others'.
+        optimizer: what it trains with; None: DisTrO.
     """
 
     def __init__(
-        self, train_s: float = 0.0, apply_s: float = 0.0, *, one_bit: bool = True, drift: float = 0.0, name: str = ""
-    ) -> None:
-        optimizer = Optimizer(
+        self, train_s: float = 0.0, apply_s: float = 0.0, *, one_bit: bool = True, drift: float = 0.0, name: str = "",
+        optimizer: Optimizer | None = None,
+    ) -> None:  # fmt: skip
+        optimizer = optimizer or Optimizer(
             OptimizerKind.DISTRO, compression_decay=0.95, compression_topk=8, compression_chunk=16,
             quantize_1bit=one_bit,
         )  # fmt: skip

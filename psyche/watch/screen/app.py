@@ -154,13 +154,18 @@ class WatchScreen(App[None]):
         self._members = {one.key: one for one in members}
         columns = max(30, self.size.width - 4)
         self._top.update(write_top(view, members, now, columns + 2))
-        self._run.update(write_run(view, columns, max(10, self.size.height - 8)))
-        self._table.show(HEAD, {one.key: make_row(one, now) for one in members}, left=4)
         rates = self._traffic.take(members, now)
-        self._network.show(TRAFFIC_HEAD, {one.key: write_traffic(one, rates[one.key]) for one in members})
-        same = {view.run_id, ""}  # a log that names no run is of what it was named beside
-        self._lines.show([one.view for one in self._sources if one.view is view or one.view.run_id in same])
-        self._draw_member(now)
+        tab = self.query_one(TabbedContent).active
+        if tab == "run-tab":  # of many members each of the others costs more than all the rest
+            self._run.update(write_run(view, columns, max(10, self.size.height - 8)))
+        elif tab == "members-tab":
+            self._table.show(HEAD, {one.key: make_row(one, now) for one in members}, left=4)
+            self._draw_member(now)
+        elif tab == "network-tab":
+            self._network.show(TRAFFIC_HEAD, {one.key: write_traffic(one, rates[one.key]) for one in members})
+        else:
+            same = {view.run_id, ""}  # a log that names no run is of what it was named beside
+            self._lines.show([one.view for one in self._sources if one.view is view or one.view.run_id in same])
 
     def _draw_member(self, now: float) -> None:
         keys, row = [*self._members], self._table.cursor_row
@@ -169,6 +174,12 @@ class WatchScreen(App[None]):
 
     def on_data_table_row_highlighted(self) -> None:
         self._draw_member(self.now() if self._play is None else self._play.at)
+
+    def on_tabbed_content_tab_activated(self) -> None:
+        self._drawn = (0, 0, 0.0)
+        # Unless a thread changes the view now: then the next look draws, as it does in a replay.
+        if self._sources and self._play is None and not self._sources[self._place].still.locked():
+            self.draw()
 
     def on_resize(self) -> None:
         self._drawn = (0, 0, 0.0)  # the next look draws it as wide as it is now

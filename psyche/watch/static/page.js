@@ -154,22 +154,35 @@ function viewRuns() {
 function skewTo(run) { if (!SAVED) skew = run.now - Date.now() / 1000; }
 
 function viewRun(id) {
-  let run = null, history = null, timeline = null, lines = [], lost = 0, at = "", is_busy = false, is_over = false;
+  let run = null, history = null, timeline = null, lines = [], lost = 0, at = "", is_busy = false, is_over = false, taken = 0;
+  const built = {}; // parts by name, with the version that they are of: what has not changed is not built again
+  const part = (name, version, build) => {
+    const text = `${id} ${name} ${version}`;
+    if (!built[name] || built[name][0] !== text) built[name] = [text, build()];
+    const section = built[name][1];
+    if (!section) return section;
+    section.setAttribute("data-version", text);
+    return section.cloneNode(true);
+  };
   const draw = () => {
     if (!run || is_over) return;
     show(`${run.name}: ${run.phase}`, [["Runs", "#/runs"], [run.name]],
       troubles(run), hero(run),
-      run.people.length ? h("section", {}, h("h2", {}, "Members"), h("div", { class: "tiles" }, run.people.map((one) => tile(run, one)))) : "",
+      part("members", taken, () => run.people.length ? h("section", {}, h("h2", {}, "Members"), h("div", { class: "tiles" }, run.people.map((one) => tile(run, one)))) : ""),
       h("section", {}, h("div", { class: "charts" }, ["loss", "rate", "took", "tokens"].map((one) => chartBox(`chart-${one}`))),
         h("p", { class: "small soft" }, "Drag over a chart to look closer; a double click shows all again.")),
       timeline && timeline.names.length && timeline.starts.length ? h("section", {}, h("h2", {}, SAVED ? "Who did what when" : `Who did what in the last ${plural(timeline.starts.length, "round")}`),
         h("canvas", { class: "bars", id: "bars", role: "img", "aria-label": "bars of what each member did", "data-keep": true }),
         h("div", { class: "legend" }, USES.map(([, name, color]) => h("span", {}, h("i", { style: `background:${color}` }), name)))) : "",
-      history && history.rounds.length ? h("section", {}, h("h2", {}, "Rounds"), table(HEAD, history.rounds.slice().reverse().map((one) => roundRow(one)), "rounds")) : "",
+      part("rounds", at, () => history && history.rounds.length ? h("section", {}, h("h2", {}, "Rounds"), table(HEAD, history.rounds.slice().reverse().map((one) => roundRow(one)), "rounds")) : ""),
       run.checkpoints.length ? h("section", {}, h("h2", {}, `Weights of step ${run.checkpoint_step}`), h("ul", { class: "plain" }, run.checkpoints.map((one) => h("li", {}, one)))) : "",
-      logSection(lines, lost), passed(run));
-    if (history) drawCharts(run, history);
-    if (timeline && $("bars")) drawBars($("bars"), timeline);
+      part("log", `${lines.length ? lines.at(-1).number : ""} ${lost}`, () => logSection(lines, lost)), passed(run));
+    const box = $("chart-loss"), bars = $("bars"); // they may be new ones
+    if (history && box.shown !== history) { box.shown = history; drawCharts(run, history); }
+    if (timeline && bars && (bars.shown !== timeline || bars.wide !== bars.clientWidth)) {
+      [bars.shown, bars.wide] = [timeline, bars.clientWidth];
+      drawBars(bars, timeline);
+    }
   };
   const more = async () => {
     const was = `${run.epoch} ${run.height} ${run.phase}`;
@@ -191,7 +204,7 @@ function viewRun(id) {
   const source = new EventSource(`/api/runs/${id}/events`);
   source.onopen = sayLive;
   source.onerror = () => sayLost({});
-  source.addEventListener("run", (event) => { run = JSON.parse(event.data); skewTo(run); draw(); more().catch(sayLost); });
+  source.addEventListener("run", (event) => { run = JSON.parse(event.data); taken += 1; skewTo(run); draw(); more().catch(sayLost); });
   let is_due = false;
   source.addEventListener("line", (event) => {
     lines.push(JSON.parse(event.data));

@@ -17,6 +17,8 @@ function morph(old, fresh) {
   if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName || old.id !== fresh.id) return old.replaceWith(fresh);
   if (old.nodeType === Node.TEXT_NODE) { if (old.data !== fresh.data) old.data = fresh.data; return; }
   if (fresh.hasAttribute("data-keep")) return;
+  const version = fresh.getAttribute("data-version"); // what has the same was not built again
+  if (version !== null && version === old.getAttribute("data-version")) return;
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   for (const name of ["onclick", "onchange"]) if (old[name] !== fresh[name]) old[name] = fresh[name];

@@ -3,11 +3,19 @@
 The formulas' way: per tensor, momentum in weight space, a dense DCT, the k largest, a second dense
 transform to take out what was sent, a mean over all peers' values, a third one, the sign. Ours does
 all that and the wire coding both ways. One process, one thread, in turns, processor time.
+
+`--demo-repo PATH` measures the published code beside both: a checkout of bloc97/DeMo, which needs einops. A second
+table has the exchange of local steps.
 """
 
-from collections.abc import Callable
+import importlib.util
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
 from time import process_time
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from _table import build_parser, finish, print_table
@@ -16,6 +24,7 @@ from psyche.core.encoding.plan import TransformPlan, compute_chunk_edge, compute
 from psyche.modeling.distro.basis import get_float_basis
 from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.optimizer import Distro
+from psyche.modeling.local.exchange import Exchange, Part
 
 Tensors = dict[str, torch.Tensor]
 Sent = dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -75,6 +84,33 @@ class Formulas:
         return (*(n // edge for n, edge in zip(shape, edges, strict=True)), *edges)
 
 
+class Published:
+    """The published code in one process; the others' messages are copies of its own."""
+
+    def __init__(self, repository: Path, weights: Tensors, chunk: int, topk: int, peers: int) -> None:
+        spec = importlib.util.spec_from_file_location("demo", repository / "demo.py")
+        assert spec is not None, f"{repository} has no demo.py"
+        assert spec.loader is not None, "files that end with .py have a loader"
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        vars(module)["dist"] = SimpleNamespace(all_gather=self._gather)
+        self._parameters = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
+        group: Any = SimpleNamespace(size=lambda: peers)
+        self._optimizer = module.DeMo(
+            self._parameters.values(), DECAY, topk, chunk, process_group=group, lr=LR
+        )  # fmt: skip
+
+    def _gather(self, into: Sequence[torch.Tensor], own: torch.Tensor, **_: Any) -> SimpleNamespace:
+        for one in into:
+            one.copy_(own)
+        return SimpleNamespace(wait=lambda: None)
+
+    def step(self, gradients: Tensors) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients[name]
+        self._optimizer.step()
+
+
 def make_shapes(vocabulary: int, hidden: int, layers: int, inner: int) -> dict[str, tuple[int, ...]]:
     """The tensors of a Llama, untied."""
     shapes: dict[str, tuple[int, ...]] = {
@@ -117,7 +153,7 @@ def measure_in_turns(calls: dict[str, Callable[[], object]], repeats: int) -> di
 
 
 def measure_model(
-    shapes: dict[str, tuple[int, ...]], chunk: int, topk: int, peers: int, repeats: int
+    shapes: dict[str, tuple[int, ...]], chunk: int, topk: int, peers: int, repeats: int, repository: Path | None = None
 ) -> dict[str, float]:
     plan = compute_plan(shapes, chunk, topk, one_bit=True)
     gradients = make_tensors(plan, 1.0)
@@ -126,8 +162,10 @@ def measure_model(
     theirs = Formulas(make_tensors(plan, 0.02), chunk, topk)
     bodies = [ours.compress(gradients, LR, (), False, height) for height in range(peers)]
     sent = [theirs.compress(make_tensors(plan, 1.0)) for _ in range(peers)]
+    published = repository and Published(repository, make_tensors(plan, 0.02), chunk, topk, peers)
     return measure_in_turns(
         {
+            **({"published": lambda: published.step(gradients)} if published else {}),
             "their compress": lambda: theirs.compress(gradients),
             "our compress": lambda: ours.compress(gradients, LR, (), True, 0),
             "their apply": lambda: theirs.apply(sent),
@@ -138,23 +176,47 @@ def measure_model(
     )
 
 
+def measure_exchange(shapes: dict[str, tuple[int, ...]], topk: int, peers: int, repeats: int) -> dict[str, float]:
+    """Nanoseconds a parameter of an exchange of local steps."""
+    plan = compute_plan(shapes, 64, topk, one_bit=False, scaled_bits=2)
+    exchange = Exchange(make_tensors(plan, 0.02), plan, DECAY)
+    moves = make_tensors(plan, 1e-3)
+    bodies = [exchange.compress(moves, (), True, height) for height in range(peers)]
+    parts = [Part(decode_payload(plan, body), 8) for body in bodies]
+    took = measure_in_turns(
+        {
+            "compress": lambda: exchange.compress(moves, (), True, 0),
+            "decode": lambda: [decode_payload(plan, body) for body in bodies],
+            "apply": lambda: exchange.apply(parts, 1.0),
+        },
+        repeats,
+    )
+    parameters = sum(math.prod(shape) for shape in shapes.values())
+    return {name: seconds / parameters * 1e9 for name, seconds in took.items()}
+
+
 def main() -> None:
-    args = build_parser(__doc__).parse_args()
+    parser = build_parser(__doc__)
+    parser.add_argument("--demo-repo", type=Path, metavar="PATH", help="a checkout of the published code")
+    args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     small, middle = make_shapes(256, 128, 4, 384), make_shapes(32_000, 256, 6, 688)
     cases = [("0.9M", small, 16, 16, 3), ("0.9M", small, 64, 8, 3), ("21M", middle, 64, 8, 3)]
     if not args.quick:
         cases += [("21M", middle, 64, 8, 1), ("21M", middle, 64, 8, 8), ("21M", middle, 16, 16, 3)]
+        cases += [("124M", make_shapes(25_600, 768, 12, 2_048), 64, 8, peers) for peers in (2, 8, 32)]
     rows: list[tuple[object, ...]] = []
     result: dict[str, object] = {}
     for name, shapes, chunk, topk, peers in cases:
-        took = measure_model(shapes, chunk, topk, peers, 4 if args.quick else 9)
+        took = measure_model(shapes, chunk, topk, peers, 4 if args.quick or name == "124M" else 9, args.demo_repo)
         ratios = [took[f"their {what}"] / took[f"our {what}"] for what in ("compress", "apply")]
         theirs, ours = (sum(took[f"{who} {what}"] for what in ("compress", "apply")) for who in ("their", "our"))
+        published = took.get("published", math.nan) / ours
         rows.append(
-            (name, chunk, topk, peers, theirs * 1e3, ours * 1e3, took["our decoding"] * 1e3, *ratios, theirs / ours)
-        )
+            (name, chunk, topk, peers, theirs * 1e3, ours * 1e3, took["our decoding"] * 1e3, *ratios, theirs / ours,
+             published)
+        )  # fmt: skip
         result[f"ratio_{name}_{chunk}_{topk}_{peers}"] = theirs / ours
         result[f"ours_ms_{name}_{chunk}_{topk}_{peers}"] = ours * 1e3
     columns = [
@@ -168,8 +230,19 @@ def main() -> None:
         "compress x",
         "apply x",
         "step x",
+        "published x",
     ]
-    print_table("One optimizer step; x = how many times faster than the formulas", columns, rows)
+    print_table("One optimizer step; x = how many times faster than the formulas, or the published code", columns, rows)
+    exchanges: list[tuple[object, ...]] = []
+    for topk in (16, 64, 256):
+        for peers in (4, 16):
+            took = measure_exchange(middle, topk, peers, 4 if args.quick else 9)
+            exchanges.append((topk, peers, *took.values(), sum(took.values())))
+            result[f"exchange_ns_{topk}_{peers}"] = sum(took.values())
+    print_table(
+        "An exchange of local steps, 21M, chunk 64, 2 bits a value: nanoseconds a parameter",
+        ["k", "peers", "compress", "decode", "apply", "in all"], exchanges,
+    )  # fmt: skip
     finish(args, result)
 
 

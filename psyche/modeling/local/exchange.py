@@ -111,7 +111,8 @@ class Exchange:
         """
         strips = view_all_strips(self._plan, {name: delta.contiguous() for name, delta in deltas.items()})
         for tensor, delta in zip(self._plan.tensors, strips, strict=True):
-            if not delta.isfinite().all():
+            # A sum is finite only of finite numbers; in rare cases theirs is not, so they are looked at one by one.
+            if not math.isfinite(delta.sum()) and not delta.isfinite().all():
                 raise TrainerError(f"inner steps: the change of tensor {tensor.name!r} is not finite")
         self.memory.settle(decided, height, in_flight=in_flight)
         made = [self._compress_group(place, strips) for place in range(len(self._plan.groups))]
@@ -125,12 +126,23 @@ class Exchange:
 
     def _compress_block(self, place: int, block: Block, strips: Sequence[torch.Tensor]) -> ChunkSets:
         group = self._plan.groups[place]
+        if self._kernels is not None:
+            memory = self.memory.coefficients[place]
+            made = (
+                self._kernels.compress(
+                    memory[tile.get_rows(block)],
+                    strips[tile.tensor],
+                    tile,
+                    self.memory.decay,
+                    group.scaled_bits,
+                    group.k,
+                )
+                for tile in block.tiles
+            )
+            return join_sets(list(made))
         gathered = self._gathered[: block.chunks * group.area].view(block.chunks, *group.edges)
         for delta, part in iterate_chunks(block, strips, gathered):
             part.copy_(delta)
-        if self._kernels is not None:
-            memory = self.memory.coefficients[place][block.rows]
-            return self._kernels.compress(memory, gathered, self.memory.decay, group.scaled_bits, group.k)
         indices, values = select(self.memory.decay_block(place, block.rows, gathered), group.k)
         return ChunkSets(indices.cpu().numpy(), *quantize(values.cpu().numpy(), group.scaled_bits))
 

@@ -11,39 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from psyche.modeling.distro.blocks import Tile
 from psyche.modeling.distro.codec import HIGH_LEVEL, LEAST_EXPONENT, MEAN_BITS, UNIT_BITS, ChunkSets
 from psyche.modeling.distro.compiled import compile_loops, share
+from psyche.modeling.distro.kernels import Corner, get_corner, select
 
-_INFINITY: Final = 0x7F800000  # magnitudes from this bit pattern on are infinite or NaN
-_BUCKET_SHIFT: Final = 19  # a bucket of magnitudes has one exponent and the first four bits of the fraction
-_BUCKETS: Final = 1 << (31 - _BUCKET_SHIFT)
 _ROOT_HALF: Final = math.sqrt(0.5)
-
-
-@compile_loops
-def _find_bound(
-    keys: NDArray[np.uint32], topk: int, counts: NDArray[np.int32], near: NDArray[np.uint32]
-) -> tuple[int, int]:
-    """The topk-th largest key, and how many equal to it are among the topk; (0, 0) if no more are above 0."""
-    counts[:] = 0
-    for key in keys:
-        counts[key >> np.uint32(_BUCKET_SHIFT)] += 1
-    above, bucket = 0, _BUCKETS - 1
-    while bucket > 0 and above + counts[bucket] < topk:
-        above += counts[bucket]
-        bucket -= 1
-    size = 0
-    for key in keys:
-        if key >> np.uint32(_BUCKET_SHIFT) == bucket and key > 0:
-            near[size] = key
-            size += 1
-    if bucket == 0 and above + size <= topk:
-        return 0, 0
-    near[:size].sort()
-    bound = near[size - (topk - above)]
-    for place in range(size - (topk - above), size):
-        above += near[place] > bound
-    return bound, topk - above
 
 
 @compile_loops
@@ -68,30 +41,24 @@ def _quantize(values: NDArray[np.float32], bits: int, levels: NDArray[np.int8]) 
 
 @compile_loops
 def _compress(
-    memory: NDArray[np.float32], deltas: NDArray[np.float32], decay: np.float32, bits: int,
-    indices: NDArray[np.int32], levels: NDArray[np.int8], exponents: NDArray[np.int8],
+    memory: NDArray[np.float32], deltas: NDArray[np.float32], corner: Corner, decay: np.float32, bits: int,
+    indices: NDArray[np.int32], levels: NDArray[np.int8], exponents: NDArray[np.int8], start: int, stop: int,
 ) -> None:  # fmt: skip
-    chunks, area = memory.shape
-    topk = indices.shape[1]
-    keys, near = np.empty(area, np.uint32), np.empty(area, np.uint32)
-    counts, values = np.empty(_BUCKETS, np.int32), np.empty(topk, np.float32)
-    for chunk in range(chunks):
+    """Some chunks of a rectangle of deltas [strips, h, columns, w]."""
+    area, topk = memory.shape[1], indices.shape[1]
+    height, width = deltas.shape[1], deltas.shape[3]
+    keys, maxima, near = np.empty(area, np.int32), np.empty(area, np.int32), np.empty(area, np.int32)
+    values = np.empty(topk, np.float32)
+    for chunk in range(start, stop):
+        strip, column = corner[0] + chunk // corner[2], corner[1] + chunk % corner[2]
         row = memory[chunk]
-        for place in range(area):
-            row[place] = np.float32(np.float32(decay * row[place]) + deltas[chunk, place])
-        raw = row.view(np.uint32)
-        for place in range(area):
-            key = raw[place] & np.uint32(0x7FFFFFFF)
-            keys[place] = key if key < np.uint32(_INFINITY) else np.uint32(0)
-        bound, ties = _find_bound(keys, topk, counts, near)
-        size = 0
-        for place in range(area):
-            key = keys[place]
-            if key > bound or (key == bound and ties > 0):
-                ties -= key == bound
-                indices[chunk, size] = place
-                values[size] = row[place]
-                size += 1
+        for line in range(height):
+            part, delta = row[line * width : (line + 1) * width], deltas[strip, line, column]
+            for place in range(width):
+                part[place] = np.float32(np.float32(decay * part[place]) + delta[place])
+        size = select(row, topk, keys, maxima, near, indices[chunk])
+        for entry in range(size):
+            values[entry] = row[indices[chunk, entry]]
         if size:
             exponents[chunk] = _quantize(values[:size], bits, levels[chunk])
 
@@ -125,18 +92,13 @@ def _apply(
                     sums[place] = 0
 
 
-def compress(memory: torch.Tensor, deltas: torch.Tensor, decay: float, bits: int, topk: int) -> ChunkSets:
-    """Add deltas [chunks, h, w] to the decayed error memory [chunks, area], in place, and choose what is sent."""
+def compress(memory: torch.Tensor, deltas: torch.Tensor, tile: Tile, decay: float, bits: int, topk: int) -> ChunkSets:
+    """Add a tile of deltas [strips, h, columns, w] to its decayed error memory, in place, and choose what is sent."""
     chunks, area = memory.shape
     indices = np.full((chunks, topk), area, dtype=np.int32)
     levels, exponents = np.zeros((chunks, topk), dtype=np.int8), np.zeros(chunks, dtype=np.int8)
-    rows, added = memory.numpy(), deltas.reshape(chunks, area).numpy()
-
-    def run(start: int, stop: int) -> None:
-        part = slice(start, stop)
-        _compress(rows[part], added[part], np.float32(decay), bits, indices[part], levels[part], exponents[part])
-
-    share(chunks, run)
+    given = memory.numpy(), deltas.numpy(), get_corner(tile), np.float32(decay), bits
+    share(chunks, lambda start, stop: _compress(*given, indices, levels, exponents, start, stop))
     return ChunkSets(indices, levels, exponents)
 
 

@@ -59,20 +59,20 @@ DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 PAGES: Final = (DOCS / "protocol.md", DOCS / "protocol-reference.md")
 NUMBERS: Final = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64", "f": "f32", "d": "f64"}
 WIDTHS: Final = {1: "u8 WitnessFlag", 2: "u16", 4: "u32", 32: "bitmap"}  # of numbers in a witness message
-TEXTS: Final[dict[Any, str]] = {bytes: "bytes", str: "text", int: "bitmap", list: "list of u16", tuple: "two f32"}
+TEXTS: Final[dict[Any, str]] = {bytes: "bytes", str: "text", int: "bitmap", tuple: "two f32"}
 EXAMPLE_ROUNDS: Final = 3  # rounds with data, in the timelines
 WITNESSES: Final = (4, 8, 16, 32)  # committee sizes in the table of risks
 BAD_SHARES: Final = (0.10, 0.20, 0.33)
 
 # Stored, and always zero today: marked in the tables. tests/docs checks the list against the code.
 NOT_USED_YET: Final[dict[str, frozenset[str]]] = {
-    "Config": frozenset({"tie_breakers", "reveal_gate", "opened_chunks", "canary_permille"}),
+    "Config": frozenset({"reveal_gate", "opened_chunks", "canary_permille"}),
     "Round": frozenset({"tie_breaker_tasks", "voided"}),
     "Client": frozenset(
         {"share", "joined_height", "witness_credits", "audits_passed", "audits_failed", "false_challenges"}
         | {"numeric_class"}
     ),
-    "Coordinator": frozenset({"challenges", "bootstrap"}),
+    "Coordinator": frozenset({"bootstrap"}),
     "Slot": frozenset({"anchor"}),
     "ResultHeader": frozenset(
         {"flags", "momentum_before", "momentum_after", "work_root"} | {"result_kind", "piece_samples"}

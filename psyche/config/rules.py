@@ -59,6 +59,7 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
     # Settings of safety without effect in this version: to ignore them would be worse than a refusal.
     unbuilt = () if config is None else (
         (config.reveal_gate, "reveal_gate cannot be true yet: bodies are served as soon as they are announced"),  # R6
+        (config.convict, "convict cannot be true yet: no client audits, so nobody could judge"),  # V14
         (config.canary_permille, "canary_permille cannot be above 0 yet: there are no canaries"),
         (config.min_stake, "min_stake cannot be above 0 yet: nobody can deposit a stake, so nobody could join"),
     )  # fmt: skip

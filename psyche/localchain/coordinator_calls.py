@@ -22,6 +22,7 @@ _BY_BODY: Final[dict[str, type[Message]]] = {  # instructions whose body is that
     "witness": msg.WitnessMessage, "health_check": msg.HealthCheck, "checkpoint": msg.NameCheckpoint,
     "report_equivocation": msg.ReportEquivocation, "set_future_epoch_rates": msg.SetRates,
     "reclaim_slot": msg.ReclaimSlot, "update_client_version": msg.UpdateClientVersion,
+    "audit": msg.ReportAudit, "judge": msg.JudgeChallenge,
 }  # fmt: skip
 _OTHERS: Final = ("init_coordinator", "free_coordinator", "join_run", "tick", "set_paused", "update", "collect")
 _HEAD_BYTES: Final = MODEL.size - 3 * CHECKPOINT.size  # of a model: what an update brings

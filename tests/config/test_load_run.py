@@ -89,7 +89,7 @@ def test_what_the_sample_leaves_out_has_the_documented_defaults() -> None:
     config = run.config
     assert (config.epoch_time, config.waiting_for_members_extra_time, run.model.cold_start_warmup_steps) == (0, 10, 0)
     assert (config.overlap, config.straggler_percent, config.evict_after, config.late_limit) == (True, 150, 2, 3)
-    assert (config.entropy_delay, config.tie_breakers, config.reveal_gate, config.min_stake) == (0, 0, False, 0)
+    assert (config.entropy_delay, config.convict, config.reveal_gate, config.min_stake) == (0, False, False, 0)
     assert (run.metadata, run.progress, run.pending_pause) == (Metadata(), Progress(), False)
 
 
@@ -267,7 +267,7 @@ def test_a_wrong_value_is_told_with_line_key_rule_and_what_would_be_right(
         ("rounds_per_epoch", "round_per_epoch",
          ":5: config.round_per_epoch: unknown key -> did you mean rounds_per_epoch?"),
         ("[config]\n", "[config]\nzzz = 1\n",
-         ":3: config.zzz: unknown key -> known here: canary_permille, cooldown_time,"),
+         ":3: config.zzz: unknown key -> known here: canary_permille, convict, cooldown_time,"),
         ("filter_dir", "filterdir", (":31: model.LLM.data_location.Http.location.Gcp.filterdirectory: unknown key -> "
          "did you mean filter_directory?")),
         ("cooldown_time = 30\n", "", (":2: config.cooldown_time: is missing -> add it: length of the pause after an "

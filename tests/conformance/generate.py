@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the kits, as pytest ha
 sys.path.insert(0, str(Path(__file__).parent))
 
 import attack_scenarios
+import audit_scenarios
 import corner_scenarios
 import epoch_scenarios
 import slot_scenarios
@@ -30,7 +31,13 @@ from psyche.core.state.messages import (
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Metadata, Progress, Slot, SlotState, WitnessFlag
 from psyche.testing.builders import build_config, build_hash, build_keys, build_model
 
-MODULES = (attack_scenarios, corner_scenarios, epoch_scenarios, slot_scenarios)  # they register their scenarios
+MODULES = (
+    attack_scenarios,
+    audit_scenarios,
+    corner_scenarios,
+    epoch_scenarios,
+    slot_scenarios,
+)  # they register their scenarios
 NO_DIGEST = WitnessFlag.COMPLETE | WitnessFlag.NO_DIGEST
 HUB = Checkpoint(CheckpointKind.HUB, "org/model", "main")
 

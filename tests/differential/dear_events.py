@@ -12,19 +12,22 @@ from typing import Any, Final
 from kits.runs import Run, build_cooldown, build_run, build_training, build_warmup
 
 from differential.backends import ACCEPTED, REFUSED, ProgramBackend, encode_event
-from psyche.core.committee.elections import get_witnesses
+from psyche.core.committee.elections import compute_quorum, get_verifiers, get_witnesses
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.rules.apply import apply
+from psyche.core.rules.audits import get_jury
 from psyche.core.state.errors import CoordinatorError
 from psyche.core.state.limits import MAX_BOOTSTRAP, MAX_CLIENTS
 from psyche.core.state.messages import (
     Collect,
     HealthCheck,
     Join,
+    JudgeChallenge,
     LeaveRun,
     Message,
     NameCheckpoint,
     ReclaimSlot,
+    ReportAudit,
     ReportEquivocation,
     Resume,
     Tick,
@@ -34,6 +37,11 @@ from psyche.core.state.messages import (
 )
 from psyche.core.state.state import (
     ZERO32,
+    Audit,
+    AuditReason,
+    AuditStatus,
+    Challenge,
+    ChallengeState,
     Checkpoint,
     CheckpointKind,
     ClientFlag,
@@ -85,6 +93,7 @@ def list_dear_events(members: int) -> Iterator[DearEvent]:
     yield from _list_closes(members)
     yield from _list_settlements(members)
     yield from _list_owner(members)
+    yield from _list_audits(members)
 
 
 def _get_batches(members: int) -> dict[str, Any]:
@@ -250,6 +259,37 @@ def _list_settlements(members: int) -> Iterator[DearEvent]:
         slot.state, slot.active = SlotState.LEAVING, 0
     run.state.epoch.credit_total = run.state.registry.current_earning_rate = 0
     yield _tick("Cooldown over, all leave and have to wait", run)
+
+
+def _list_audits(members: int) -> Iterator[DearEvent]:
+    """The last entry of a full table, and votes that convict its target, the last member, or clear it."""
+    settings = {"verification_percent": 99, "convict": True, "witness_nodes": max(1, min(members // 2, 32))}
+    run = build_training(members, 2, **_get_batches(members) | settings)
+    round_, config = run.state.current, run.state.config
+    *others, verifier = get_verifiers(round_, config)
+    round_.audits = [Audit(one, (one + 1) % members, AuditStatus.DOUBTED, AuditReason.UNCLEAR, 0) for one in others]
+    target = max(member for member in range(members) if member != verifier)
+    slots = [slot for slot in range(members) if slot not in (verifier, target)]
+    for number in range(min(15, len(slots) // 2)):
+        run.state.challenges[number] = Challenge(
+            verifier=slots[2 * number], target=slots[2 * number + 1], state=ChallengeState.OPEN, deadline_height=9
+        )
+    accuse = ReportAudit(0, round_.height, verifier, target, 3, AuditReason.GRADIENT, build_hash("commitment"))
+    yield _event("audit, the last, opens a challenge", run, accuse, run.state.clients[verifier].p2p)
+    run.apply(accuse, run.state.clients[verifier].p2p)
+    number = next(n for n, one in enumerate(run.state.challenges) if one.target == target)
+    challenge = run.state.challenges[number]
+    challenge.deadline_height = round_.height + 1
+    *jurors, last = get_jury(run.state, round_, challenge) or [verifier]
+    for guilty in (1, 0):
+        challenge.voters = sum(1 << juror for juror in jurors)
+        challenge.guilty, challenge.innocent = (0, 0)
+        name, votes = ("guilty", "innocent")[1 - guilty], min(len(jurors), compute_quorum(len(jurors) + 1) - 1)
+        setattr(challenge, name, votes)
+        setattr(challenge, ("innocent", "guilty")[1 - guilty], len(jurors) - votes)
+        run.state.registry.slots[verifier].false_challenges = 1
+        vote = JudgeChallenge(0, round_.height, last, number, guilty)
+        yield _event(f"judge, the last vote: {name}", run, vote, run.state.clients[last].p2p)
 
 
 def _list_owner(members: int) -> Iterator[DearEvent]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from psyche.core.state.limits import MAX_EPOCH_ROUNDS
 from psyche.core.state.state import (
     ZERO32,
+    ChallengeState,
     ClientFlag,
     ClientState,
     Coordinator,
@@ -26,6 +27,8 @@ class View(NamedTuple):
     states: tuple[ClientState, ...]
     slots: tuple[tuple[SlotState, int, int], ...]
     is_armed: bool
+    challenges: tuple[ChallengeState, ...]
+    accusations: int  # that juries have found false
 
 
 def take_view(state: Coordinator) -> View:
@@ -36,6 +39,8 @@ def take_view(state: Coordinator) -> View:
         tuple(client.state for client in state.clients),
         tuple((slot.state, slot.strikes, slot.fruitless) for slot in state.registry.slots),
         bool(state.current.entropy_slot),
+        tuple(one.state for one in state.challenges),
+        sum(slot.false_challenges for slot in state.registry.slots),
     )
 
 
@@ -53,11 +58,18 @@ def find_facts(before: View, state: Coordinator) -> Iterator[str]:
             if was is not client.state:
                 yield f"a member is {client.state.name} in {state.run_state.name}"
     yield from _find_slot_facts(before, state)
+    for was, one in zip(before.challenges, state.challenges, strict=True):
+        if was is not one.state:
+            yield f"a challenge: {was.name} to {one.state.name}"
+    if sum(slot.false_challenges for slot in state.registry.slots) > before.accusations:
+        yield "a false accusation"
 
 
 def _find_phase_facts(before: View, state: Coordinator) -> Iterator[str]:
     if state.run_state is RunState.COOLDOWN:
         yield f"an epoch stops: {state.epoch.stop_reason.name}"
+        if any(one.state is ChallengeState.OPEN for one in state.challenges):
+            yield "a challenge goes on in the next epoch"
         yield from _find_close_facts(state, state.epoch.rounds_head)
     was_certified = before.certified.digest != ZERO32 and before.certified is not state.certified
     if was_certified and (before.run_state, state.run_state) == (RunState.WARMUP, RunState.WAITING_FOR_MEMBERS):
@@ -113,6 +125,8 @@ NEEDED = {
     "a slot: JOINED to FREE", "a slot: JOINED to BANNED", "a slot: BANNED to FREE",
     "a slot: FREE to JOINED", "a slot: LEAVING to LEFT",
     "a slot: LEAVING to JOINED",
+    "a challenge: FREE to OPEN", "a challenge: OPEN to FREE", "a challenge: OPEN to UNDECIDED",
+    "a challenge: UNDECIDED to FREE", "a challenge goes on in the next epoch", "a false accusation",
     "UNINITIALIZED to WAITING_FOR_MEMBERS", "WAITING_FOR_MEMBERS to WARMUP",
     "WAITING_FOR_MEMBERS to PAUSED", "WARMUP to ROUND_TRAIN", "WARMUP to WAITING_FOR_MEMBERS", "WARMUP to PAUSED",
     "ROUND_TRAIN to ROUND_WITNESS", "ROUND_WITNESS to ROUND_TRAIN", "ROUND_WITNESS to COOLDOWN",

@@ -13,13 +13,13 @@ from differential.backends import Backend
 from differential.pair import Pair, Seen
 from differential.strays import draw_stray
 from differential.worlds import draw_pair
-from psyche.core.committee.elections import get_witnesses
+from psyche.core.committee.elections import get_verifiers, get_witnesses
 from psyche.core.committee.seeds import EXPIRED, Entropy
 from psyche.core.state import messages as msg
-from psyche.core.state.limits import BLOOM_BIT_CAP, BLOOM_BITS, BLOOM_HASHES, MAX_CLIENTS
+from psyche.core.state.limits import BLOOM_BIT_CAP, BLOOM_BITS, BLOOM_HASHES, MAX_CLIENTS, NOBODY
 from psyche.core.state.messages import WitnessMessage
-from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, RunState, WitnessFlag
-from psyche.core.state.timeline import get_attested_round, is_full_digest_height
+from psyche.core.state.state import ZERO32, ChallengeState, Checkpoint, CheckpointKind, RunState, WitnessFlag
+from psyche.core.state.timeline import get_attested_round, get_round, is_full_digest_height
 from psyche.testing.builders import build_hash, build_keys
 
 COMPLETE, FULL, NONE = WitnessFlag.COMPLETE, WitnessFlag.FULL_DIGEST, WitnessFlag.NO_DIGEST
@@ -164,6 +164,8 @@ class Player:
         height = state.current.height
         if self.mood.mute or self._happens(0.2):
             self._accuse_all()
+        if self._happens(0.6):
+            self._audit_all()
         place = 0
         for place, member in enumerate(get_witnesses(state.current)):
             quiet = (self.mood.silent | self.mood.mute) >> member & 1
@@ -184,6 +186,28 @@ class Player:
         self._tick(draw.choice((0, 1, 1, 1, 2, config.max_round_train_time)))
         if state.in_round and state.current.height == height and self._happens(0.8):
             self._tick(max(config.max_round_train_time, config.round_witness_time))
+
+    def _audit_all(self) -> None:
+        """Verifiers of the running round and of the one before report; jurors of open challenges vote."""
+        state, draw = self.pair.state, self.draw
+        if not state.in_round or not state.config.verification_percent:
+            return
+        epoch, height = state.progress.epoch, state.current.height
+        for late in (0, 1):
+            found = get_round(state, height - late) if height >= late else None
+            for verifier in get_verifiers(found, state.config) if found is not None else ():
+                target = draw.choice((*range(len(state.clients)), NOBODY))
+                reason = 0 if target == NOBODY else draw.choice((1, 2, 5, 5, 9))
+                piece = NOBODY if target == NOBODY else draw.randint(0, 9)
+                report = msg.ReportAudit(epoch, height - late, verifier, target, piece, reason, build_hash("result"))
+                if self._happens(0.3):
+                    self.pair.attempt(report, self._get_key(verifier))
+        for number, one in enumerate(state.challenges):
+            guilty = int((one.target + one.height) % 2)
+            for juror in range(len(state.clients)) if one.state is ChallengeState.OPEN else ():
+                if self._happens(0.6):
+                    vote = msg.JudgeChallenge(epoch, height, juror, number, guilty ^ self._happens(0.1))
+                    self.pair.attempt(vote, self._get_key(juror))
 
     def _accuse_all(self) -> None:
         state = self.pair.state

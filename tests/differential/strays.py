@@ -10,7 +10,7 @@ from psyche.core.encoding.account import decode_config, decode_model, encode_con
 from psyche.core.encoding.fields import fits_text
 from psyche.core.encoding.tables import CHECKPOINT
 from psyche.core.state import messages as msg
-from psyche.core.state.limits import BOOTSTRAP_BYTES
+from psyche.core.state.limits import BOOTSTRAP_BYTES, NOBODY
 from psyche.core.state.messages import Message
 from psyche.core.state.state import (
     ZERO32,
@@ -58,9 +58,18 @@ def draw_member_message(draw: Random, pair: Pair, member: int, people: int) -> M
             msg.HealthCheck(epoch, height, member),
             draw_checkpoint(draw, state),
             msg.ReportEquivocation(epoch, height, member) if draw.random() < 0.6 else None,
+            draw_audit(draw, state, epoch, height, member),
+            msg.JudgeChallenge(epoch, height, member, draw.choice((0, 0, 0, 1, 15)), draw.randint(0, 1)),
             msg.WitnessMessage(epoch, height, member, WitnessFlag.NO_DIGEST, 0, 0, 0, 0, bytes(320), ZERO32, ZERO32),
         )
     )
+
+
+def draw_audit(draw: Random, state: Coordinator, epoch: int, height: int, member: int) -> Message:
+    target = draw.choice((*range(min(len(state.clients), 12)), 255, 300, NOBODY))
+    piece = NOBODY if target == NOBODY and draw.random() < 0.8 else draw.choice((0, 7, NOBODY))
+    reason = 0 if target == NOBODY and draw.random() < 0.8 else draw.choice((0, 1, 2, 5, 9, 10, 65_535))
+    return msg.ReportAudit(epoch, height, member, target, piece, reason, draw.choice((build_hash("result"), ZERO32)))
 
 
 def draw_command(draw: Random, state: Coordinator, signer: bytes) -> Message | None:
@@ -166,6 +175,7 @@ def _change_config(draw: Random, config: Config) -> None:
     tame = {
         "min_clients": (1, 2), "init_min_clients": (1, 2, 4), "rounds_per_epoch": (1, 2, 4), "witness_nodes": (0, 3),
         "overlap": (True, False), "evict_after": (1, 2), "late_limit": (1, 3), "verification_percent": (0, 40),
+        "convict": (False, True),
         "straggler_percent": (0, 150), "total_steps": (1_000, 6), "entropy_delay": (0, 4), "min_stake": (0, 5),
     }  # fmt: skip
     name = draw.choice(list(tame))

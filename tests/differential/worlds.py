@@ -52,6 +52,7 @@ def draw_config(draw: Random, people: int) -> dict[str, Any]:
         "rounds_per_epoch": rounds,
         "epoch_time": draw.choice((90, 140)) if ends_by_time else 0,
         "verification_percent": draw.choice((0, 0, 0, 40, 99)),
+        "convict": draw.random() < 0.7,
         "evict_after": draw.choice((1, 1, 2, 3)),
         "late_limit": draw.choice((1, 1, 2, 3)),
         "straggler_percent": draw.choice((0, 100, 150, 400)),

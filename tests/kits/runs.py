@@ -16,22 +16,25 @@ from typing import Any, Final
 
 from psyche.core.committee.assignment import compute_assignments
 from psyche.core.committee.bloom import compute_bloom
-from psyche.core.committee.elections import get_witnesses
+from psyche.core.committee.elections import get_verifiers, get_witnesses
 from psyche.core.committee.results import compute_results_root
 from psyche.core.committee.seeds import Entropy
 from psyche.core.encoding.account import encode_state
 from psyche.core.rules.apply import apply
 from psyche.core.state.bits import compute_bits, get_members
 from psyche.core.state.errors import CoordinatorError
+from psyche.core.state.limits import NOBODY
 from psyche.core.state.messages import (
     Collect,
     HealthCheck,
     Join,
+    JudgeChallenge,
     LeaveRun,
     Message,
     NameCheckpoint,
     Pause,
     Recover,
+    ReportAudit,
     ReportEquivocation,
     Resume,
     Tick,
@@ -42,6 +45,9 @@ from psyche.core.state.messages import (
 from psyche.core.state.roster import find_slot
 from psyche.core.state.state import (
     ZERO32,
+    AuditReason,
+    Challenge,
+    ChallengeState,
     Checkpoint,
     Client,
     ClientState,
@@ -172,6 +178,19 @@ class Run(StateMachine):
         epoch = self.state.progress.epoch if epoch is None else epoch
         self.apply(HealthCheck(epoch, self.state.current.height if height is None else height, member),
                    self.keys(sender)[1])  # fmt: skip
+
+    def report(self, verifier: int, target: int = NOBODY, reason: AuditReason = AuditReason.NONE, **more: Any) -> None:
+        """Let a verifier of the running round, or of one before it, report what it found."""
+        values: dict[str, Any] = {"height": self.state.current.height, "piece": NOBODY if target == NOBODY else 3}
+        values |= {"epoch": self.state.progress.epoch, "commitment": build_hash("result", target)}
+        message = ReportAudit(member=verifier, target=target, reason=reason, **(values | more))
+        self.apply(message, self.state.clients[verifier].p2p)
+
+    def judge(self, juror: int, guilty: bool = True, challenge: int = 0, **more: Any) -> None:
+        """Let a member vote on an open challenge."""
+        values = {"epoch": self.state.progress.epoch, "height": self.state.current.height} | more
+        message = JudgeChallenge(member=juror, challenge=challenge, guilty=int(guilty), **values)
+        self.apply(message, self.state.clients[juror].p2p)
 
     def name_source(self, source: Checkpoint, number: int = 0, digest: bytes | None = None) -> None:
         """Put a place of the certified weights on record, as a participant."""
@@ -350,3 +369,60 @@ def build_cooldown(members: int = 3, *, model: Model | None = None, **config: An
     list(run.run_rounds())
     assert run.state.run_state is RunState.COOLDOWN
     return run
+
+
+# --- accusations and juries
+
+
+def find_verifiers(run: Run) -> list[int]:
+    return [m for m in get_verifiers(run.state.current, run.state.config) if m in run.get_members()]
+
+
+def go_to_verifiers(run: Run, least: int = 1) -> list[int]:
+    """Play rounds until one has so many verifiers, and two rounds before it."""
+    while len(find_verifiers(run)) < least or run.state.current.height < 2:
+        run.run_round()
+    return find_verifiers(run)
+
+
+def accuse(run: Run, reason: AuditReason = AuditReason.GRADIENT, target: int | None = None) -> tuple[int, int]:
+    """Let a verifier accuse a member; return both."""
+    verifier = next(m for m in go_to_verifiers(run) if m != target)
+    named = next(m for m in run.get_members() if m not in find_verifiers(run)) if target is None else target
+    run.report(verifier, named, reason)
+    return verifier, named
+
+
+def get_open(run: Run) -> list[Challenge]:
+    return [one for one in run.state.challenges if one.state is ChallengeState.OPEN]
+
+
+def convene(run: Run, number: int = 0) -> list[int]:
+    """Play up to the round of a challenge's jury; return the jury."""
+    challenge = run.state.challenges[number]
+    while run.state.current.height < challenge.deadline_height - 1:
+        run.run_round()
+    return find_jury(run, number)
+
+
+def find_jury(run: Run, number: int = 0) -> list[int]:
+    challenge = run.state.challenges[number]
+    parties = (challenge.target, challenge.verifier)
+    return [m for m in get_witnesses(run.state.current) if run.state.clients[m].slot not in parties]
+
+
+def vote(run: Run, jury: list[int], *, guilty: bool, number: int = 0) -> int:
+    """Let jurors vote as long as the challenge is open; return how many did."""
+    for count, juror in enumerate(jury):
+        if run.state.challenges[number].state is not ChallengeState.OPEN:
+            return count
+        run.judge(juror, guilty, number)
+    return len(jury)
+
+
+def is_refused(run: Run, juror: int, number: int = 0) -> bool:
+    try:
+        run.judge(juror, challenge=number)
+    except CoordinatorError:
+        return True
+    return False

@@ -36,6 +36,7 @@ from psyche.core.state.enums import ClientFlag, ClientState, RoundFlag, RunState
 from psyche.core.state.limits import DIGEST_LIMIT_ROUNDS, STORED_ROUNDS, VOID_LIMIT_ROUNDS
 from psyche.core.state.state import (
     ZERO32,
+    Challenge,
     Client,
     Coordinator,
     Epoch,
@@ -74,6 +75,7 @@ def _build_copier(cls: type[T]) -> Callable[[T], T]:
 _copy_state, _copy_model = _build_copier(Coordinator), _build_copier(Model)
 _copy_progress, _copy_epoch = _build_copier(Progress), _build_copier(Epoch)
 _copy_candidate, _copy_round = _build_copier(StartCandidate), _build_copier(Round)
+_copy_challenge = _build_copier(Challenge)
 _copy_client, _copy_registry, _copy_slot = _build_copier(Client), _build_copier(Registry), _build_copier(Slot)
 
 
@@ -89,9 +91,11 @@ def build_copy(state: Coordinator) -> Coordinator:
     copied.progress, copied.epoch = _copy_progress(state.progress), _copy_epoch(state.epoch)
     copied.epoch.start_candidates = [_copy_candidate(c) for c in state.epoch.start_candidates]
     copied.rounds = [*state.rounds]
-    current = _copy_round(state.current)
-    current.witnesses = [*current.witnesses]
-    copied.rounds[state.epoch.rounds_head % STORED_ROUNDS] = current
+    for back in (0, 1):  # verifiers of the round before may still report
+        place = (state.epoch.rounds_head - back) % STORED_ROUNDS
+        round_ = copied.rounds[place] = _copy_round(state.rounds[place])
+        round_.witnesses, round_.audits = [*round_.witnesses], [*round_.audits]
+    copied.challenges = [_copy_challenge(one) for one in state.challenges]
     copied.clients = [_copy_client(c) for c in state.clients]
     copied.registry = _copy_registry(state.registry)
     copied.registry.slots = [_copy_slot(s) for s in state.registry.slots]

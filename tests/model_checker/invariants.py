@@ -16,7 +16,7 @@ from psyche.core.encoding.account import encode_state
 from psyche.core.encoding.tables import ACCOUNT
 from psyche.core.rules.apply import apply
 from psyche.core.state.bits import get_members
-from psyche.core.state.enums import ClientFlag, ClientState, RoundFlag, RunState, SlotState, WitnessFlag
+from psyche.core.state.enums import ChallengeState, ClientFlag, ClientState, RoundFlag, RunState, SlotState, WitnessFlag
 from psyche.core.state.limits import MAX_WITNESSES, STATE_BYTES, U16_MAX, WITNESS_SILENCE_LIMIT
 from psyche.core.state.messages import Resume, Tick
 from psyche.core.state.state import ZERO32, Client, Coordinator, Round, Slot, WitnessRecord
@@ -358,12 +358,14 @@ def check_close(before: Coordinator, after: Coordinator) -> None:
     last = None if height is None else get_round(before, height)
     attested = last.members if last else 0
     _check_reason(before, closed, has_due=height is not None)
+    fined = _find_fined(before) if after.run_state is RunState.COOLDOWN else set[int]()
     held = _compute_set(round_, attested)
     demand("I4, C2: the set", get_members(closed.agreed_held), held)
     demand("C4: void", bool(closed.flags & RoundFlag.VOID), height is not None and not held)
     for member, (old, new) in enumerate(zip(before.clients, after.clients, strict=True)):
         earned = member in held and new.state is not ClientState.EJECTED
-        demand("I2, H2: credit at the close", new.credits - old.credits, int(earned))
+        fine = min(old.credits + earned, old.slot in fined)
+        demand("I2, H2, V15: credit at the close", new.credits - old.credits, earned - fine)
         reported = old.state is ClientState.HEALTHY and any(r.member == member for r in round_.witnesses)
         demand("H4: silences at the close", new.witness_missed, 0 if reported else old.witness_missed)
     _check_judgement(before, after, attested if height is not None else 0)
@@ -397,6 +399,13 @@ def _compute_set(round_: Round, attested: int) -> list[int]:
     if rooted:
         return get_members(rooted[0])
     return [m for m in get_members(attested) if _count(round_.witnesses, _get_held, m) >= round_.quorum]
+
+
+def _find_fined(before: Coordinator) -> set[int]:
+    """V15: the slots that are accused of something in this epoch, and not for the last round."""
+    here = (before.progress.epoch, ChallengeState.OPEN)
+    accused = [one for one in before.challenges if (one.epoch, one.state) == here]
+    return {one.target for one in accused if one.deadline_height > before.current.height}
 
 
 def _check_judgement(before: Coordinator, after: Coordinator, attested: int) -> None:

@@ -25,6 +25,8 @@ pub mod kind {
     pub const COLLECT: u8 = 15;
     pub const UPDATE: u8 = 16;
     pub const UPDATE_CLIENT_VERSION: u8 = 17;
+    pub const AUDIT: u8 = 18;
+    pub const JUDGE: u8 = 19;
 }
 
 macro_rules! bodies {
@@ -111,6 +113,30 @@ bodies! {
         pub epoch: u16,
         pub height: u32,
         pub member: u16,
+    }
+
+    /// The first member whose work a verifier doubts; `height` is the round in which it was elected.
+    AuditBody {
+        pub epoch: u16,
+        pub height: u32,
+        pub member: u16,
+        /// 65,535: it doubts nobody; then `piece` is 65,535 too, and `reason` 0.
+        pub target: u16,
+        pub piece: u16,
+        pub reason: u16,
+        /// Of the target's result, or of the verifier's own report.
+        pub commitment: [u8; 32],
+    }
+
+    /// A juror's vote; `height` is the running round's.
+    JudgeBody {
+        pub epoch: u16,
+        pub height: u32,
+        pub member: u16,
+        /// The place in the table of challenges.
+        pub challenge: u16,
+        /// 1: guilty; 0: innocent.
+        pub guilty: u16,
     }
 
     /// A lasting source of the certified weights, as it lies in the account.

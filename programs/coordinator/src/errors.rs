@@ -54,6 +54,10 @@ pub enum CoordinatorError {
     InvalidCollection = 22,
     #[msg("The run's settings break a rule; psyche validate-config names key and rule")]
     ConfigRefused = 23,
+    #[msg("The sender is no verifier of this round, or what it reports breaks a rule (V9)")]
+    InvalidAudit = 24,
+    #[msg("The challenge is not open for its jury now, or the sender is not in the jury (V12)")]
+    InvalidJudgement = 25,
 
     #[msg("The instruction's data are not what its kind requires: length, option byte, text, flag or kind")]
     Malformed = 100,
@@ -112,6 +116,8 @@ impl From<Refusal> for CoordinatorError {
             Refusal::CannotUpdate => Self::CannotUpdate,
             Refusal::InvalidCollection => Self::InvalidCollection,
             Refusal::ConfigRefused => Self::ConfigRefused,
+            Refusal::InvalidAudit => Self::InvalidAudit,
+            Refusal::InvalidJudgement => Self::InvalidJudgement,
         }
     }
 }

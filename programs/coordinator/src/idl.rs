@@ -82,13 +82,16 @@ fn size_of_entry(written: &str) -> Option<usize> {
 /// Prints the values of the enumerations as constants, in the way of Anchor's own parts: the build collects them.
 #[test]
 fn __anchor_private_print_idl_const_states() {
-    use psyche_rules::enums::{ClientState, RunState, SlotState, StopReason};
+    use psyche_rules::enums::{AuditReason, AuditStatus, ChallengeState, ClientState, RunState, SlotState, StopReason};
 
     let enumerations = [
         ("RUN_STATE", RunState::VALUES),
         ("CLIENT_STATE", ClientState::VALUES),
         ("SLOT_STATE", SlotState::VALUES),
         ("STOP_REASON", StopReason::VALUES),
+        ("AUDIT_STATUS", AuditStatus::VALUES),
+        ("AUDIT_REASON", AuditReason::VALUES),
+        ("CHALLENGE_STATE", ChallengeState::VALUES),
     ];
     for (name, values) in enumerations {
         for (value, number) in values {

@@ -84,6 +84,16 @@ pub mod psyche_coordinator {
         user::process(context, kind::HEALTH_CHECK, &body.bytes)
     }
 
+    /// Put what an elected verifier found on record; where the run convicts, an accusation opens a challenge (V12).
+    pub fn audit(context: Context<UserAccounts>, body: AuditBody) -> Result<()> {
+        user::process(context, kind::AUDIT, &body.bytes)
+    }
+
+    /// Count a juror's vote on an open challenge (V12).
+    pub fn judge(context: Context<UserAccounts>, body: JudgeBody) -> Result<()> {
+        user::process(context, kind::JUDGE, &body.bytes)
+    }
+
     /// Name a lasting source of the certified weights (S10).
     pub fn checkpoint(context: Context<UserAccounts>, body: CheckpointBody) -> Result<()> {
         user::process(context, kind::CHECKPOINT, &body.bytes)

@@ -1,5 +1,6 @@
 //! The state machine: every change to the state of a run goes through this module.
 
+use crate::audits::{process_audit, process_judgement};
 use crate::checkpoints::process_checkpoint;
 use crate::errors::Refusal;
 use crate::health::process_health_check;
@@ -46,5 +47,7 @@ fn process(state: &mut State, context: &Context, message: &Message) -> Result<bo
         Message::Collect(collection) => process_collection(state, collection),
         Message::Update(update) => process_update(state, update),
         Message::UpdateClientVersion(version) => process_client_version(state, version),
+        Message::ReportAudit(finding) => process_audit(state, context, finding),
+        Message::JudgeChallenge(vote) => process_judgement(state, context, vote),
     }
 }

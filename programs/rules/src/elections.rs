@@ -8,6 +8,7 @@ use crate::limits::{MAX_AUDITS, MAX_WITNESSES};
 use crate::shuffle::permute;
 use crate::state::{Config, Round};
 
+const COMMITTEE_SALT: &[u8] = b"committee";
 const WITNESS_SALT: &[u8] = b"witness";
 
 /// q(n): the number of the `n` elected witnesses that must agree. 2q > n always holds, and q(0) is 1.
@@ -34,20 +35,38 @@ fn compute_election_seed(random_seed: u64, salt: &[u8]) -> Hash {
 
 /// Whether the member is an elected witness of the round; false for a member outside the round.
 pub fn is_witness(round: &Round, member: usize) -> bool {
-    if !round.electors.get(member) {
-        return false;
-    }
+    find_elected_parties(round, [Some(member)])[0]
+}
+
+/// Whether each of these members is an elected witness of the round; one election serves all of them.
+pub fn find_elected_parties<const N: usize>(round: &Round, members: [Option<usize>; N]) -> [bool; N] {
     let (electors, expected) = (round.electors.count() as usize, round.witnesses_expected as usize);
+    let electable = members.map(|member| member.filter(|&member| round.electors.get(member)));
     if expected >= electors {
-        return true; // everybody: saves the election's hashes
+        return electable.map(|member| member.is_some()); // everybody: saves the election's hashes
     }
     let seed = compute_election_seed(round.random_seed, WITNESS_SALT);
-    permute([round.electors.rank(member)], electors, &seed)[0] < expected // one rank instead of the whole order
+    let places = permute(electable.map(|member| member.map_or(0, |one| round.electors.rank(one))), electors, &seed);
+    let mut elected = [false; N];
+    for (into, (member, place)) in elected.iter_mut().zip(electable.iter().zip(places)) {
+        *into = member.is_some() && place < expected;
+    }
+    elected
+}
+
+/// Whether the member is an elected verifier of the round (V7).
+pub fn is_verifier(round: &Round, config: &Config, member: usize) -> bool {
+    let expected = compute_verifiers_expected(round, config) as usize;
+    if expected == 0 || !round.members.get(member) {
+        return false;
+    }
+    let seed = compute_election_seed(round.random_seed, COMMITTEE_SALT);
+    permute([round.members.rank(member)], round.members.count() as usize, &seed)[0] < expected
 }
 
 /// floor((m * verification_percent + u) / 100), at most 32, and always a member fewer than the round has (V7); u is the
 /// seed modulo 100.
-pub fn compute_verifiers_expected(round: &Round, config: &Config) -> u32 {
+fn compute_verifiers_expected(round: &Round, config: &Config) -> u32 {
     let (members, chance) = (round.members.count(), (round.random_seed % 100) as u32);
     let share = (members * u32::from(config.verification_percent) + chance) / 100;
     share.min(MAX_AUDITS as u32).min(members.saturating_sub(1))

@@ -53,6 +53,40 @@ enumeration! {
 }
 
 enumeration! {
+    /// What became of a verifier's audits (V9).
+    AuditStatus {
+        PASSED = 0,
+        DOUBTED = 1,
+        CHALLENGED = 2,
+    }
+}
+
+enumeration! {
+    /// Why a verifier names a member (V10, V11).
+    AuditReason {
+        NONE = 0,
+        UNCLEAR = 1,
+        GRADIENT = 2,
+        REPEATED = 3,
+        SIGNS = 4,
+        WITHHELD = 5,
+        PATHS = 6,
+        MOMENTUM = 7,
+        SELECTION = 8,
+        LINK = 9,
+    }
+}
+
+enumeration! {
+    /// The state of an entry of the table of challenges (V12).
+    ChallengeState {
+        FREE = 0,
+        OPEN = 1,
+        UNDECIDED = 2,
+    }
+}
+
+enumeration! {
     /// Why an epoch ends (P1).
     StopReason {
         NONE = 0,

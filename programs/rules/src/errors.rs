@@ -54,4 +54,8 @@ pub enum Refusal {
     InvalidCollection = 22,
     /// The run's configuration breaks a rule.
     ConfigRefused = 23,
+    /// The sender is no verifier of this round, or what it reports breaks a rule of V9.
+    InvalidAudit = 24,
+    /// The challenge is not open for its jury now, or the sender is not in the jury (V12).
+    InvalidJudgement = 25,
 }

@@ -93,7 +93,7 @@ fn process_counts(clients: &mut [Client], config: &Config, judgement: &Judgement
 }
 
 /// Drop a member in the running round; `strike` is set unless it was merely absent (H5).
-fn process_drop(registry: &mut Registry, client: &mut Client, height: u32, strike: bool) {
+pub fn process_drop(registry: &mut Registry, client: &mut Client, height: u32, strike: bool) {
     (client.state, client.exited_height) = (ClientState::DROPPED, height);
     if strike {
         process_strike(&mut registry.slots[usize::from(client.slot)], registry.next_active);
@@ -101,7 +101,7 @@ fn process_drop(registry: &mut Registry, client: &mut Client, height: u32, strik
 }
 
 /// Add a strike; the slot waits 1, 2, then 4 epochs (H5).
-fn process_strike(slot: &mut Slot, next_active: u16) {
+pub fn process_strike(slot: &mut Slot, next_active: u16) {
     slot.strikes = slot.strikes.saturating_add(1);
     process_wait(slot, next_active, slot.strikes, LONGEST_STRIKE_EPOCHS);
 }

@@ -5,6 +5,7 @@
 #![no_std]
 
 pub mod apply;
+pub mod audits;
 pub mod bits;
 pub mod checkpoints;
 pub mod elections;

@@ -5,7 +5,7 @@ pub const MAX_WITNESSES: usize = 32;
 pub const STORED_ROUNDS: usize = 4;
 pub const MAX_AUDITS: usize = 32;
 pub const MAX_CHALLENGES: usize = 16;
-pub const MAX_VOTERS: usize = 16;
+pub const FALSE_CHALLENGE_LIMIT: u8 = 2;
 pub const MAX_CLAIMS: usize = 64;
 pub const MAX_START_CANDIDATES: usize = 4;
 pub const MAX_BOOTSTRAP: usize = 4;
@@ -46,6 +46,8 @@ pub const DISCRIMINATOR_BYTES: usize = 8;
 pub const STATE_BYTES: usize = 165_192;
 
 pub const NO_UPLOADER: u16 = 65_535;
+/// The target and the piece of a verifier that found nothing.
+pub const NOBODY: u16 = 65_535;
 /// The largest integer basis that the basis hash covers.
 pub const MAX_CHUNK_EDGE: u16 = 128;
 pub const MAX_INNER_STEPS: u16 = 2_048;

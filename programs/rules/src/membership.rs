@@ -1,13 +1,14 @@
 //! Joining and leaving: slots, departures and ejection (M1 to M6, R7).
 
-use crate::enums::{ClientState, RunState, SlotState};
+use crate::bits::Bitmap;
+use crate::enums::{ChallengeState, ClientState, RunState, SlotState};
 use crate::errors::Refusal;
 use crate::hash::{is_same, is_zero, Hash};
 use crate::limits::MAX_CLIENTS;
 use crate::message::{Claim, Claims, Collect, Join, ReportEquivocation, Withdraw};
 use crate::readiness::{is_armed, process_ready_quorum, process_unready};
 use crate::roster::{check_member, compute_exit_height, find_member, find_slot, get_slot_mut, is_held};
-use crate::state::{Slot, State};
+use crate::state::{Challenge, Slot, State};
 use crate::Context;
 
 const IDLE_EPOCHS: u32 = 2; // `last_epoch` and one whole epoch after it
@@ -145,12 +146,12 @@ pub fn process_leave(state: &mut State, context: &Context) -> Result<bool, Refus
         SlotState::LEAVING => return Err(Refusal::InvalidWithdraw),
         _ => (slot.state, slot.active) = (SlotState::LEAVING, 0),
     }
-    let has_earned = slot.earned != 0;
+    let is_kept = slot.earned != 0 || find_parties(&state.challenges).get(number);
     match find_member(state, number) {
         Some(member) if state.clients[member].state == ClientState::HEALTHY => {
             process_departure(state, context.now, member, ClientState::WITHDRAWN);
         }
-        None if !has_earned => process_vacancy(&mut state.registry.slots[number]),
+        None if !is_kept => process_vacancy(&mut state.registry.slots[number]),
         _ => {}
     }
     Ok(true)
@@ -163,14 +164,14 @@ fn find_held(state: &State, signer: &Hash) -> Option<usize> {
 
 /// Free a slot; if its signer has strikes or waits, keep them on record (H5, M10).
 ///
-/// Otherwise a signer could leave and join again to escape its wait.
+/// Otherwise a signer could leave and join again to escape its wait. Callers keep a slot that accuses or is accused until
+/// the jury has judged (V12).
 fn process_vacancy(slot: &mut Slot) {
-    let (signer, strikes, until) = (slot.signer, slot.strikes, slot.until);
-    let (proven, fruitless) = (slot.proven, slot.fruitless);
+    let Slot { signer, strikes, until, proven, fruitless, false_challenges, .. } = *slot;
     *slot = Slot::ZERO;
-    if strikes != 0 || until != 0 || fruitless != 0 {
+    if strikes != 0 || until != 0 || fruitless != 0 || false_challenges != 0 {
         (slot.signer, slot.state) = (signer, SlotState::LEFT);
-        (slot.strikes, slot.until) = (strikes, until);
+        (slot.strikes, slot.until, slot.false_challenges) = (strikes, until, false_challenges);
         (slot.proven, slot.fruitless) = (proven, fruitless);
     }
 }
@@ -207,7 +208,8 @@ fn process_claim(state: &mut State, claim: Claim) -> Result<bool, Refusal> {
     let taken = claim.1.unwrap_or(slot.earned);
     slot.earned -= taken;
     let is_empty = slot.earned == 0 && slot.state == SlotState::LEAVING;
-    if taken > 0 && is_empty && find_member(state, number).is_none() {
+    let is_kept = find_parties(&state.challenges).get(number);
+    if taken > 0 && is_empty && !is_kept && find_member(state, number).is_none() {
         process_vacancy(&mut state.registry.slots[number]);
     }
     Ok(taken > 0)
@@ -245,7 +247,8 @@ fn find_reclaimable(state: &State) -> Option<usize> {
             && slot.earned == 0 // M11
     };
     let order = |slot: &Slot| (get_worth(slot), slot.strikes > 0 && slot.until > next_active, slot.last_epoch);
-    let idle = state.slots().iter().enumerate().filter(|(_, slot)| is_idle(slot));
+    let kept = find_parties(&state.challenges);
+    let idle = state.slots().iter().enumerate().filter(|&(number, slot)| is_idle(slot) && !kept.get(number));
     idle.min_by_key(|(_, slot)| order(slot)).map(|(number, _)| number)
 }
 
@@ -263,18 +266,35 @@ fn get_worth(slot: &Slot) -> u8 {
 /// Sets that are decided already do not change.
 pub fn process_ejection(state: &mut State, message: &ReportEquivocation) -> Result<bool, Refusal> {
     check_evidence(state, message)?;
-    let (member, height) = (message.member as usize, compute_exit_height(state));
-    let client = &mut state.clients[member];
-    if client.state == ClientState::HEALTHY {
-        client.exited_height = height;
+    process_expulsion(state, usize::from(state.clients[usize::from(message.member)].slot));
+    Ok(true)
+}
+
+/// Ban a slot and slash its stake; its member of the running epoch is Ejected and loses its credits (M6).
+pub fn process_expulsion(state: &mut State, number: usize) {
+    if let Some(member) = find_member(state, number) {
+        let height = compute_exit_height(state);
+        let client = &mut state.clients[member];
+        if client.state == ClientState::HEALTHY {
+            client.exited_height = height;
+        }
+        client.state = ClientState::EJECTED;
+        state.epoch.credit_total -= u64::from(client.credits);
+        client.credits = 0;
     }
-    client.state = ClientState::EJECTED;
-    state.epoch.credit_total -= u64::from(client.credits);
-    client.credits = 0;
-    let slot = get_slot_mut(state, member);
+    let slot = &mut state.registry.slots[number];
     (slot.state, slot.active) = (SlotState::BANNED, 0);
     (slot.slashed, slot.stake) = (slot.slashed.saturating_add(slot.stake), 0);
-    Ok(true)
+}
+
+/// The slots that an open challenge accuses, or that made the accusation (V12).
+fn find_parties(challenges: &[Challenge]) -> Bitmap {
+    let mut parties = Bitmap::EMPTY;
+    for one in challenges.iter().filter(|one| one.state == ChallengeState::OPEN) {
+        parties.set(usize::from(one.target) % MAX_CLIENTS);
+        parties.set(usize::from(one.verifier) % MAX_CLIENTS);
+    }
+    parties
 }
 
 fn check_evidence(state: &State, message: &ReportEquivocation) -> Result<(), Refusal> {
@@ -299,8 +319,9 @@ fn check_evidence(state: &State, message: &ReportEquivocation) -> Result<(), Ref
 
 /// At the end of an epoch, free the leaving slots that hold no earnings (M4).
 pub fn process_vacancies(state: &mut State) {
-    for slot in state.slots_mut() {
-        if slot.state == SlotState::LEAVING && slot.earned == 0 {
+    let (kept, registry) = (find_parties(&state.challenges), &mut state.registry);
+    for (number, slot) in registry.slots[..usize::from(registry.slots_len)].iter_mut().enumerate() {
+        if slot.state == SlotState::LEAVING && slot.earned == 0 && !kept.get(number) {
             process_vacancy(slot);
         }
     }

@@ -84,6 +84,28 @@ pub struct ReportEquivocation {
     pub member: u16,
 }
 
+/// A verifier's first doubt about a member, or none; `height` is the round in which it was elected (V9).
+pub struct ReportAudit<'a> {
+    pub epoch: u16,
+    pub height: u32,
+    pub member: u16,
+    /// NOBODY: it found nothing.
+    pub target: u16,
+    pub piece: u16,
+    pub reason: u16,
+    /// Of the target's result, or of the verifier's own report.
+    pub commitment: &'a Hash,
+}
+
+/// A juror's vote on an open challenge, by its number; `height` is the running round's (V12).
+pub struct JudgeChallenge {
+    pub epoch: u16,
+    pub height: u32,
+    pub member: u16,
+    pub challenge: u16,
+    pub is_guilty: bool,
+}
+
 /// Shift the run's clocks after the coordinator was down for `gap_s` seconds (K2).
 pub struct Recover {
     pub gap_s: u64,
@@ -143,6 +165,8 @@ pub enum Message<'a> {
     Collect(Collect<'a>),
     Update(Update<'a>),
     UpdateClientVersion(UpdateClientVersion<'a>),
+    ReportAudit(ReportAudit<'a>),
+    JudgeChallenge(JudgeChallenge),
 }
 
 /// Read the body of the kind with this number (`psyche.core.rules.apply.KINDS`), to its last byte.
@@ -178,6 +202,16 @@ fn read_kind<'a>(number: u8, from: &mut Reader<'a>) -> Result<Message<'a>, Malfo
         15 => Message::Collect(Collect { claims: from.claims()? }),
         16 => Message::Update(from.update()?),
         17 => Message::UpdateClientVersion(UpdateClientVersion { version: from.bytes()? }),
+        18 => Message::ReportAudit(ReportAudit {
+            epoch: from.u16()?,
+            height: from.u32()?,
+            member: from.u16()?,
+            target: from.u16()?,
+            piece: from.u16()?,
+            reason: from.u16()?,
+            commitment: from.bytes()?,
+        }),
+        19 => Message::JudgeChallenge(from.judgement()?),
         _ => return Err(Malformed),
     })
 }
@@ -258,6 +292,14 @@ impl<'a> Reader<'a> {
         };
         let known = witness_flag::COMPLETE | witness_flag::FULL_DIGEST | witness_flag::NO_DIGEST;
         (message.flags & !known == 0).then_some(message).ok_or(Malformed)
+    }
+
+    fn judgement(&mut self) -> Result<JudgeChallenge, Malformed> {
+        let (epoch, height, member, challenge) = (self.u16()?, self.u32()?, self.u16()?, self.u16()?);
+        let guilty = self.u16()?;
+        let is_vote = usize::from(challenge) < MAX_CHALLENGES && guilty <= 1;
+        let message = JudgeChallenge { epoch, height, member, challenge, is_guilty: guilty == 1 };
+        is_vote.then_some(message).ok_or(Malformed)
     }
 
     fn metadata(&mut self) -> Result<&'a [u8], Malformed> {

@@ -1,5 +1,6 @@
 //! The work of a tick in each phase: one function per phase; each returns whether it changed anything.
 
+use crate::audits::{process_adjournment, process_deadlines};
 use crate::enums::{round_flag, ClientState, RunState};
 use crate::errors::Refusal;
 use crate::formation::{
@@ -133,6 +134,7 @@ fn process_close(state: &mut State, now: u64, entropy: &Hash) {
     let mut healthy = get_healthy(state.clients());
     let mass_drop = process_health(state, attested, &records, &mut healthy);
     process_credits(state);
+    process_deadlines(state);
     process_streaks(state, attested.is_some());
     if has_step {
         state.progress.step = state.progress.step.saturating_add(1);
@@ -140,6 +142,7 @@ fn process_close(state: &mut State, now: u64, entropy: &Hash) {
     let (turn, reason) = compute_turn(state, now, &Closing { healthy, mass_drop });
     state.epoch.stop_reason = reason;
     if turn == Turn::Cooldown {
+        process_adjournment(state);
         return process_cooldown_start(state, now);
     }
     if turn == Turn::Drain {

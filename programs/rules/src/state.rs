@@ -5,7 +5,7 @@
 //! Any bytes are valid values of these types; which of them are a valid state is decided before they get here.
 
 use crate::bits::Bitmap;
-use crate::enums::{ClientState, RunState, SlotState, StopReason};
+use crate::enums::{AuditReason, AuditStatus, ChallengeState, ClientState, RunState, SlotState, StopReason};
 use crate::hash::Hash;
 use crate::limits::*;
 
@@ -110,7 +110,7 @@ record! {
         71 entropy_delay: u8,
         72 evict_after: u8,
         73 late_limit: u8,
-        74 tie_breakers: u8,
+        74 convict: u8,
         75 reveal_gate: u8,
         76 tolerance_fp32_ppm: u32,
         80 tolerance_bf16_ppm: u32,
@@ -196,13 +196,13 @@ record! {
 }
 
 record! {
-    /// One verifier's audit (V7).
+    /// What one verifier found (V9).
     Audit 64 {
         0 verifier: u16,
         2 target: u16,
-        4 status: u8,
-        5 reason: u8,
-        6 _pad: [u8; 2],
+        4 status: AuditStatus,
+        5 reason: AuditReason,
+        6 piece: u16,
         8 commit: Hash,
         40 _reserve: [u8; 24],
     }
@@ -268,7 +268,7 @@ record! {
 }
 
 record! {
-    /// An open challenge.
+    /// An entry of the table of challenges (V12). `verifier` and `target` are slots: members change with the epoch.
     Challenge 128 {
         0 target_commitment: Hash,
         32 evidence: Hash,
@@ -277,12 +277,13 @@ record! {
         72 deadline_height: u32,
         76 verifier: u16,
         78 target: u16,
-        80 state: u8,
-        81 panel: u8,
+        80 state: ChallengeState,
+        81 reason: AuditReason,
         82 guilty: u8,
         83 innocent: u8,
-        84 _pad: [u8; 4],
-        88 voters: [u16; MAX_VOTERS],
+        84 epoch: u16,
+        86 piece: u16,
+        88 voters: Bitmap,
         120 _reserve: [u8; 8],
     }
 }
@@ -308,7 +309,9 @@ record! {
         152 proven: u8,
         /// Fruitless epochs in a row (M10).
         153 fruitless: u8,
-        154 _reserve: [u8; 38],
+        /// Accusations of which a jury cleared the accused (V12).
+        154 false_challenges: u8,
+        155 _reserve: [u8; 37],
     }
 }
 
@@ -396,6 +399,11 @@ impl Round {
     /// The recorded reports.
     pub fn witnesses(&self) -> &[WitnessRecord] {
         &self.witnesses[..self.witnesses_len as usize]
+    }
+
+    /// What verifiers have found.
+    pub fn audits(&self) -> &[Audit] {
+        &self.audits[..self.audits_len as usize]
     }
 }
 

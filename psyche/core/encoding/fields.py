@@ -281,20 +281,6 @@ def until_zero(name: str, codec: Codec, capacity: int) -> Field:
     return Field(name, f"{len(mask)}s", to_wire, from_wire, codec=codec, mask=mask)
 
 
-def numbers(name: str, length: int) -> Field:
-    packed = struct.Struct(f"<{length}H")
-
-    def to_wire(values: list[int]) -> bytes:
-        if len(values) != length or any(not 0 <= value < 1 << 16 for value in values):
-            raise ValueError(f"must be {length} numbers of 16 bits")
-        return packed.pack(*values)
-
-    def from_wire(value: bytes) -> list[int]:
-        return list(packed.unpack(value))
-
-    return Field(name, f"{packed.size}s", to_wire, from_wire)
-
-
 def present(name: str, code: str = "B") -> Field:
     """The presence marker of an optional attribute: 1, or 0 for None."""
     return Field(name, code, lambda value: int(value is not None), boolean(name).from_wire)

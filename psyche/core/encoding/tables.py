@@ -30,7 +30,6 @@ from psyche.core.encoding.fields import (
     f64,
     flags,
     nested,
-    numbers,
     optional,
     pad,
     present,
@@ -46,6 +45,9 @@ from psyche.core.encoding.fields import (
 )  # fmt: skip
 from psyche.core.encoding.records import ALIGNMENT, RecordLayout, TaggedLayout
 from psyche.core.state.enums import (
+    AuditReason,
+    AuditStatus,
+    ChallengeState,
     CheckpointKind,
     ClientFlag,
     ClientState,
@@ -70,7 +72,6 @@ from psyche.core.state.limits import (
     MAX_CHALLENGES,
     MAX_CLIENTS,
     MAX_START_CANDIDATES,
-    MAX_VOTERS,
     MAX_WITNESSES,
     RUN_ID_BYTES,
     STATE_BYTES,
@@ -246,7 +247,16 @@ WITNESS: Final = RecordLayout(
 )  # fmt: skip
 
 AUDIT: Final = RecordLayout(
-    Audit, (u16("verifier"), u16("target"), u8("status"), u8("reason"), pad(2), raw("commit"), pad(24))
+    Audit,
+    (
+        u16("verifier"),
+        u16("target"),
+        enum("status", AuditStatus),
+        enum("reason", AuditReason),
+        u16("piece"),
+        raw("commit"),
+        pad(24),
+    ),
 )
 
 ROUND: Final = RecordLayout(
@@ -275,8 +285,8 @@ CHALLENGE: Final = RecordLayout(
     Challenge,
     (
         raw("target_commitment"), raw("evidence"), u32("height"), u32("opened_height"), u32("deadline_height"),
-        u16("verifier"), u16("target"), u8("state"), u8("panel"), u8("guilty"), u8("innocent"), pad(4),
-        numbers("voters", MAX_VOTERS), pad(8),
+        u16("verifier"), u16("target"), enum("state", ChallengeState), enum("reason", AuditReason), u8("guilty"),
+        u8("innocent"), u16("epoch"), u16("piece"), bitmap("voters"), pad(8),
     ),
 )  # fmt: skip
 
@@ -285,7 +295,8 @@ SLOT: Final = RecordLayout(
     (
         raw("signer"), raw("p2p"), u64("earned"), u64("slashed"), u64("stake"), u64("joined_unix"),
         u64("expires_unix"), pad(8), u16("active"), u16("last_epoch"), enum("state", SlotState), u8("strikes"),
-        u16("until"), raw("anchor"), boolean("proven"), u8("fruitless"), pad(38),
+        u16("until"), raw("anchor"), boolean("proven"), u8("fruitless"), u8("false_challenges"),
+        pad(37),
     ),
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from psyche.core.committee.seeds import Entropy
+from psyche.core.rules.audits import process_audit, process_judgement
 from psyche.core.rules.checkpoints import process_checkpoint
 from psyche.core.rules.health import process_health_check
 from psyche.core.rules.membership import (
@@ -36,7 +37,17 @@ from psyche.core.rules.phases import (
     process_warmup,
 )
 from psyche.core.rules.readiness import process_ready
-from psyche.core.rules.repeats import is_accused, is_ejected, is_joined, is_named, is_warm, is_withdrawn, is_witnessed
+from psyche.core.rules.repeats import (
+    is_accused,
+    is_audited,
+    is_ejected,
+    is_joined,
+    is_judged,
+    is_named,
+    is_warm,
+    is_withdrawn,
+    is_witnessed,
+)
 from psyche.core.rules.timing import clamp_time, process_recovery
 from psyche.core.rules.witnessing import process_witness
 from psyche.core.state import messages as msg
@@ -111,6 +122,8 @@ KINDS: Final = (
     Kind(15, "collect", msg.Collect, process_collection, Sender.OWNER),
     Kind(16, "update", msg.Update, process_update, Sender.OWNER),
     Kind(17, "update_client_version", msg.UpdateClientVersion, process_client_version, Sender.OWNER),
+    Kind(18, "audit", msg.ReportAudit, process_audit, Sender.ANYBODY, is_audited),
+    Kind(19, "judge", msg.JudgeChallenge, process_judgement, Sender.ANYBODY, is_judged),
 )
 BY_TYPE: Final[dict[type, Kind]] = {kind.type: kind for kind in KINDS}
 

@@ -26,6 +26,7 @@ from psyche.core.state.roster import (
     get_existing,
     get_member,
     get_slot,
+    is_in_challenge,
 )
 from psyche.core.state.state import ZERO32, Client, ClientState, Coordinator, RunState, Slot, SlotState
 
@@ -169,10 +170,13 @@ def _find_held(slots: list[Slot], signer: bytes) -> int | None:
 def process_vacancy(state: Coordinator, number: int) -> None:
     """Free a slot; if its signer has strikes or waits, keep them on record (H5, M10).
 
-    Otherwise a signer could leave and join again to escape its wait.
+    Otherwise a signer could leave and join again to escape its wait. A slot that accuses or is accused stays until
+    the jury has judged (V12).
     """
+    if is_in_challenge(state, number):
+        return
     slot = state.registry.slots[number]
-    has_waits = slot.strikes or slot.until or slot.fruitless
+    has_waits = slot.strikes or slot.until or slot.fruitless or slot.false_challenges
     state.registry.slots[number] = build_left(slot) if has_waits else Slot()
 
 
@@ -185,6 +189,7 @@ def build_left(slot: Slot) -> Slot:
         until=slot.until,
         proven=slot.proven,
         fruitless=slot.fruitless,
+        false_challenges=slot.false_challenges,
     )
 
 
@@ -247,6 +252,7 @@ def find_reclaimable(state: Coordinator) -> int | None:
         and slot.active < registry.next_active
         and slot.last_epoch + _IDLE_EPOCHS <= state.progress.epoch
         and not slot.earned  # M11
+        and not is_in_challenge(state, number)
     ]
     return min(idle)[-1] if idle else None
 
@@ -262,16 +268,23 @@ def process_ejection(state: Coordinator, context: Context, message: ReportEquivo
     Sets that are decided already do not change.
     """
     client = _check_evidence(state, message.epoch, message.height, message.member)
-    slot = get_slot(state, client)
-    if client.state is ClientState.HEALTHY:
-        client.exited_height = compute_exit_height(state)
-    client.state = ClientState.EJECTED
-    # what the sets decided stands: others have applied the results, only what they earn is lost
-    state.epoch.credit_total -= client.credits
-    client.credits = 0
+    process_expulsion(state, client.slot)
+    return True
+
+
+def process_expulsion(state: Coordinator, number: int) -> None:
+    """Ban a slot and slash its stake; its member of the running epoch is Ejected and loses its credits (M6)."""
+    slot, member = state.registry.slots[number], find_member(state, number)
+    if member is not None:
+        client = state.clients[member]
+        if client.state is ClientState.HEALTHY:
+            client.exited_height = compute_exit_height(state)
+        client.state = ClientState.EJECTED
+        # what the sets decided stands: others have applied the results, only what they earn is lost
+        state.epoch.credit_total -= client.credits
+        client.credits = 0
     slot.state, slot.active = SlotState.BANNED, 0
     slot.slashed, slot.stake = min(slot.slashed + slot.stake, U64_MAX), 0
-    return True
 
 
 def _check_evidence(state: Coordinator, epoch: int, height: int, member: int) -> Client:

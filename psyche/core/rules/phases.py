@@ -1,6 +1,7 @@
 """The work of a tick in each phase: one function per phase; each returns whether it changed anything."""
 
 from psyche.core.committee.seeds import EXPIRED, Entropy
+from psyche.core.rules.audits import process_adjournment, process_deadlines
 from psyche.core.rules.formation import (
     get_joined,
     process_abandonment,
@@ -99,6 +100,7 @@ def process_close(state: Coordinator, now: int, entropy: bytes) -> None:
     process_slots(round_, attested)
     mass_drop = process_health(state)
     process_credits(state)
+    process_deadlines(state)
     process_streaks(epoch, round_, attested=attested is not None, agreed=is_digest_agreed(state))
     if not is_drain(round_):
         state.progress.step = min(state.progress.step + 1, U32_MAX)
@@ -107,6 +109,7 @@ def process_close(state: Coordinator, now: int, entropy: bytes) -> None:
     turn, reason = compute_turn(state, now, mass_drop=mass_drop, took_out=took_out)
     epoch.stop_reason = reason
     if turn is Turn.COOLDOWN:
+        process_adjournment(state)
         process_cooldown_start(state, now)
         return
     if turn is Turn.DRAIN:

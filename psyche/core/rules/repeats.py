@@ -9,7 +9,9 @@ from dataclasses import fields
 from psyche.core.state.messages import (
     HealthCheck,
     Join,
+    JudgeChallenge,
     NameCheckpoint,
+    ReportAudit,
     ReportEquivocation,
     WarmupWitness,
     Withdraw,
@@ -70,6 +72,21 @@ def is_accused(state: Coordinator, sender: bytes, message: HealthCheck) -> bool:
     """Whether the accusation made in round `message.height` is counted already (H4)."""
     found = _is_member(state, message.epoch, message.member)
     return found and 0 < message.height == state.clients[message.member].witness_checked_height
+
+
+def is_audited(state: Coordinator, sender: bytes, message: ReportAudit) -> bool:
+    """Whether the record has what this verifier found (V9)."""
+    found = get_round(state, message.height)
+    if _get_member(state, message.epoch, message.member, sender) is None or found is None:
+        return False
+    said = (message.member, message.target, message.reason, message.piece, message.commitment)
+    return any((a.verifier, a.target, a.reason, a.piece, a.commit) == said for a in found.audits)
+
+
+def is_judged(state: Coordinator, sender: bytes, message: JudgeChallenge) -> bool:
+    """Whether this juror's vote is counted; who has voted cannot vote otherwise (V12)."""
+    known = _get_member(state, message.epoch, message.member, sender) is not None
+    return known and bool(state.challenges[message.challenge].voters >> message.member & 1)
 
 
 def is_named(state: Coordinator, sender: bytes, message: NameCheckpoint) -> bool:  # noqa: ARG001 - whoever names it

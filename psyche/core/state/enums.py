@@ -30,6 +30,37 @@ class SlotState(IntEnum):
     LEFT = 4  # given up, but the strikes or waits of its signer stay on record (H5, M10)
 
 
+class AuditStatus(IntEnum):
+    """What became of a verifier's audits (V9)."""
+
+    PASSED = 0  # it names nobody
+    DOUBTED = 1  # it names a member, and no challenge was opened
+    CHALLENGED = 2
+
+
+class AuditReason(IntEnum):
+    """Why a verifier names a member (V10, V11). All but UNCLEAR accuse it."""
+
+    NONE = 0
+    UNCLEAR = 1  # a piece is neither right nor clearly wrong
+    GRADIENT = 2  # a piece is not the gradient of its samples at the round's weights
+    REPEATED = 3  # pieces were unclear too often
+    SIGNS = 4  # the payload does not agree with the gradient
+    WITHHELD = 5  # the opening was not served
+    PATHS = 6  # opened chunks are not under the momentum root
+    MOMENTUM = 7  # the momentum before is not that of the result before
+    SELECTION = 8  # the payload is not what the momentum after gives
+    LINK = 9  # the momentum grew by something else than the gradient
+
+
+class ChallengeState(IntEnum):
+    """The state of an entry of the table of challenges (V12)."""
+
+    FREE = 0
+    OPEN = 1
+    UNDECIDED = 2  # no quorum of its jury decided in time
+
+
 class Role(IntEnum):
     VERIFIER = 0
     TRAINER = 1

@@ -133,3 +133,11 @@ class InvalidCollection(CoordinatorError, number=22):
 
 class ConfigRefused(CoordinatorError, number=23):
     """The run's configuration breaks a rule; the message names key and rule."""
+
+
+class InvalidAudit(CoordinatorError, number=24):
+    """The sender is no verifier of this round, or what it reports breaks a rule of V9."""
+
+
+class InvalidJudgement(CoordinatorError, number=25):
+    """The challenge is not open for its jury now, or the sender is not in the jury (V12)."""

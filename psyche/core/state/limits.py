@@ -7,7 +7,7 @@ MAX_WITNESSES: Final = 32  # records of a round: as many as one transaction can 
 STORED_ROUNDS: Final = 4  # ring of rounds: overlap needs three, plus one for late readers
 MAX_AUDITS: Final = 32  # audits of a round
 MAX_CHALLENGES: Final = 16  # open challenges of a run
-MAX_VOTERS: Final = 16  # votes of a challenge's panel
+FALSE_CHALLENGE_LIMIT: Final = 2  # accusations that a jury finds false, until the accuser is ejected (V12)
 MAX_CLAIMS: Final = 64  # claims of one collection, which must fit into one record of a TCP server's journal
 MAX_START_CANDIDATES: Final = 4  # digests that compete for `certified` in a first Warmup
 
@@ -46,6 +46,7 @@ METADATA_BYTES: Final = 256  # witness metadata, never stored
 HEADER_BYTES: Final = 448
 SIGNED_BYTES: Final = 87
 NO_UPLOADER: Final = 65_535
+NOBODY: Final = 65_535  # the target and the piece of a verifier that found nothing
 STATE_BYTES: Final = 165_192
 MAX_ADDRESSES: Final = 8
 MAX_BOOTSTRAP: Final = 4  # addresses of a run's nodes on record

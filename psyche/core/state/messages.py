@@ -15,6 +15,7 @@ from psyche.core.state.limits import (
     CLIENT_VERSION_BYTES,
     HASH_BYTES,
     MAX_BOOTSTRAP,
+    MAX_CHALLENGES,
     MAX_CLAIMS,
     MAX_CLIENTS,
     METADATA_BYTES,
@@ -146,6 +147,34 @@ class ReportEquivocation(Message):
     epoch: Epoch
     height: Height
     member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAudit(Message):
+    """A verifier's first doubt about a member, or none; `height` is the round in which it was elected (V9).
+
+    `target` and `piece` are NOBODY where it found nothing. `commitment` is that of the target's result, or of the
+    verifier's own report.
+    """
+
+    epoch: Epoch
+    height: Height
+    member: Member
+    target: Annotated[int, Between(0, U16_MAX)]
+    piece: Annotated[int, Between(0, U16_MAX)]
+    reason: Annotated[int, Between(0, U16_MAX)]  # an `AuditReason`
+    commitment: Key
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeChallenge(Message):
+    """A juror's vote on an open challenge, by its number; `height` is the running round's (V12)."""
+
+    epoch: Epoch
+    height: Height
+    member: Member
+    challenge: Annotated[int, Between(0, MAX_CHALLENGES - 1)]
+    guilty: Annotated[int, Between(0, 1)]
 
 
 @dataclass(frozen=True, slots=True)

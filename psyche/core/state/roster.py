@@ -3,7 +3,16 @@
 from typing import Final
 
 from psyche.core.state.errors import UnknownMember, WrongRound
-from psyche.core.state.state import Client, ClientFlag, ClientState, Coordinator, RunState, Slot, SlotState
+from psyche.core.state.state import (
+    ChallengeState,
+    Client,
+    ClientFlag,
+    ClientState,
+    Coordinator,
+    RunState,
+    Slot,
+    SlotState,
+)
 
 _IN_EPOCH: Final = frozenset({RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN})
 
@@ -88,6 +97,11 @@ def find_slot(state: Coordinator, sender: bytes) -> int | None:
         if slot.state not in (SlotState.FREE, SlotState.LEFT) and sender in (slot.signer, slot.p2p):
             return number
     return None
+
+
+def is_in_challenge(state: Coordinator, number: int) -> bool:
+    """Whether an open challenge accuses this slot, or is its own accusation (V12)."""
+    return any(one.state is ChallengeState.OPEN and number in (one.target, one.verifier) for one in state.challenges)
 
 
 def find_member(state: Coordinator, number: int) -> int | None:

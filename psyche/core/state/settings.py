@@ -322,7 +322,9 @@ class Config:
         "u8", "late rounds, without a good one between them, after which a member is out of the epoch",
         default=LATE_LIMIT_ROUNDS, unit="rounds", least=1,
     )  # fmt: skip
-    tie_breakers: int = key("u8", "tie-breakers of an audit; has no effect yet", unit="members")
+    convict: bool = key(
+        "bool", "true: juries put out whom a verifier accuses; false: findings are only shown", default=False
+    )
     reveal_gate: bool = key(
         "bool", "true: results stay closed until all are announced, which cannot run yet; false: they do not",
         default=False,

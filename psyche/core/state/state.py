@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from psyche.core.state.enums import (
     Architecture,
+    AuditReason,
+    AuditStatus,
+    ChallengeState,
     CheckpointKind,
     ClientFlag,
     ClientState,
@@ -71,13 +74,14 @@ class WitnessRecord:
 
 @dataclass(slots=True)
 class Audit:
-    """One verifier's audit (V7)."""
+    """What one verifier found (V9)."""
 
     verifier: int = 0
-    target: int = 0
-    status: int = 0
-    reason: int = 0
-    commit: bytes = ZERO32
+    target: int = 0  # NOBODY: it found nothing
+    status: AuditStatus = AuditStatus.PASSED
+    reason: AuditReason = AuditReason.NONE
+    piece: int = 0
+    commit: bytes = ZERO32  # of the target's result, or of the verifier's own report
 
 
 @dataclass(slots=True)
@@ -165,20 +169,22 @@ class Epoch:
 
 @dataclass(slots=True)
 class Challenge:
-    """An open challenge."""
+    """An entry of the table of challenges (V12). `verifier` and `target` are slots: members change with the epoch."""
 
     target_commitment: bytes = ZERO32
     evidence: bytes = ZERO32
     height: int = 0
     opened_height: int = 0
-    deadline_height: int = 0
+    deadline_height: int = 0  # of the running epoch: the jury of the round before judges until this one closes
     verifier: int = 0
     target: int = 0
-    state: int = 0
-    panel: int = 0
+    state: ChallengeState = ChallengeState.FREE
+    reason: AuditReason = AuditReason.NONE
     guilty: int = 0
     innocent: int = 0
-    voters: list[int] = field(default_factory=lambda: [0] * 16)
+    epoch: int = 0  # of the audited round
+    piece: int = 0
+    voters: int = 0
 
 
 @dataclass(slots=True)
@@ -200,6 +206,7 @@ class Slot:
     anchor: bytes = ZERO32
     proven: bool = False  # M10: it has had a credit
     fruitless: int = 0  # M10: fruitless epochs in a row
+    false_challenges: int = 0  # V12: accusations of which a jury cleared the accused
 
 
 @dataclass(slots=True)

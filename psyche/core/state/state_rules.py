@@ -13,10 +13,14 @@ from psyche.core.committee.seeds import get_random_seed
 from psyche.core.rules.membership import build_left
 from psyche.core.rules.readiness import get_candidate, is_armed, is_certified
 from psyche.core.state.config_checks import find_config_problems
-from psyche.core.state.limits import MAX_DATA_INDEX, MAX_HEIGHT, MAX_NONCE, STORED_ROUNDS
+from psyche.core.state.limits import MAX_CLIENTS, MAX_DATA_INDEX, MAX_HEIGHT, MAX_NONCE, NOBODY, STORED_ROUNDS
 from psyche.core.state.roster import get_drawn, is_in_epoch
 from psyche.core.state.state import (
     ZERO32,
+    Audit,
+    AuditStatus,
+    Challenge,
+    ChallengeState,
     ClientFlag,
     ClientState,
     Coordinator,
@@ -34,6 +38,8 @@ from psyche.errors import WireError
 
 _EMPTY_ROUND: Final = Round()
 _FREE_SLOT: Final = Slot()
+_FREE_CHALLENGE: Final = Challenge()
+_EMPTY_SLOTS: Final = (SlotState.FREE, SlotState.LEFT)
 
 
 def check_state(state: Coordinator) -> None:
@@ -45,6 +51,7 @@ def check_state(state: Coordinator) -> None:
     _check_numbers(state)
     _check_configuration(state)
     _check_registry(state)
+    _check_challenges(state)
     if not is_in_epoch(state):
         return  # members and rounds belong to the last epoch and are only displayed
     _check_members(state)
@@ -103,6 +110,28 @@ def _check_registry(state: Coordinator) -> None:
     for name, keys in (("signer", signers), ("p2p", p2p_keys)):
         _demand(len(set(keys)) == len(keys), f"registry.slots.{name}", "two slots have the same key (L4)")
         _demand(ZERO32 not in keys, f"registry.slots.{name}", "a taken slot has no key (L4)")
+
+
+def _check_challenges(state: Coordinator) -> None:
+    """L10: a free entry is empty; an open challenge is between two held slots, and no slot has two of a kind."""
+    slots = state.registry.slots
+    accusers: list[int] = []
+    targets: list[int] = []
+    for challenge in state.challenges:
+        if challenge.state is ChallengeState.FREE:
+            _demand(challenge == _FREE_CHALLENGE, "challenges", "a free entry is not empty (L10)")
+        if challenge.state is not ChallengeState.OPEN:
+            continue
+        accusers.append(challenge.verifier)
+        targets.append(challenge.target)
+        parties = {challenge.verifier, challenge.target}
+        held = all(number < len(slots) and slots[number].state not in _EMPTY_SLOTS for number in parties)
+        _demand(held and len(parties) == 2, "challenges", "accuser or target holds no slot, or they are one (L10)")
+        counted = challenge.guilty + challenge.innocent == challenge.voters.bit_count()
+        _demand(counted, "challenges.voters", "are not as many as the votes (L10)")
+        _demand(challenge.deadline_height >= 1, "challenges.deadline_height", "is 0, before any jury (L10)")
+    for name, numbers in (("verifier", accusers), ("target", targets)):
+        _demand(len(set(numbers)) == len(numbers), f"challenges.{name}", "two open challenges name one slot (L10)")
 
 
 def _check_members(state: Coordinator) -> None:
@@ -207,6 +236,7 @@ def _check_round(state: Coordinator, index: int) -> None:
     flagged = all(bool(round_.flags & flag) == (value != ZERO32) for flag, value in agreed)
     _demand(flagged, f"{where}.flags", "do not match the agreed root and digest (L9)")
     _check_records(round_, round_.witnesses, everybody, f"{where}.witnesses")
+    _check_audits(round_, round_.audits, everybody, f"{where}.audits")
 
 
 def _check_records(round_: Round, records: list[WitnessRecord], everybody: int, where: str) -> None:
@@ -221,3 +251,16 @@ def _check_records(round_: Round, records: list[WitnessRecord], everybody: int, 
     _demand(not named & ~everybody, where, "name members that do not exist (L9)")
     _demand(len(records) <= round_.witnesses_expected, where, "more records than elected witnesses (L9)")
     _demand(round_.complete_len == complete, where, f"complete_len is not {complete}, the complete records (L9)")
+
+
+def _check_audits(round_: Round, audits: list[Audit], everybody: int, where: str) -> None:
+    """L9: the audits come from distinct members of the round, and name an existing one or nobody."""
+    seen = 0
+    for audit in audits:
+        bit = 1 << min(audit.verifier, MAX_CLIENTS)
+        _demand(not seen & bit and bool(round_.members & bit), where, "a verifier is no member, or reports twice (L9)")
+        seen |= bit
+        names_nobody = audit.target == NOBODY and audit.status is AuditStatus.PASSED
+        names_one = audit.target < MAX_CLIENTS and bool(everybody >> audit.target & 1)
+        right = names_nobody or (names_one and audit.status is not AuditStatus.PASSED)
+        _demand(right, where, "target and status contradict each other (L9)")

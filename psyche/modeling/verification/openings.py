@@ -112,7 +112,7 @@ def decode_opening(plan: TransformPlan, places: Sequence[Chunk], root: bytes, ra
         WireError: the length is another one, or a chunk is not one that the root covers at its place.
     """
     if len(raw) != (size_bytes := get_opening_bytes(plan, places)):
-        raise WireError(f"opening: {len(raw)} bytes, must be {size_bytes} for {len(places)} chunks (V11)")
+        raise WireError(f"opening: {len(raw)} bytes, must be {size_bytes} for {len(places)} chunks")
     reader = Reader(raw, "opening")
     leaves = sum(group.chunks for group in plan.groups)
     found: list[Opening] = []
@@ -124,7 +124,7 @@ def decode_opening(plan: TransformPlan, places: Sequence[Chunk], root: bytes, ra
             node = blake3(_NODE + (beside + node if at & 1 else node + beside)).digest()
             at, width = at >> 1, (width + 1) // 2
         if node != root:
-            raise WireError(f"opening: chunk {place.chunk} of group {place.group} is not under the momentum root (V5)")
+            raise WireError(f"opening: chunk {place.chunk} of group {place.group} is not under the momentum root")
         found.append(Opening(place, coefficients))
     return found
 

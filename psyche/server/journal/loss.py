@@ -4,7 +4,14 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from psyche.core.state.messages import HealthCheck, NameCheckpoint, WarmupWitness, WitnessMessage
+from psyche.core.state.messages import (
+    HealthCheck,
+    JudgeChallenge,
+    NameCheckpoint,
+    ReportAudit,
+    WarmupWitness,
+    WitnessMessage,
+)
 from psyche.core.state.state import Coordinator
 from psyche.errors import WireError
 from psyche.server.journal.changes import decode_change
@@ -71,8 +78,8 @@ def find_newest_round(records: tuple[Record, ...]) -> tuple[int, int] | None:
 def _get_round(record: Record) -> tuple[int, int] | None:
     try:
         match decode_change(record.kind, record.body).message:
-            case WitnessMessage(epoch=epoch, height=height) | HealthCheck(epoch=epoch, height=height):
-                return epoch, height
+            case WitnessMessage() | HealthCheck() | ReportAudit() | JudgeChallenge() as message:
+                return message.epoch, message.height
             case WarmupWitness(epoch=epoch) | NameCheckpoint(epoch=epoch):
                 return epoch, 0
             case _:

@@ -34,6 +34,8 @@ MESSAGES: Final = {
     "health_check": msg.HealthCheck(1, 70_000, 255),
     "checkpoint": msg.NameCheckpoint(9, UID, SOURCE),
     "reclaim_slot": msg.ReclaimSlot(),
+    "audit": msg.ReportAudit(1, 70_000, 255, 7, 300, 2, UID),
+    "judge": msg.JudgeChallenge(1, 70_000, 255, 15, 1),
 }
 OWNED: Final[dict[str, coordinator.OwnerMessage]] = {
     "pause": msg.Pause(),

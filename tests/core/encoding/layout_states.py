@@ -13,7 +13,10 @@ from psyche.core.encoding.tables import LR_SCHEDULE, OPTIMIZER
 from psyche.core.state.settings import Key, get_keys
 from psyche.core.state.state import (
     Audit,
+    AuditReason,
+    AuditStatus,
     Challenge,
+    ChallengeState,
     Checkpoint,
     CheckpointKind,
     Client,
@@ -123,7 +126,7 @@ WITNESS_FLAGS = st.integers(0, 7).map(WitnessFlag)
 RECORDS = st.builds(
     WitnessRecord, u(8), WITNESS_FLAGS, u(32), BITS, BITS, BITS, st.binary(min_size=320, max_size=320), HASH, HASH
 )
-AUDITS = st.builds(Audit, u(16), u(16), u(8), u(8), HASH)
+AUDITS = st.builds(Audit, u(16), u(16), st.sampled_from(AuditStatus), st.sampled_from(AuditReason), u(16), HASH)
 ROUND = st.builds(
     Round, HASH, BITS, BITS, HASH, HASH, HASH, u(64), u(64), u(64), u(64), u(32), u(32), u(16), st.integers(0, 256),
     st.integers(0, 32), u(16), u(16), u(16), st.integers(0, 127).map(RoundFlag), BITS, BITS, few(RECORDS, 2),
@@ -140,10 +143,12 @@ EPOCHS = st.builds(
     st.sampled_from(StopReason), few(CANDIDATE, 4), u(64), u(8),
 )  # fmt: skip
 CHALLENGE = st.builds(
-    Challenge, HASH, HASH, *[u(32)] * 3, u(16), u(16), *[u(8)] * 4, st.lists(u(16), min_size=16, max_size=16)
-)
+    Challenge, HASH, HASH, *[u(32)] * 3, u(16), u(16), st.sampled_from(ChallengeState), st.sampled_from(AuditReason),
+    u(8), u(8), u(16), u(16), BITS,
+)  # fmt: skip
 SLOT = st.builds(
-    Slot, HASH, HASH, *[u(64)] * 5, u(16), u(16), st.sampled_from(SlotState), u(8), u(16), HASH, st.booleans(), u(8)
+    Slot, HASH, HASH, *[u(64)] * 5, u(16), u(16), st.sampled_from(SlotState), u(8), u(16), HASH, st.booleans(), u(8),
+    u(8),
 )  # fmt: skip
 MARK = st.builds(Mark, HASH, u(16), u(16), u(32), u(64))
 STATES = st.builds(

@@ -10,6 +10,7 @@ NUMBERS = {
     11: "InvalidHealthCheck", 12: "InvalidCheckpoint", 13: "InvalidWithdraw", 14: "InvalidCommitteeSelection",
     15: "CannotResume", 16: "InvalidJoin", 17: "ClientsFull", 18: "StakeTooLow", 19: "Banned", 20: "InvalidEvidence",
     21: "CannotUpdate", 22: "InvalidCollection", 23: "ConfigRefused",
+    24: "InvalidAudit", 25: "InvalidJudgement",
 }  # fmt: skip
 
 

@@ -1,16 +1,21 @@
-"""What no run can reach is refused when it is read, by field and rule (L1 to L9)."""
+"""What no run can reach is refused when it is read, by field and rule (L1 to L10)."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from kits.runs import Run, build_run
 
 from psyche.core.encoding.account import decode_state, encode_state
-from psyche.core.state.limits import MAX_DATA_INDEX, MAX_HEIGHT, MAX_NONCE
+from psyche.core.state.limits import MAX_DATA_INDEX, MAX_HEIGHT, MAX_NONCE, NOBODY
 from psyche.core.state.state import (
     ZERO32,
+    Audit,
+    AuditStatus,
+    Challenge,
+    ChallengeState,
     Client,
     ClientFlag,
     ClientState,
@@ -29,6 +34,7 @@ from psyche.errors import WireError
 from psyche.testing.builders import build_hash
 
 Change = Callable[[Coordinator], object]
+DOUBTED = AuditStatus.DOUBTED
 
 
 def be(path: str, value: object) -> Change:
@@ -48,6 +54,22 @@ def together(*changes: Change) -> Change:
     def apply(state: Coordinator) -> None:
         for change in changes:
             change(state)
+
+    return apply
+
+
+def audits(*found: Audit) -> Change:
+    return be("rounds.2.audits", list(found))
+
+
+def challenges(*, target: int, verifier: int = 0, second: int | None = None, **fields: int) -> Change:
+    """An open challenge between two slots, and one of slot 0 against another."""
+
+    def apply(state: Coordinator) -> None:
+        values: dict[str, Any] = {"state": ChallengeState.OPEN, "deadline_height": 4} | fields
+        state.challenges[3] = Challenge(verifier=verifier, target=target, **values)
+        if second is not None:
+            state.challenges[5] = Challenge(verifier=0, target=second, state=ChallengeState.OPEN, deadline_height=4)
 
     return apply
 
@@ -240,7 +262,30 @@ BROKEN: list[tuple[Callable[[], Run], Change, str]] = [
     (running, be("rounds.2.witnesses.0.held", 8), r"rounds\[2\].witnesses: .*L9"),
     (running, be("rounds.2.witnesses.0.missing", 8), r"rounds\[2\].witnesses: .*L9"),
     (running, be("rounds.2.complete_len", 0), r"rounds\[2\].witnesses: .*L9"),
+    (running, audits(Audit(1, 2, DOUBTED), Audit(1, 0, DOUBTED)), r"rounds\[2\].audits: a verifier .* reports twice"),
+    (running, audits(Audit(3, 2, DOUBTED)), r"rounds\[2\].audits: a verifier is no member"),
+    (running, audits(Audit(65_535, 2, DOUBTED)), r"rounds\[2\].audits: a verifier is no member"),
+    (running, audits(Audit(1, NOBODY, DOUBTED)), r"rounds\[2\].audits: target and status .*L9"),
+    (running, audits(Audit(1, 2, AuditStatus.PASSED)), r"rounds\[2\].audits: target and status .*L9"),
+    (running, audits(Audit(1, 3, DOUBTED)), r"rounds\[2\].audits: target and status .*L9"),
+    (running, audits(Audit(1, 300, DOUBTED)), r"rounds\[2\].audits: target and status .*L9"),
+    (waiting, be("challenges.4.guilty", 1), r"challenges: a free entry is not empty .*L10"),
+    (waiting, challenges(verifier=1, target=1), r"challenges: .* or they are one .*L10"),
+    (waiting, challenges(verifier=1, target=3), r"challenges: accuser or target holds no slot.*L10"),
+    (waiting, challenges(verifier=4, target=1), r"challenges: accuser or target holds no slot.*L10"),
+    (waiting, challenges(target=1, guilty=1), r"challenges.voters: .*L10"),
+    (waiting, challenges(target=1, deadline_height=0), r"challenges.deadline_height: .*L10"),
+    (waiting, challenges(target=1, second=2), r"challenges.verifier: two .*L10"),
+    (waiting, challenges(verifier=1, target=2, second=2), r"challenges.target: two .*L10"),
 ]
+
+
+def test_audits_and_challenges_that_a_run_reaches_are_read() -> None:
+    state = decode_state(get_bytes(running))
+    audits(Audit(1, 2, DOUBTED), Audit(2, NOBODY))(state)
+    challenges(target=1, guilty=1, innocent=1, voters=0b101)(state)
+    state.challenges[7] = Challenge(target=9, verifier=9, state=ChallengeState.UNDECIDED)  # of slots that are gone
+    assert decode_state(encode_state(state)) == state
 
 
 @pytest.mark.parametrize(("moment", "change", "named"), BROKEN)

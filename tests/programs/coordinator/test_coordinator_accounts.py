@@ -73,6 +73,8 @@ CASES: Final[dict[str, Case]] = {
     "warmup_witness": user(msg.WarmupWitness(0, 0, HASH)),
     "health_check": user(msg.HealthCheck(0, 0, 0)),
     "checkpoint": user(msg.NameCheckpoint(0, HASH, Checkpoint())),
+    "audit": user(msg.ReportAudit(0, 0, 0, 0, 0, 0, HASH)),
+    "judge": user(msg.JudgeChallenge(0, 0, 0, 0, 0)),
     "withdraw": user(msg.Withdraw(0, 0)),
     "leave_run": user(msg.LeaveRun()),
     "reclaim_slot": user(msg.ReclaimSlot()),

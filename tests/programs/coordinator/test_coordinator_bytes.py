@@ -20,6 +20,7 @@ from psyche.testing.builders import build_config, build_hash, build_model, build
 HASH: Final = build_hash("anything")
 USERS: Final = (
     "tick", "witness", "warmup_witness", "health_check", "checkpoint", "withdraw", "leave_run", "reclaim_slot",
+    "audit", "judge",
 )  # fmt: skip
 OWNERS: Final = ("update", "update_client_version", "set_future_epoch_rates", "set_paused")
 HUB: Final = Checkpoint(CheckpointKind.HUB, "org/model", "main")
@@ -102,6 +103,8 @@ def test_bytes_near_those_of_a_message(data: Any, name: str) -> None:
         *UPDATES, *UPDATES, msg.UpdateClientVersion("v" * 96), msg.Withdraw(epoch, 1),
         msg.WarmupWitness(epoch, 1, state.certified.digest), msg.HealthCheck(epoch, state.current.height, 1),
         msg.NameCheckpoint(epoch, state.certified.digest, HUB),
+        msg.JudgeChallenge(epoch, state.current.height, 1, 0, 1),
+        msg.ReportAudit(epoch, state.current.height, 1, 2, 0, 2, HASH),
     )  # fmt: skip
     sender = data.draw(st.sampled_from(state.clients)).p2p if state.clients else HASH
     built = get_stage().build(sender, data.draw(st.sampled_from(messages)))

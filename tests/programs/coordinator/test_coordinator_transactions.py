@@ -34,6 +34,9 @@ from psyche.core.state import messages as msg
 from psyche.core.state.limits import METADATA_BYTES
 from psyche.core.state.state import (
     ZERO32,
+    AuditReason,
+    AuditStatus,
+    ChallengeState,
     Checkpoint,
     CheckpointKind,
     ClientState,
@@ -83,6 +86,8 @@ WITH_TICK: Final[dict[str, tuple[Instruction, ...]]] = {
     "witness, 256 bytes of metadata": build_user(build_witness(METADATA_BYTES)),
     "warmup_witness": build_user(msg.WarmupWitness(0, 0, ZERO32)),
     "health_check": build_user(msg.HealthCheck(0, 0, 0)),
+    "audit": build_user(msg.ReportAudit(0, 0, 0, 0, 0, 0, ZERO32)),
+    "judge": build_user(msg.JudgeChallenge(0, 0, 0, 0, 0)),
     "checkpoint": build_user(msg.NameCheckpoint(0, ZERO32, SOURCE)),
     "withdraw": build_user(msg.Withdraw(0, 0)),
     "leave_run": build_user(msg.LeaveRun()),
@@ -155,6 +160,7 @@ def test_python_builds_each_instruction_with_the_accounts_of_the_idl() -> None:
 
 def test_constants_name_the_values_of_the_states() -> None:
     kinds = {"RUN_STATE": RunState, "CLIENT_STATE": ClientState, "SLOT_STATE": SlotState, "STOP_REASON": StopReason}
+    kinds |= {"AUDIT_STATUS": AuditStatus, "AUDIT_REASON": AuditReason, "CHALLENGE_STATE": ChallengeState}
     named = {f"{prefix}_{one.name}": str(one.value) for prefix, kind in kinds.items() for one in kind}
     assert {one["name"]: one["value"] for one in IDL["constants"]} == named
     assert {one["type"] for one in IDL["constants"]} == {"u8"}

@@ -23,7 +23,10 @@ pub fn check_progress(progress: &Progress, config: &Config) -> Result<(), Refusa
 
 fn is_config(c: &Config) -> bool {
     let times = [c.warmup_time, c.cooldown_time, c.max_round_train_time, c.round_witness_time, c.epoch_time];
-    times.iter().all(|&time| time <= MAX_TIME_S) && c.overlap <= 1 && c.reveal_gate <= 1 && is_positive(c) && fits(c)
+    times.iter().all(|&time| time <= MAX_TIME_S)
+        && [c.overlap, c.convict, c.reveal_gate].iter().all(|&flag| flag <= 1)
+        && is_positive(c)
+        && fits(c)
 }
 
 fn is_positive(c: &Config) -> bool {

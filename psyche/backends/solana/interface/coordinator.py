@@ -24,7 +24,7 @@ ED25519: Final = Pubkey.from_string("Ed25519SigVerify111111111111111111111111111
 
 UserMessage = (
     msg.Tick | msg.LeaveRun | msg.Withdraw | msg.WarmupWitness | msg.WitnessMessage | msg.HealthCheck
-    | msg.NameCheckpoint | msg.ReclaimSlot
+    | msg.NameCheckpoint | msg.ReclaimSlot | msg.ReportAudit | msg.JudgeChallenge
 )  # fmt: skip
 OwnerMessage = msg.Pause | msg.Resume | msg.SetRates | msg.Update | msg.UpdateClientVersion
 
@@ -37,6 +37,8 @@ _NAMES: Final[dict[type[msg.Message], str]] = {
     msg.HealthCheck: "health_check",
     msg.NameCheckpoint: "checkpoint",
     msg.ReclaimSlot: "reclaim_slot",
+    msg.ReportAudit: "audit",
+    msg.JudgeChallenge: "judge",
     msg.Pause: "set_paused",
     msg.Resume: "set_paused",
     msg.SetRates: "set_future_epoch_rates",

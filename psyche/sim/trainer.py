@@ -262,6 +262,11 @@ class SimTrainer:
         (begun, left_s), self._waiting = self._waiting, None
         return await self._train_on(begun, left_s, request.held)
 
+    async def prepare(self, payload: bytes) -> None:
+        """Check that it is what an apply could have."""
+        self.codec.get_votes(payload)
+        await trio.lowlevel.checkpoint()
+
     def _give_up(self) -> None:
         if self._waiting is not None:
             self._retell(self._waiting[0])

@@ -211,6 +211,10 @@ class Trainer(Protocol):
         """Go on with a round of local steps after a reply of `train` that waits for it."""
         ...
 
+    async def prepare(self, payload: bytes) -> None:
+        """Have a payload of local steps decoded before it is merged or applied; calls that run are not held up."""
+        ...
+
     async def apply(self, request: ApplyRequest) -> ApplyReply:
         """Apply a decided set bit-exactly and return the weight part of the state digest."""
         ...

@@ -1,5 +1,6 @@
 """Local steps in the trainer's engine: a round in two calls, and what ends it early."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from psyche.core.encoding.plan import decode_plan, get_payload_bytes
+from psyche.core.encoding.plan import TransformPlan, decode_plan, get_payload_bytes
 from psyche.core.state.state import InnerOptimizer, Model, Optimizer, OptimizerKind
 from psyche.errors import TrainerError
-from psyche.modeling.distro.codec import decode_payload
+from psyche.modeling.distro.codec import ChunkSets, decode_payload
 from psyche.modeling.local.exchange import get_values
+from psyche.modeling.trainer import decoding
 from psyche.modeling.trainer.batch import Cancelled
 from psyche.modeling.trainer.engine import TrainerEngine
+from psyche.wire.crypto import blake3_hash
 from psyche.wire.data import NOT_COUNTED
 from psyche.wire.trainer import (
     ApplyReply,
@@ -291,3 +294,40 @@ def test_a_trainer_that_resumes_equals_one_that_never_stopped(
 def test_the_plan_is_one_of_local_steps(load_request: LoadRequest) -> None:
     plan = decode_plan(TrainerEngine().load(load_request).plan)
     assert (plan.k, plan.one_bit, plan.scaled_bits) == (4, False, 2)
+
+
+def test_a_payload_that_was_prepared_is_not_decoded_again(
+    make_engine: Callable[..., TrainerEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoded in a thread of its own, it moves the weights as it does otherwise, or is refused as it is otherwise."""
+    engine, other = make_engine(), make_engine()
+    sent = contribute(train(engine, 0))
+    expected = apply(other, 1, sent).weight_part
+    threads: list[str] = []
+    real = decoding.decode_payload
+
+    def decode(plan: TransformPlan, payload: bytes) -> list[ChunkSets]:
+        threads.append(threading.current_thread().name)
+        return real(plan, payload)
+
+    monkeypatch.setattr(decoding, "decode_payload", decode)
+    for _ in range(2):
+        engine.prepare(sent.payload)
+    train(engine, 1, own=(sent,))
+    engine.merge(MergeRequest(held=(sent,)))
+    assert apply(engine, 1, sent).weight_part == expected
+    assert len(threads) == 1
+    assert threads[0].startswith("decode")
+    engine.prepare(b"x")
+    with pytest.raises(TrainerError, match="the plan says"):
+        apply(engine, 2, Contribution(payload=b"x", inner_steps=1))
+
+
+def test_only_the_newest_payloads_stay_decoded(engine: TrainerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    payloads = [train(engine, height, in_flight=False).payload for height in range(3)]
+    monkeypatch.setattr(decoding, "KEPT_BYTES", 2 * len(payloads[0]))
+    decoder = engine._get_loaded().replica.decoder
+    for payload in payloads:
+        engine.prepare(payload)
+    assert list(decoder._kept) == [blake3_hash(payload) for payload in payloads[1:]]
+    assert decoder.decode(payloads[0]), "the others are decoded when they are asked for"

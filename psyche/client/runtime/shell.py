@@ -28,7 +28,7 @@ from psyche.client.runtime.weights.uploading import Uploader, is_uploading
 from psyche.config.places import format_address
 from psyche.core.state.errors import CoordinatorError, Halted, InvalidRunState, WrongRound
 from psyche.core.state.messages import Join, NameCheckpoint, Withdraw
-from psyche.core.state.state import ZERO32, Checkpoint, Coordinator
+from psyche.core.state.state import ZERO32, Checkpoint, Coordinator, OptimizerKind
 from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, NetworkError, PsycheError, VersionMismatch, WireError
 from psyche.modeling.distro.codec import PLAN_NAME
@@ -365,7 +365,12 @@ class Shell:
     async def _announce(self, action: act.Announce) -> None:
         await self._parts.network.provide(action.body, expires=(action.epoch, action.height + 4))
         await self._parts.network.publish(action.raw)
+        await self._prepare(action.body)
         await self._write_update(f"epoch-{action.epoch:05d}-round-{action.height:06d}", action.body)
+
+    async def _prepare(self, body: bytes) -> None:
+        if self.state.model.optimizer.kind is OptimizerKind.LOCAL_STEPS:  # others merge nothing in a round
+            await self._parts.trainer.prepare(body)
 
     async def _write_update(self, name: str, body: bytes) -> None:
         folder = self._settings.distro_dir
@@ -396,6 +401,7 @@ class Shell:
             self._payloads.keep(action.blob_id, action.epoch, action.height, body)
             self.log(types.PayloadReceived(from_member=action.member, height=action.height, bytes=len(body)))
             self._feed_soon(act.PayloadArrived(action.commitment))
+            await self._prepare(body)
             if self._settings.write_gradients == "all":
                 name = f"epoch-{action.epoch:05d}-round-{action.height:06d}-member-{action.member:03d}"
                 await self._write_update(name, body)

@@ -28,6 +28,7 @@ from psyche.modeling.trainer.frames import (
     CallReply,
     Cancel,
     ChildStarted,
+    Prepare,
     decode_to_child,
     receive_frame,
     send_frame,
@@ -64,6 +65,7 @@ class CallQueue:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._calls: queue.Queue[Call] = queue.Queue(MAX_WAITING_CALLS)
+        self.on_payload: Callable[[bytes], None] = lambda _: None
         self._cancelled = -1  # calls have rising numbers and run in order, so the highest is enough
         threading.Thread(target=self._read, name="calls", daemon=True).start()
 
@@ -73,6 +75,8 @@ class CallQueue:
                 match decode_to_child(raw):
                     case Cancel(number):
                         self._cancelled = max(self._cancelled, number)
+                    case Prepare(payload):
+                        self.on_payload(payload)
                     case Call() as call:
                         self._calls.put_nowait(call)
         except (WireError, queue.Full) as error:
@@ -93,6 +97,7 @@ class CallLoop:
         self._queue = CallQueue(connection)
         self._faults = FaultInjector(read_faults())
         self._engine = self._start(threads)
+        self._queue.on_payload = self._engine.prepare
 
     def _start(self, threads: int) -> "TrainerEngine":
         import torch

@@ -44,6 +44,7 @@ from psyche.modeling.snapshot import (
     read_snapshot_info,
 )
 from psyche.modeling.trainer.batch import Cancelled, Gradients, count_predicted, decode_tokens
+from psyche.modeling.trainer.decoding import PayloadDecoder
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.local_round import LocalRound, make_round
 from psyche.modeling.trainer.memory import Fitting, Setup, Step
@@ -162,6 +163,7 @@ class TrainerEngine:
         self._loaded: _Loaded | None = None
         self._tried: object = None  # what of a model the last trial depended on, but for its values
         self._group: Group | None = None
+        self._decoder: PayloadDecoder | None = None  # of what was loaded last
 
     def check(self, request: CheckRequest, beat: Beat = lambda: None) -> CheckReply:
         device = self._find_device(request, beat)
@@ -218,7 +220,7 @@ class TrainerEngine:
         root = _compute_root(loaded, beat)
         if info is not None and request.keep_momentum:
             _load_momentum(loaded, info)
-        self._loaded = loaded
+        self._loaded, self._decoder = loaded, replica.decoder
         return self._describe(loaded, info, root)
 
     def _try(self, model: PreTrainedModel, source: _Source, run: Model, device: torch.device, beat: Beat) -> None:
@@ -306,6 +308,11 @@ class TrainerEngine:
         return self._reply(
             loaded, started, gradients, compute_seconds=compute_seconds, payload=payload, statistics=statistics
         )
+
+    def prepare(self, payload: bytes) -> None:
+        """Have a payload decoded before it is merged or applied; other threads may call it at any time."""
+        if self._decoder is not None:
+            self._decoder.prepare(payload)
 
     def merge(self, request: MergeRequest, beat: Beat = lambda: None) -> TrainReply:
         """Go on with a round of local steps that `train` has begun; the reply is that of the whole round."""

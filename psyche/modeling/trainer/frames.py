@@ -1,6 +1,6 @@
 """The messages between a trainer's parent and child: u32 little-endian length, then one msgpack envelope.
 
-No torch here. The parent sends `Call` and `Cancel`; the child `ChildStarted` once, then `Beat` at each safe
+No torch here. The parent sends `Call`, `Cancel` and `Prepare`; the child `ChildStarted` once, then `Beat` at each safe
 point of a call, and one `CallReply` per call, in order.
 """
 
@@ -35,6 +35,12 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     number: int
 
 
+class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
+    """A payload of local steps that a later call may have: decode it while others run. It has no reply."""
+
+    payload: bytes
+
+
 class ChildStarted(msgspec.Struct, frozen=True, tag="hello"):
     """The child is up: torch and transformers are imported."""
 
@@ -57,7 +63,7 @@ class CallReply(msgspec.Struct, frozen=True, tag="reply"):
     error: str = ""
 
 
-ToChild: TypeAlias = Call | Cancel
+ToChild: TypeAlias = Call | Cancel | Prepare
 ToParent: TypeAlias = ChildStarted | Beat | CallReply
 _TO_CHILD: Final = msgspec.msgpack.Decoder(ToChild)
 _TO_PARENT: Final = msgspec.msgpack.Decoder(ToParent)

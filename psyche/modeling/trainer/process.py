@@ -32,6 +32,7 @@ from psyche.modeling.trainer.frames import (
     CallReply,
     Cancel,
     ChildStarted,
+    Prepare,
     decode_to_parent,
     encode,
 )
@@ -256,6 +257,14 @@ class TrainerProcess:
 
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
         return await self._call(request)
+
+    async def prepare(self, payload: bytes) -> None:
+        """Have a payload decoded while other calls run; without effect if no child is running."""
+        if (child := self._child) is None:
+            return
+        with trio.move_on_after(2 * SEND_TIMEOUT_S) as scope, contextlib.suppress(ConnectionLost, FrameTimeout):
+            scope.shield = True  # as for calls; a running one raises the failure
+            await child.stream.send(encode(Prepare(payload)), SEND_TIMEOUT_S)
 
     async def cancel(self) -> None:
         child, number = self._child, self._training

@@ -12,13 +12,13 @@ from torch import nn
 from psyche.core.encoding.plan import TransformPlan, compute_run_plan
 from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.errors import TrainerError
-from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.distro.statistics import Sums
 from psyche.modeling.local.exchange import Part
 from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.model import get_parameters, get_shapes, get_tensors
 from psyche.modeling.trainer.batch import Gradients, Share, compute_gradients
+from psyche.modeling.trainer.decoding import PayloadDecoder
 from psyche.modeling.weights import Stored
 from psyche.wire.trainer import Contribution, SentResult
 
@@ -34,6 +34,7 @@ class Replica:
         self.parameters = get_parameters(model)
         self.tensors: dict[str, torch.Tensor | Stored] = {**get_tensors(model)}
         self.plan = compute_run_plan(get_shapes(self.parameters), optimizer)
+        self.decoder = PayloadDecoder(self.plan)
         self.optimizer = self._make_optimizer()
         self.sums: dict[str, Sums] = {}
         model.train()
@@ -93,7 +94,7 @@ class Replica:
         for one in payloads:
             if not 1 <= one.inner_steps <= most:
                 raise TrainerError(f"a result is of {one.inner_steps} inner steps, must be 1 to {most}")
-        return [Part(decode_payload(self.plan, one.payload), one.inner_steps) for one in payloads]
+        return [Part(self.decoder.decode(one.payload), one.inner_steps) for one in payloads]
 
     # --- a round of local steps, see `LocalSteps` -------------------------------------------------
 

@@ -366,6 +366,15 @@ def test_v15_who_has_no_credit_left_loses_none() -> None:
     decode_state(encode_state(run.state))
 
 
+def test_v15_a_challenge_of_an_earlier_epoch_costs_no_second_credit() -> None:
+    run = start(6)
+    _, target = accuse(run)
+    run.state.clients[target].credits, run.state.challenges[0].epoch = 2, 9
+    process_adjournment(run.state)
+    assert run.state.clients[target].credits == 2
+    assert run.state.challenges[0].deadline_height == 1
+
+
 def test_v12_a_slot_in_a_challenge_is_neither_freed_nor_reclaimed() -> None:
     run, target = play_short_epoch()
     slot = run.state.challenges[0].target

@@ -262,6 +262,8 @@ class EventTail:
     def read_raw(self, limit_bytes: int = MAX_READ_BYTES) -> list[bytes]:
         """As `read`, the lines as they are."""
         lines: list[bytes] = []
+        if self._is_unchanged():
+            return lines
         left_bytes = limit_bytes
         while left_bytes > 0 and (number := self._find_number()) is not None:
             read_bytes = self._read_from(get_rotated(self.path, number), left_bytes, lines)
@@ -272,6 +274,14 @@ class EventTail:
                 self._done.add(self._inode)
                 self._begin(get_rotated(self.path, number - 1))
         return lines
+
+    def _is_unchanged(self) -> bool:
+        """Whether there is nothing to read, at the price of one call: a watcher follows hundreds of logs."""
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return False
+        return (status.st_ino, status.st_size) == (self._inode, self._offset)
 
     def _find_number(self) -> int | None:
         """The number of the file that is being read, by its inode: rotations rename it."""

@@ -1,5 +1,8 @@
 """What runs beside a node as a child: `psyche watch` in the background, or a screen that gets the node's terminal."""
 
+import contextlib
+import os
+import shutil
 import signal
 import sys
 import termios
@@ -17,6 +20,8 @@ from psyche.wire.nursery import open_plain_nursery
 
 WATCH: Final = (*PSYCHE, "watch")
 LEAVE_S: Final = 5.0
+MAX_OUTPUT_BYTES: Final = 4 << 20  # of a watcher, and as much aside: five days of a line every ten seconds each
+BOUND_S: Final = 60.0
 # What a screen that was killed cannot undo: the second page, hidden cursor, mouse and paste reports, colours.
 UNDO: Final = "\x1b[?1049l\x1b[?25h\x1b[?1000;1002;1003;1006;1015;2004l\x1b[0m"
 
@@ -69,10 +74,27 @@ async def open_watch(words: Sequence[str | Path], output: Path, leave_s: float =
     """
     child = Child("watch", [*WATCH, *map(str, words)], output=output)
     try:
-        yield child
+        async with open_plain_nursery() as nursery:
+            nursery.start_soon(_bound, output)
+            yield child
+            nursery.cancel_scope.cancel()
     finally:
         if child.returncode is None:
             await _stop(child, leave_s, signal.SIGINT)
+
+
+async def _bound(output: Path) -> None:
+    while True:
+        await trio.sleep(BOUND_S)
+        await trio.to_thread.run_sync(_move_aside, output)
+
+
+def _move_aside(output: Path) -> None:
+    """Move what a child has printed aside where it is much; it goes on in the same file, to which it appends."""
+    with contextlib.suppress(OSError):  # a full disk, a file that was deleted
+        if output.stat().st_size > MAX_OUTPUT_BYTES:
+            shutil.copyfile(output, output.with_name(f"{output.name}.1"))
+            os.truncate(output, 0)
 
 
 async def _stop(child: Child, leave_s: float, number: signal.Signals) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import trio
 from watch.page_kit import Logs
 from watch.terminal_kit import open_terminal
 
+from psyche.testnet import companion
 from psyche.testnet.companion import open_watch
 
 DEADLINE_S = 120.0
@@ -41,6 +43,12 @@ if key == b"c":
     print("\\x1b[?1049l\\x1b[?25h", flush=True)
     sys.exit(130)
 time.sleep(600)
+"""
+SPEAK = """
+import time
+while True:
+    print("." * 90)
+    time.sleep(0.001)
 """
 
 
@@ -87,9 +95,9 @@ async def test_a_watcher_in_the_background_writes_until_its_node_ends_and_then_w
                 await trio.sleep(0.05)
             logs = Logs(folder, run_id="known later")
             logs.play(0)
+            logs.play(1)  # which is left for the end
             while not table.exists() or len(table.read_text().splitlines()) < 4:
                 await trio.sleep(0.05)
-        logs.play(1)
     assert child.returncode == 0, child.get_last_lines(5)
     lines = [line.split(",")[:2] for line in table.read_text().splitlines()]
     assert lines == [["run", "step"], *(["known later", step] for step in "111222")]
@@ -108,3 +116,17 @@ async def test_a_watcher_that_hangs_or_dies_is_nothing_to_its_node(tmp_path: Pat
             did += 1
     assert did == 10
     assert child.returncode == -signal.SIGKILL
+
+
+async def test_what_a_watcher_prints_is_moved_aside_where_it_is_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(companion, "MAX_OUTPUT_BYTES", 10_000)
+    monkeypatch.setattr(companion, "BOUND_S", 0.02)
+    monkeypatch.setattr(companion, "WATCH", (sys.executable, "-uc", SPEAK))
+    output, aside = tmp_path / "watch.log", tmp_path / "watch.log.1"
+    async with open_watch([], output):
+        with trio.fail_after(DEADLINE_S):
+            while not aside.exists() or not output.read_bytes().startswith(b"."):
+                await trio.sleep(0.02)
+    assert aside.stat().st_size > 10_000

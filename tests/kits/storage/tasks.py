@@ -15,17 +15,17 @@ WORDS: Final = ("water", "light", "the", "river", "of", "plants", "stone", "anim
 MARKED: Final = "[header] How to swim [title] Go  in."
 
 
-def write_data(folder: Path, rows: int, seed: int = 0) -> Path:
-    """Write all data sets below a folder, `rows` rows for each split."""
-    for name, raw in make_data(rows, seed).items():
+def write_data(folder: Path, rows: int, *, words: int = 12) -> Path:
+    """Write all data sets below a folder, `rows` rows for each split, in sentences of up to `words` words."""
+    for name, raw in make_data(rows, words).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(raw)
     return folder
 
 
-def make_data(rows: int, seed: int = 0, *, words: int = 12) -> dict[str, bytes]:
-    """The files by their paths below owner/name."""
-    random = Random(seed)
+def make_data(rows: int, words: int) -> dict[str, bytes]:
+    """The files by their paths, which begin with owner/name."""
+    random = Random(0)
     return {
         f"{path}/0000.parquet": to_parquet([make_row(name, number, random, words) for number in range(rows)])
         for name, path in list_splits()

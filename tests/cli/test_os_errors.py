@@ -52,6 +52,7 @@ CALLS: Final = {
     "model convert": "model-folder converted",
     "model pull": "--server-addr 127.0.0.1:1 pulled",
     "model push": "my-run/model owner/name",
+    "model chat": "model-folder",
     "model sample": "model-folder --json-file sample.json",
     "server run": "--state my-run --state-dir new-state --write-log log.json --events-dir events",
     "server validate-config": "--state my-run",
@@ -281,6 +282,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psyche.cli.commands.simulate._foretell", stop)
     monkeypatch.setattr(checks, "get_checks", lambda folder, _port, **_: [lambda: checks.check_disk(folder)])
     monkeypatch.setitem(sys.modules, "psyche.standalone.sample", SimpleNamespace(sample_model=stop))
+    monkeypatch.setitem(sys.modules, "psyche.standalone.chat", SimpleNamespace(Chat=stop))
     examinee = SimpleNamespace(EvalSettings=SimpleNamespace, evaluate=stop)
     monkeypatch.setitem(sys.modules, "psyche.standalone.evaluate", examinee)
     make = SimpleNamespace(

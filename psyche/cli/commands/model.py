@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -136,6 +137,60 @@ def sample(
 
 def format_sample(found: "Sample") -> str:
     return f"--- prompt\n{found.prompt}\n--- the model goes on\n{found.written}"
+
+
+@group.command(
+    "chat",
+    epilog=format_examples(
+        "psyche model chat my-run/model",
+        "echo 'Why is the sky blue?' | psyche model chat my-run/model --temperature 0",
+    ),
+)
+def chat(
+    folder: Annotated[Path, typer.Argument(help="A model's folder with its tokenizer, as clients export it.")],
+    *,
+    tokens: Annotated[int, typer.Option(min=1, help="The most that an answer has.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.7,
+    seed: Annotated[int, typer.Option(help="Seed of the random choices.")] = 0,
+) -> None:
+    """Talk with a trained model.
+
+    A line is a message, and the answer comes as it is written. Messages are put together by the chat template in the
+    model's folder. Where there is none, the model goes on with the text of all that was said. Ctrl-D ends it.
+    """
+    from psyche.telemetry.loading import loading
+
+    if not (folder / "config.json").is_file():  # before the seconds that torch takes
+        raise ConfigError(f"{folder}: no config.json there; name a model's folder, as clients export it")
+    with loading("torch and the model"):
+        from psyche.standalone.chat import Chat
+
+        talk = Chat(folder, tokens=tokens, temperature=temperature, seed=seed)
+    if not talk.has_template:
+        say("note: the model has no chat template, so it goes on with your text instead of answering it")
+    while message := _read_message():
+        try:
+            note = talk.answer(message, lambda piece: typer.echo(_show(piece), nl=False))
+        except ConfigError as error:
+            note = str(error)
+        typer.echo()
+        if note:
+            say(f"note: {note}")
+
+
+def _read_message() -> str | None:
+    """The next line that has something; None at the end."""
+    while True:
+        if sys.stdin.isatty():
+            typer.echo("> ", err=True, nl=False)
+        line = sys.stdin.readline()
+        if not line or line.strip():
+            return line.rstrip("\r\n") or None
+
+
+def _show(text: str) -> str:
+    """Text of a model, in which nothing commands the terminal."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in text)
 
 
 @command(

@@ -18,6 +18,9 @@ from psyche.modeling.local.exchange import get_values
 from psyche.modeling.trainer import decoding
 from psyche.modeling.trainer.batch import Cancelled
 from psyche.modeling.trainer.engine import TrainerEngine
+from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
+from psyche.modeling.trainer.fault import VARIABLE
+from psyche.modeling.trainer.process import TrainerProcess
 from psyche.wire.crypto import blake3_hash
 from psyche.wire.data import NOT_COUNTED
 from psyche.wire.trainer import (
@@ -331,3 +334,49 @@ def test_only_the_newest_payloads_stay_decoded(engine: TrainerEngine, monkeypatc
         engine.prepare(payload)
     assert list(decoder._kept) == [blake3_hash(payload) for payload in payloads[1:]]
     assert decoder.decode(payloads[0]), "the others are decoded when they are asked for"
+
+
+def make_request(height: int) -> TrainRequest:
+    ids = np.random.default_rng(height).integers(0, 64, size=(SAMPLES, LENGTH), dtype="<u4")
+    return TrainRequest(
+        epoch=0, height=height, step=height + 1, lr=1e-2, next_lr=1e-2, lookahead_lr=0.0, tokens=ids.tobytes(),
+        samples=SAMPLES, sequence_length=LENGTH, decided=(), in_flight=True,
+    )  # fmt: skip
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("fault", ["crash@2", "crash:merge@1", "crash:merge@2"], ids=["before", "in", "after"])
+async def test_a_trainer_that_is_killed_around_a_merge_goes_on_from_its_snapshot_as_if_it_had_not_been(
+    fault: str, load_request: LoadRequest, tmp_path: Path
+) -> None:
+    model = replace(load_request.model, optimizer=OPTIMIZER)
+    request = msgspec.structs.replace(load_request, model=model, micro_batch_size=SAMPLES)
+    path = tmp_path / "resume"
+    snapshot = SnapshotRequest(
+        kind="resume", path=str(path), epoch=0, step=2, data_index=8, chain=bytes(32), digest=bytes(32)
+    )  # fmt: skip
+
+    async def go_on(trainer: TrainerProcess) -> list[bytes]:
+        replies: list[bytes] = []
+        for height in (1, 2):
+            reply = await trainer.train(make_request(height))
+            assert reply.waits_for_merge
+            replies.append((await trainer.merge(MergeRequest(held=()))).payload)
+        return replies
+
+    trainer = TrainerProcess(environment={VARIABLE: fault}, log_path=tmp_path / "trainer.log")
+    await trainer.load(request)
+    await trainer.train(make_request(0))
+    await trainer.snapshot(snapshot)
+    with pytest.raises(TrainerFailure) as failure:
+        await go_on(trainer)
+    assert failure.value.kind is FailureKind.CRASHED
+    payloads: list[list[bytes]] = []
+    for _ in range(2):  # the second one is a twin that nothing befell
+        trainer._environment = {}
+        await trainer.restart()
+        await trainer.load(msgspec.structs.replace(request, path=str(path), is_snapshot=True))
+        payloads.append(await go_on(trainer))
+    await trainer.stop()
+    assert payloads[0] == payloads[1]
+    assert all(payloads[0])

@@ -356,6 +356,16 @@ def test_v15_a_challenge_that_no_jury_judges_is_carried_on_once_without_another_
     assert run.state.clients[target].credits == 2
 
 
+def test_v15_votes_of_an_epoch_do_not_count_in_the_next_one() -> None:
+    run = start(8)
+    accuse(run)
+    vote(run, convene(run)[:1], guilty=True)
+    assert run.state.challenges[0].voters
+    process_adjournment(run.state)
+    challenge = run.state.challenges[0]
+    assert (challenge.voters, challenge.guilty, challenge.innocent) == (0, 0, 0)
+
+
 def test_v15_who_has_no_credit_left_loses_none() -> None:
     run = start(6)
     _, target = accuse(run)

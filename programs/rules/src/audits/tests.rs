@@ -109,6 +109,8 @@ fn what_no_quorum_decides_is_kept_as_a_doubt_or_goes_on_in_the_next_epoch() {
     let (mut state, verifiers) = build_verified();
     report(&mut state, verifiers[0], verifiers[1], AuditReason::GRADIENT).unwrap();
     convene(&mut state);
+    let juror = (0..6).find(|&m| m != verifiers[0] && m != verifiers[1]).unwrap();
+    assert_eq!(vote(&mut state, juror, true), Ok(true));
     process_deadlines(&mut state);
     assert!(state.challenges[0].state == ChallengeState::OPEN, "its jury has a round more");
     let target = usize::from(verifiers[1]);
@@ -116,6 +118,8 @@ fn what_no_quorum_decides_is_kept_as_a_doubt_or_goes_on_in_the_next_epoch() {
     process_adjournment(&mut state);
     assert_eq!((state.clients[target].credits, state.epoch.credit_total), (1, 1));
     assert_eq!(state.challenges[0].deadline_height, 1);
+    assert_eq!((state.challenges[0].guilty, state.challenges[0].innocent), (0, 0));
+    assert!(state.challenges[0].voters == Challenge::ZERO.voters, "another jury begins anew");
     process_deadlines(&mut state);
     assert!(state.challenges[0].state == ChallengeState::UNDECIDED);
     assert_eq!(state.challenges[0].deadline_height, 9);

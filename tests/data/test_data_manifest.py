@@ -191,6 +191,7 @@ async def test_without_the_manifest_the_listing_counts_only_if_it_is_that_on_rec
         await rows.aclose()
 
 
+@pytest.mark.whole
 async def test_a_file_of_another_version_than_the_manifest_s_is_not_read(way: FaultyWay, folder: Path) -> None:
     raw = await make(is_hashed=False)
     (folder / "t-9.bin").write_bytes(bytes(len(TOKENS["t-9.bin"])))

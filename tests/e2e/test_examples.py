@@ -201,12 +201,12 @@ def test_bash_understands_every_example() -> None:
 
 def test_each_group_of_commands_is_followed_by_one_of_these_tests() -> None:
     assert {one.name.split()[0] for one in EXAMPLES} == {
-        *ALONE, "distro", "trace", "watch", "server", "client", "run", "local-testnet", "auth", "rewards", "dev"
+        *ALONE, "distro", "eval", "trace", "watch", "server", "client", "run", "local-testnet", "auth", "rewards", "dev"
     }  # fmt: skip
 
 
 PROBED: Final = functools.cache(checks._probe)  # torch is loaded for the first example of doctor, not for each
-# Of the Hub, of buckets, chats, trackers and kept updates: the tests of their pages and commands follow them.
+# Of the Hub, buckets, chats, trackers and kept updates: the tests of their pages and commands follow them.
 ELSEWHERE: Final = ("owner/", "https://", "gs://", "hf://", "--chat", "ada/", "pull my-model", "--wandb", "distro show")
 ALONE: Final = ("doctor", "init", "train", "simulate", "replay", "data", "model")
 

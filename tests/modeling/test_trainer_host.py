@@ -104,6 +104,7 @@ async def test_a_request_that_cannot_be_read_costs_the_host_nothing(
         await trainer.stop()
 
 
+@pytest.mark.whole
 async def test_trainers_die_with_their_host_and_then_start_by_themselves(
     host: tuple[subprocess.Popen[bytes], Path], trainer: TrainerProcess, load_request: LoadRequest
 ) -> None:

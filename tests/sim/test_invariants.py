@@ -159,6 +159,7 @@ def test_time_that_stands_still_is_reported_and_is_no_hang() -> None:
     assert "spin_for_ever" in first.found
 
 
+@pytest.mark.whole
 def test_a_failing_plan_is_made_small() -> None:
     kill = Kill(at_epoch=0, at_height=1, who=("server",))
     others = tuple(Kill(at_s=float(at), who=("client-1",), for_s=1.0) for at in (4, 8))
@@ -274,6 +275,7 @@ def test_a_client_that_leaves_where_it_could_heal_is_reported(monkeypatch: pytes
     assert (first.name, first.expected) == ("I5", "client-1 heals as a member")
 
 
+@pytest.mark.whole
 def test_epochs_that_are_given_up_one_after_the_other_are_reported() -> None:
     """Two of four leave every epoch without its end: no quorum certifies anything, and rounds go by for ever."""
     liars = tuple(ByzantineMember(who=number, kind="no_end") for number in (2, 3))

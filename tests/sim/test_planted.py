@@ -45,7 +45,7 @@ def test_a_decided_result_that_everybody_leaves_out_is_reported(monkeypatch: pyt
 
 
 def test_a_listed_result_that_everybody_forgets_when_it_decides_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Chain, "_is_newcomer", lambda _chain, member, height: member == 1 and height == 1)
+    monkeypatch.setattr(Chain, "is_newcomer", lambda _chain, member, height: member == 1 and height == 1)
     assert get_names(build()) == {"I4"}
 
 

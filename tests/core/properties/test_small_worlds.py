@@ -134,7 +134,7 @@ def test_credit_given_twice_is_found(liar: World, monkeypatch: pytest.MonkeyPatc
         health.process_credits(state)
 
     monkeypatch.setattr(phases, "process_credits", give_twice)
-    assert find(replace(liar, faulty=()))[0].startswith("I2, H2: credit at the close")
+    assert find(replace(liar, faulty=()))[0].startswith("I2, H2, V15: credit at the close")
 
 
 def test_a_judgement_by_too_few_is_found(liar: World, monkeypatch: pytest.MonkeyPatch) -> None:

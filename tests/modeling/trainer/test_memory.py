@@ -109,6 +109,7 @@ def get_total(parts: Mapping[str, int]) -> int:
     return sum(parts.values())
 
 
+@pytest.mark.whole
 def test_auto_is_the_largest_micro_batch_that_fits(
     request_: LoadRequest, step: Step, monkeypatch: pytest.MonkeyPatch
 ) -> None:

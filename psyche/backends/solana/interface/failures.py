@@ -110,7 +110,7 @@ _ANCHOR_LINE: Final = re.compile(r"AnchorError (?:caused by account: (\w+)\.)?.*
 RULES: Final = {
     6_002: "T7", 6_005: "W4", 6_006: "W4", 6_007: "K3", 6_009: "S8, S10", 6_010: "S8", 6_011: "H4", 6_012: "S10",
     6_013: "M4", 6_016: "M1, M2", 6_017: "M4", 6_018: "M5", 6_019: "M6", 6_020: "R7", 6_021: "P9", 6_022: "M11",
-    6_110: "R7", 6_111: "R7",
+    6_024: "V9", 6_025: "V12", 6_110: "R7", 6_111: "R7",
 }  # fmt: skip
 _EMPTY: Final = frozenset({"AccountNotFound", "InsufficientFundsForFee", "InsufficientFundsForRent"})
 

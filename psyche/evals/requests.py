@@ -56,7 +56,7 @@ def encode_request(encode: Encode, context: str, choices: Sequence[str], prefix:
 
 
 def choose(document: Document, scores: Sequence[Score], alone: Sequence[Score], metric: Metric) -> int:
-    """The choice of a model by a metric; `alone`: the scores after `ALONE`."""
+    """The choice of a model by a metric; `alone`: the scores after `ALONE`, which only ACC_UNCOND looks at."""
     match metric:
         case Metric.ACC:
             values = [one.log_likelihood for one in scores]

@@ -21,7 +21,7 @@ from psyche.evals.requests import (
     find_written_answer,
 )
 from psyche.evals.sources import load_documents
-from psyche.evals.tasks import Task
+from psyche.evals.tasks import Metric, Task
 from psyche.modeling.device import select_device
 from psyche.modeling.inference.scoring import ChoiceScorer
 from psyche.standalone.exported import Writer, find_prefix, get_positions, load_exported, load_tokenizer
@@ -109,7 +109,8 @@ class Examinee:
         alone = self._encode_request(ALONE, document.choices)
         if asked is None or alone is None:
             return None
-        scores, by_themselves = self._score(asked), self._score(alone)
+        scores = self._score(asked)
+        by_themselves = self._score(alone) if Metric.ACC_UNCOND in task.metrics else ()  # as long as the others
         return [choose(document, scores, by_themselves, metric) == document.answer for metric in task.metrics]
 
     def _encode(self, text: str) -> list[int]:

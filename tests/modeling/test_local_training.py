@@ -67,14 +67,17 @@ def engine(make_engine: Callable[..., TrainerEngine]) -> TrainerEngine:
     return make_engine()
 
 
-def train(engine: TrainerEngine, height: int, samples: int = SAMPLES, seed: int = 0, **changes: object) -> TrainReply:
+def make_request(height: int, samples: int = SAMPLES, seed: int = 0) -> TrainRequest:
     ids = np.random.default_rng([height, seed]).integers(0, 64, size=(samples, LENGTH), dtype="<u4")
-    request = TrainRequest(
+    return TrainRequest(
         epoch=0, height=height, step=height + 1, lr=1e-2, next_lr=1e-2, lookahead_lr=0.0, tokens=ids.tobytes(),
         samples=samples, sequence_length=LENGTH, decided=(), in_flight=True,
     )  # fmt: skip
+
+
+def train(engine: TrainerEngine, height: int, samples: int = SAMPLES, seed: int = 0, **changes: object) -> TrainReply:
     beat = changes.pop("beat", None)
-    call = (msgspec.structs.replace(request, **changes),)
+    call = (msgspec.structs.replace(make_request(height, samples, seed), **changes),)
     return engine.train(*call) if beat is None else engine.train(*call, beat)  # pyright: ignore[reportArgumentType]
 
 
@@ -334,14 +337,6 @@ def test_only_the_newest_payloads_stay_decoded(engine: TrainerEngine, monkeypatc
         engine.prepare(payload)
     assert list(decoder._kept) == [blake3_hash(payload) for payload in payloads[1:]]
     assert decoder.decode(payloads[0]), "the others are decoded when they are asked for"
-
-
-def make_request(height: int) -> TrainRequest:
-    ids = np.random.default_rng(height).integers(0, 64, size=(SAMPLES, LENGTH), dtype="<u4")
-    return TrainRequest(
-        epoch=0, height=height, step=height + 1, lr=1e-2, next_lr=1e-2, lookahead_lr=0.0, tokens=ids.tobytes(),
-        samples=SAMPLES, sequence_length=LENGTH, decided=(), in_flight=True,
-    )  # fmt: skip
 
 
 @pytest.mark.whole

@@ -81,14 +81,15 @@ class FaultyEndpoint:
 
     async def _return(self, chain: trio.SocketStream, client: trio.SocketStream) -> None:
         count = 0
-        async for part in chain:
-            if self.fault == "stall":
-                continue
-            if self.fault == "cut" and count + len(part) > CUT_BYTES:
-                await client.send_all(part[: CUT_BYTES - count])
-                return
-            count += len(part)
-            await client.send_all(part)
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # either end may reset the connection
+            async for part in chain:
+                if self.fault == "stall":
+                    continue
+                if self.fault == "cut" and count + len(part) > CUT_BYTES:
+                    await client.send_all(part[: CUT_BYTES - count])
+                    return
+                count += len(part)
+                await client.send_all(part)
 
 
 @asynccontextmanager

@@ -18,9 +18,13 @@ from psyche.wire.peer_address import PeerAddress
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,
+    AuditReply,
+    AuditRequest,
     LoadReply,
     LoadRequest,
     MergeRequest,
+    OpenReply,
+    OpenRequest,
     SnapshotReply,
     SnapshotRequest,
     TrainReply,
@@ -229,4 +233,19 @@ class Trainer(Protocol):
 
     async def stop(self) -> None:
         """Stop the trainer and all processes that it started."""
+        ...
+
+
+class AuditingTrainer(Trainer, Protocol):
+    """A trainer that can check the work of others, and show more of its own."""
+
+    async def open(self, request: OpenRequest) -> OpenReply:
+        """Open chunks of its own momenta."""
+        ...
+
+    async def audit(self, request: AuditRequest) -> AuditReply:
+        """Compute pieces of others at an earlier round's weights, and put the own weights back, bit for bit.
+
+        Training comes first: any other call, and `cancel`, end it at the next micro-batch.
+        """
         ...

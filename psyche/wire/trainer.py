@@ -64,7 +64,7 @@ class LoadRequest(Devices, frozen=True, kw_only=True, tag="load"):
     `path` is a Hugging Face folder or a resume snapshot (`is_snapshot`), whose `chain` and `digest` the client checks,
     not the trainer. With `keep_momentum` false, training starts with zero momentum. A batch has at most `batch_size`
     samples; if that is given, memory is predicted before anything is loaded, and a `micro_batch_size` of 0 is the
-    largest that fits.
+    largest that fits. In a run that `verifies` the trainer keeps what audits need (V5, V8).
     """
 
     path: str
@@ -74,6 +74,7 @@ class LoadRequest(Devices, frozen=True, kw_only=True, tag="load"):
     keep_momentum: bool = True
     activation_checkpointing: bool = False
     batch_size: int = 0
+    verifies: bool = False
 
 
 class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
@@ -123,6 +124,27 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     inner_steps: int = 0
 
 
+class WorkRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trainer shows of its work: a table of pieces of `piece_samples`, sketched by the round's `seed` (V1, V2).
+
+    In an epoch's first round `calibration` is its first sample, as `tokens` are (V6). `opened_chunks` of the result
+    before are opened before its momentum goes (V5).
+    """
+
+    seed: bytes
+    piece_samples: int
+    opened_chunks: int
+    calibration: bytes = b""
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """The table of a batch, and the roots of the momentum before and after it; before the first one zero (V2, V5)."""
+
+    table: bytes
+    momentum_before: bytes
+    momentum_after: bytes
+
+
 class TrainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     """Train one batch with the current weights.
 
@@ -130,7 +152,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     `lr` is that of this round, `lookahead_lr` that of the previous round (0: no look-ahead). `decided` are the record's
     decisions on this client's results since the last train. `in_flight` is true with overlap: the client's last result
     is taken out of the momentum whether it is applied or not. `with_statistics` asks for those of each tensor.
-    Of local steps `next_lr` is the rate of the round after this one, and `own` this client's result in flight, if any.
+    Of local steps `next_lr` is the rate of the round after this one. `own` is this client's result in flight, if any:
+    of local steps, and where the look-ahead follows it (V4). `work` asks for what verifiers need.
     """
 
     epoch: int
@@ -147,6 +170,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     with_statistics: bool = False
     next_lr: float = 0.0
     own: tuple[Contribution, ...] = ()
+    work: WorkRequest | None = None
 
 
 class MergeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="merge"):
@@ -186,6 +210,7 @@ class TrainReply(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     statistics: tuple[TensorStatistics, ...] = ()
     inner_steps: int = 0
     waits_for_merge: bool = False
+    work: Work | None = None
 
 
 class ApplyRequest(msgspec.Struct, frozen=True, kw_only=True, tag="apply"):
@@ -216,6 +241,99 @@ class ApplyReply(msgspec.Struct, frozen=True, kw_only=True, tag="apply"):
     weight_part: bytes
     is_full: bool
     seconds: float
+
+
+class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
+    """Open chunks of the momenta before and after the own result of round `height`; `seed` is the next round's (V5)."""
+
+    height: int
+    seed: bytes
+    opened_chunks: int
+
+
+class OpenReply(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
+    """The opening of the momentum before, unless its root is zero, and behind it that of the momentum after."""
+
+    opening: bytes
+
+
+class LinkRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What shows whether a round's gradient went into its payload: chunks of both momenta (V11).
+
+    `opening` is as served, `seed` that of the round after, `lr` that of the round. `taken_out` is the payload of the
+    round before, if its values were taken out of the momentum.
+    """
+
+    momentum_before: bytes
+    momentum_after: bytes
+    opening: bytes
+    seed: bytes
+    opened_chunks: int
+    lr: float
+    taken_out: tuple[bytes, ...] = ()
+
+
+class AuditTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """Pieces of one member's batch, to be computed as it should have.
+
+    `tokens` are the whole batch, which its `data_hash` covers. `last_body` is the payload that its look-ahead follows,
+    empty for none. With `payload`, its own of this round, the reply says how many signs agree with the pieces asked
+    for. A `link` needs all pieces and the payload.
+    """
+
+    tokens: bytes
+    samples: int
+    sequence_length: int
+    piece_samples: int
+    pieces: tuple[int, ...]
+    numeric_class: int
+    lookahead_lr: float = 0.0
+    last_body: bytes = b""
+    has_labels: bool = False
+    payload: bytes = b""
+    link: LinkRequest | None = None
+
+
+class AuditRequest(msgspec.Struct, frozen=True, kw_only=True, tag="audit"):
+    """Compute pieces of others at the weights of D(`height`), one of the last four rounds; each has a sketch per seed.
+
+    `applies` are the sets of the rounds from that of the last copy on: (height - height mod 4) + 1 to height (V8).
+    """
+
+    height: int
+    seeds: tuple[bytes, ...]
+    targets: tuple[AuditTarget, ...]
+    applies: tuple[ApplyRequest, ...]
+
+
+class AuditedPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """The summed loss of a piece, and its sketch for each seed."""
+
+    piece: int
+    loss: float
+    values: tuple[tuple[float, ...], ...]
+
+
+class AuditedTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """The pieces that were computed. `agreement` and `link_distance` are -1 where they were not asked for or finished.
+
+    `link_reason` is an `AuditReason`. `refused` says why nothing can be computed for this target.
+    """
+
+    pieces: tuple[AuditedPiece, ...] = ()
+    agreement: float = -1.0
+    link_reason: int = 0
+    link_distance: float = -1.0
+    refused: str = ""
+
+
+class AuditReply(msgspec.Struct, frozen=True, kw_only=True, tag="audit"):
+    """The targets that were begun, in the order of the request; `refused` says why the weights are not here."""
+
+    targets: tuple[AuditedTarget, ...]
+    seconds: float
+    cancelled: bool = False
+    refused: str = ""
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):

@@ -6,6 +6,7 @@ tests/kits/tier.py says what the two tiers leave out, and how much each does of 
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -74,6 +75,12 @@ def get_tests(tier: str, seed: int) -> list[Stage]:
     )
 
 
+def get_bytecode() -> Stage:
+    """Compile tests and what they import, once: else each worker of the tests does so, all at the same time."""
+    collect = f"{shlex.quote(sys.executable)} -m pytest --collect-only -qq -p no:cacheprovider"
+    return Stage("bytecode", ["bash", "-c", f"set -o pipefail; {collect} | tail -n 3"])
+
+
 def get_programs(tier: str) -> list[Stage]:
     """The Solana programs: their digests; in the second tier they are built again where a day's commits changed them.
 
@@ -120,7 +127,7 @@ def running_beside(stages: Sequence[Stage]) -> Iterator[Callable[[], list[Outcom
             found: list[Outcome] = []
             for stage, process, output in zip(stages, processes, outputs, strict=True):
                 returncode = process.wait()
-                show(stage, ", begun beside the tests")
+                show(stage, ", begun beside other stages")
                 print(output.read_text(), end="", flush=True)
                 found.append(Outcome(stage, returncode, time.monotonic() - started))
             return found
@@ -205,7 +212,10 @@ def main(arguments: list[str]) -> int:
     if arguments:
         return run_pytest_alone(arguments)
     with running_beside([get_types(), get_simulations(tier, seed)]) as finish:
-        outcomes = [run(stage) for stage in [*get_checks(), *get_programs(tier), *get_tests(tier, seed)]]
+        with running_beside([get_bytecode()]) as compiled:
+            outcomes = [run(stage) for stage in [*get_checks(), *get_programs(tier)]]
+            outcomes += compiled()
+        outcomes += [run(stage) for stage in get_tests(tier, seed)]
         outcomes += finish()
     if tier == "whole":
         write_stamp(outcomes)

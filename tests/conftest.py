@@ -59,9 +59,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def leave_out_second_tier(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what `bash scripts/test --all` alone runs, unless somebody names its file."""
     named = {Path(config.invocation_params.dir, one.partition("::")[0]) for one in config.args}
-    left_out = [] if IS_WHOLE else [i for i in items if i.get_closest_marker("whole") and i.path not in named]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+    left_out = {i for i in items if not IS_WHOLE and i.get_closest_marker("whole") and i.path not in named}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def run_on_its_clock(item: pytest.Function, main: Callable[[], Awaitable[object]], **options: Any) -> object:

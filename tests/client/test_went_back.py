@@ -79,7 +79,7 @@ MOMENTS: dict[str, tuple[Moment, Moment]] = {  # what is restored, and when
 }
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", few([True, False]))
 @pytest.mark.parametrize("moment", list(MOMENTS))
 async def test_a_run_whose_record_goes_back_is_finished_with_equal_weights(
     moment: str, overlap: bool, autojump_clock: MockClock, tmp_path: Path

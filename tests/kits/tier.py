@@ -24,7 +24,7 @@ class Amounts:
 
 
 TIERS: Final = {
-    "first": Amounts(simulated_rounds=150, event_seeds=2, examples=40, world_states=300),
+    "first": Amounts(simulated_rounds=150, event_seeds=1, examples=40, world_states=300),
     "whole": Amounts(simulated_rounds=9_500, event_seeds=20, examples=100, world_states=1_200),
 }
 IS_WHOLE: Final = os.environ.get(VARIABLE, "first") == "whole"

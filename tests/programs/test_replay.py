@@ -14,6 +14,7 @@ from differential.odd_states import get_moments
 from differential.pair import Event, apply_to_core
 from differential.updates import UPDATE, Case, build_accounts, draw_case, judge_by_backend, judge_by_core
 from kits.svm import BUILT
+from kits.tier import IS_WHOLE
 
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.encoding.bodies import decode_body, encode_body
@@ -34,7 +35,7 @@ SIZES = {
     1: (1, 33), 2: (40,), 4: (4,), 5: (36,), 6: (497, 500), 7: (8,), 8: (170,), 9: (8,), 12: (16,), 14: (2, 10, 18),
     15: (37, 45, 70, 78),
 }  # fmt: skip
-UPDATES = 6_000
+UPDATES = 6_000 if IS_WHOLE else 2_000
 BODIES = 3_000
 
 

@@ -40,12 +40,9 @@ def get_applied(outcome: Outcome) -> dict[tuple[int, int], list[int]]:
 
 FIRST: Final = (
     "equivocate",
-    "flood",
     "forge",
     "garbage",
-    "impersonate",
     "lie_root",
-    "mute",
     "nothing_first",
     "withhold",
 )
@@ -93,7 +90,7 @@ def test_payloads_that_nobody_delivers_take_no_places_from_others() -> None:
 COLLUSIONS: Final = ("claim_all", "lie_digest", "lie_root", "lie_bloom", "claim_none", "deny_one")
 
 
-@pytest.mark.parametrize("kind", few(COLLUSIONS, 2))
+@pytest.mark.parametrize("kind", few(COLLUSIONS))
 def test_q_minus_one_colluding_witnesses_put_nothing_false_on_record(kind: str) -> None:
     liars = tuple(ByzantineMember(who=who, kind=kind) for who in range(3, 7))  # four of seven; the quorum is five
     # so many may hold a run up; what they may not is put something false on record
@@ -101,6 +98,7 @@ def test_q_minus_one_colluding_witnesses_put_nothing_false_on_record(kind: str) 
     assert play(scenario).rounds > 3
 
 
+@pytest.mark.whole
 def test_one_witness_that_reports_nothing_first_voids_no_round_however_short() -> None:
     """W6: one member never delivers, so nobody is complete when the time to train is over; all else just came."""
     liars = (ByzantineMember(who=5, kind="nothing_first"), ByzantineMember(who=6, kind="withhold"))

@@ -67,7 +67,7 @@ EVERYBODY = ("all",)
             EndpointFault(at_height=2, who=("client-2",), is_down=True, for_s=30.0),
             ChainHalt(at_height=2, for_s=20.0),
         ],
-        3,
+        1,
     ),
     ids=lambda fault: f"{fault.kind} {sorted(set(vars_of(fault)))}",
 )

@@ -12,7 +12,10 @@ from psyche.sim.scenarios.swarm import draw_scenario
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.toml"))
 SMALL = [seed for seed in range(400, 440) if draw_scenario(seed).clients <= 4][:6]
 # left to the second tier
-LONG = {"stalled-twice", "the-only-proven-member-lies", "withheld-by-the-only-holder", "all-disks-are-lost"}
+LONG = {
+    "all-disks-are-lost", "evidence-shown-by-a-banned-member", "newcomers-dropped-together",
+    "no-room-for-the-certified-weights", "stalled-twice", "the-only-proven-member-lies", "withheld-by-the-only-holder",
+}  # fmt: skip
 
 
 def is_long(path: Path) -> bool:

@@ -285,6 +285,7 @@ def test_epochs_that_are_given_up_one_after_the_other_are_reported() -> None:
     assert (first.name, first.expected) == ("I5", "newly certified weights")
 
 
+@pytest.mark.whole
 def test_a_run_whose_only_proven_member_lies_may_stand_still() -> None:
     """M10: newcomers are as many as the proven members, so one of an epoch's two members lies."""
     outcome = play(load_scenario(Path(__file__).with_name("corpus") / "the-only-proven-member-lies.toml"))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from distro_kit import make_plan, make_sets
+from kits.tier import few
 
 from psyche.core.encoding.plan import TransformPlan
 from psyche.errors import WireError
@@ -18,7 +19,7 @@ from psyche.modeling.distro.enumerative import EnumerativeCoder
 
 SHAPES = {"a": (48, 32), "b": (20,), "c": (3, 7, 16), "d": (16, 37), "e": (13, 64), "f": (), "g": (512, 64)}
 CODINGS = [(False, 0), (True, 0), (False, 1), (False, 2)]  # one_bit and scaled_bits
-SIZES = [(16, 16), (64, 8), (64, 64), (8, 300), (16, 1), (64, 256), (64, 7), (16, 14)]
+SIZES = few([(16, 16), (64, 8), (64, 64), (8, 300), (16, 1), (64, 256), (64, 7), (16, 14)], 5)
 
 
 @contextmanager

@@ -74,6 +74,18 @@ class MachineModel:
     numeric_class: int = 0  # the class of its gradient arithmetic; machines of one class compute equal gradients
 
 
+@dataclass(slots=True)
+class _Batch:
+    """A round's samples in training: so many local steps, or a single one."""
+
+    request: TrainRequest
+    steps: int
+    step_s: float
+    deadline: float
+    done: int = 0
+    is_cut: bool = False  # no further step is done
+
+
 class Memo:
     """Caches pure functions of bytes that many machines compute."""
 
@@ -163,7 +175,8 @@ class SimTrainer:
     _sent: set[int] = field(default_factory=set)  # heights of this momentum's results without an outcome yet
     _epochs: dict[int, int] = field(default_factory=dict)  # by height: the epoch in which it was last trained
     _cancel: trio.Event | None = None
-    _waiting: tuple[TrainRequest, float] | None = None  # a round of local steps before its merge, and what it takes yet
+    _batch: "_Batch | None" = None  # the one that is trained, or waits for its merge
+    _computing: trio.CancelScope | None = None
 
     async def start(self) -> None:
         await trio.sleep(self.machine.restart_s)
@@ -174,7 +187,7 @@ class SimTrainer:
 
     def _lose(self) -> None:
         self.weights, self.momentum, self.trained = None, ZERO32, 0
-        self._waiting = None
+        self._batch = None
         self._sent.clear()
 
     def _check_alive(self) -> None:
@@ -246,21 +259,22 @@ class SimTrainer:
         seconds = request.samples * self.machine.sample_s + self.machine.step_s
         seconds *= 1 + self.machine.spread * (2 * self.rng.random() - 1)
         optimizer = self.codec.optimizer
+        steps = max(1, min(request.samples, optimizer.inner_steps))
+        self._batch = batch = _Batch(request, steps, seconds / steps, trio.current_time() + request.within_s)
         if not (optimizer.merge_step and request.in_flight and request.height):
-            return await self._train_on(request, seconds, request.own)
-        first_s = seconds * optimizer.merge_step / optimizer.inner_steps
-        if await self._is_cancelled_in(first_s):
-            self._retell(request)
-            return self._reply(request, b"", first_s, cancelled=True)
-        self._waiting = request, seconds - first_s
-        return msgspec.structs.replace(self._reply(request, b"", first_s, cancelled=False), waits_for_merge=True)
+            return await self._train_on(batch, request.own)
+        if await self._is_cancelled_in(batch, optimizer.merge_step * steps // optimizer.inner_steps):
+            return self._cancel_batch(batch)
+        if batch.is_cut:
+            return await self._train_on(batch, request.own)
+        return msgspec.structs.replace(self._reply(batch, b""), waits_for_merge=True)
 
     async def merge(self, request: MergeRequest) -> TrainReply:
         self._check_alive()
-        if self._waiting is None:
+        if self._batch is None:
             raise TrainerError("merge: no round waits for it; train first")
-        (begun, left_s), self._waiting = self._waiting, None
-        return await self._train_on(begun, left_s, request.held)
+        await self.shorten(request.within_s)
+        return await self._train_on(self._batch, request.held)
 
     async def prepare(self, payload: bytes) -> None:
         """Check that it is what an apply could have."""
@@ -268,16 +282,21 @@ class SimTrainer:
         await trio.lowlevel.checkpoint()
 
     def _give_up(self) -> None:
-        if self._waiting is not None:
-            self._retell(self._waiting[0])
-            self._waiting = None
+        if self._batch is not None:
+            self._cancel_batch(self._batch)
 
-    async def _train_on(self, request: TrainRequest, seconds: float, in_flight: Sequence[Contribution]) -> TrainReply:
+    def _cancel_batch(self, batch: "_Batch") -> TrainReply:
+        """A cancelled batch undoes everything, also the outcomes that it was told (A4)."""
+        self._sent.update(outcome.height for outcome in batch.request.decided)
+        self._batch = None
+        return self._reply(batch, b"", cancelled=True)
+
+    async def _train_on(self, batch: "_Batch", in_flight: Sequence[Contribution]) -> TrainReply:
         """Train to the end; of local steps `in_flight` is what they begin from beside the weights."""
-        weights = self._get_weights()
-        if await self._is_cancelled_in(seconds):
-            self._retell(request)
-            return self._reply(request, b"", seconds, cancelled=True)
+        weights, request = self._get_weights(), batch.request
+        if await self._is_cancelled_in(batch, batch.steps):
+            return self._cancel_batch(batch)
+        self._batch = None
         gradient = bytes([self.machine.numeric_class]) + b"".join(self.files.values())
         seen = b"".join(one.payload for one in in_flight)
         self.momentum = blake3_hash(weights.tobytes(), request.tokens, self.momentum, gradient, seen)
@@ -286,10 +305,10 @@ class SimTrainer:
         self._epochs[request.height] = request.epoch
         payload = self.codec.make(self.momentum)
         payload = payload if self.tamper is None else self.tamper(payload)
-        return self._reply(request, payload, seconds, cancelled=False)
+        return self._reply(batch, payload)
 
-    async def _is_cancelled_in(self, seconds: float) -> bool:
-        """Compute for so long, or until it is cancelled."""
+    async def _is_cancelled_in(self, batch: "_Batch", steps: int) -> bool:
+        """Compute until so many steps of a batch are done, or it is cut short (LS9), or it is cancelled."""
         self._cancel = trio.Event()
         if self.faults.hang_s:
             hang_s, self.faults.hang_s = self.faults.hang_s, 0.0
@@ -297,10 +316,22 @@ class SimTrainer:
             await trio.sleep(hang_s)
             self._lose()
             raise TrainerFailure(FailureKind.HUNG, f"trainer: no sign of life for {hang_s:g} s")
-        with trio.move_on_after(seconds):
-            await self._cancel.wait()
+        while batch.done < steps and not batch.is_cut and not self._cancel.is_set():
+            with trio.move_on_after(batch.step_s) as self._computing:
+                batch.is_cut = batch.done > 0 and batch.deadline < self._computing.deadline
+                if not batch.is_cut:
+                    await self._cancel.wait()
+            batch.done += not batch.is_cut
+        self._computing = None
         self._check_alive()
         return self._cancel.is_set()
+
+    async def shorten(self, within_s: float) -> None:
+        if (batch := self._batch) is not None:
+            batch.deadline = min(batch.deadline, trio.current_time() + within_s)
+            if self._computing is not None and batch.done and batch.deadline < self._computing.deadline:
+                batch.is_cut, self._computing.deadline = True, batch.deadline
+        await trio.lowlevel.checkpoint()
 
     def _note_outcomes(self, request: TrainRequest) -> None:
         for outcome in request.decided:
@@ -318,15 +349,12 @@ class SimTrainer:
                 f"round {request.height}: the trainer was never told what became of its results of {forgotten}"
             )
 
-    def _retell(self, request: TrainRequest) -> None:
-        """A cancelled batch undoes everything, also the outcomes that it was told (A4)."""
-        self._sent.update(outcome.height for outcome in request.decided)
-
-    def _reply(self, request: TrainRequest, payload: bytes, seconds: float, *, cancelled: bool) -> TrainReply:
+    def _reply(self, batch: "_Batch", payload: bytes, *, cancelled: bool = False) -> TrainReply:
+        request, seconds = batch.request, batch.done * batch.step_s
         return TrainReply(
             payload=payload, loss=2.0, grad_norm=1.0, tokens=request.samples * request.sequence_length,
             seconds=seconds, compute_seconds=seconds, micro_batch_size=1, train_count=self.trained, cancelled=cancelled,
-            inner_steps=min(request.samples, self.codec.optimizer.inner_steps),
+            inner_steps=batch.done if self.codec.optimizer.inner_steps else 0,
         )  # fmt: skip
 
     async def apply(self, request: ApplyRequest) -> ApplyReply:

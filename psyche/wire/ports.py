@@ -231,6 +231,10 @@ class Trainer(Protocol):
         """End the running `train` or `merge` at the next micro-batch and undo its changes (A4)."""
         ...
 
+    async def shorten(self, within_s: float) -> None:
+        """Have the running `train` or `merge` of local steps end within this time, with fewer of them (LS9)."""
+        ...
+
     async def stop(self) -> None:
         """Stop the trainer and all processes that it started."""
         ...

@@ -3,6 +3,7 @@
 Payloads and token ids are bytes; tensors are exchanged only as files.
 """
 
+import math
 from typing import TypeAlias
 
 import msgspec
@@ -152,8 +153,9 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     `lr` is that of this round, `lookahead_lr` that of the previous round (0: no look-ahead). `decided` are the record's
     decisions on this client's results since the last train. `in_flight` is true with overlap: the client's last result
     is taken out of the momentum whether it is applied or not. `with_statistics` asks for those of each tensor.
-    Of local steps `next_lr` is the rate of the round after this one. `own` is this client's result in flight, if any:
-    of local steps, and where the look-ahead follows it (V4). `work` asks for what verifiers need.
+    Of local steps `next_lr` is the rate of the round after this one, and `within_s` the time after which the round is
+    cut short (LS9). `own` is this client's result in flight, if any: of local steps, and where the look-ahead follows
+    it (V4). `work` asks for what verifiers need.
     """
 
     epoch: int
@@ -171,12 +173,14 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     next_lr: float = 0.0
     own: tuple[Contribution, ...] = ()
     work: WorkRequest | None = None
+    within_s: float = math.inf
 
 
 class MergeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="merge"):
     """Go on with a round of local steps that waits for the results in flight: `held` are those that are here (LS5)."""
 
     held: tuple[Contribution, ...]
+    within_s: float = math.inf
 
 
 class TensorStatistics(msgspec.Struct, frozen=True, kw_only=True):

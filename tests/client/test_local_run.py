@@ -1,6 +1,7 @@
 """Whole runs with local steps on an in-memory network: real engines and shells, trainers that take no time."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,37 @@ async def test_a_run_with_local_steps_ends_with_equal_weights(
         merged = [len(event.merged) for event in done if event.height and overlap]
         assert trainer.merges == merged, "each merge is on record in a header"
         assert not overlap or max(merged) == members
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_a_member_at_a_third_of_the_others_speed_counts_with_the_inner_steps_that_it_has_done(
+    overlap: bool, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """LS9: without it, its results would always come too late, and it would soon be put out (H2)."""
+    del autojump_clock
+    optimizer = replace(OPTIMIZER, inner_steps=8, merge_step=2)
+    trainers = [DummyTrainer(train_s=train_s, optimizer=optimizer) for train_s in (16.0, 16.5, 17.0, 50.0)]
+    applied: list[bool] = []
+    trainers[3].on_outcome = lambda _epoch, _height, outcome: applied.append(outcome)
+    model = build_model(checkpoint=Checkpoint(CheckpointKind.LOCAL, "model"))
+    model.optimizer = optimizer
+    config = build_config(
+        init_min_clients=4, min_clients=1, total_steps=13, rounds_per_epoch=6, overlap=overlap, straggler_percent=150,
+        max_round_train_time=120, global_batch_size_start=32, global_batch_size_end=32,
+    )  # fmt: skip
+    with trio.fail_after(LIMIT_S):
+        async with open_swarm(4, tmp_path, config=config, model=model, make_trainer=trainers.__getitem__) as swarm:
+            codes = await swarm.run()
+    assert codes == [0] * 4
+    assert {one.digest for one in swarm.members} == {swarm.coordinator.state.certified.digest}
+    steps = [
+        [event.inner_steps for event in choose((entry.event for entry in one.events.drain()), types.InnerStepsDone)]
+        for one in swarm.members
+    ]
+    assert {*steps[0], *steps[1], *steps[2]} == {8}
+    assert {*steps[3]} <= {2, 3}, "50 s for 8 steps, and the deadline is at 1.25 of the others' pace"
+    assert len(applied) >= 8
+    assert all(applied)
 
 
 class Cut(Trainer):

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import trio
 
 from psyche.core.encoding.plan import TransformPlan, decode_plan, get_payload_bytes
 from psyche.core.state.state import InnerOptimizer, Model, Optimizer, OptimizerKind
@@ -243,6 +244,80 @@ def test_members_weigh_by_the_inner_steps_that_they_did(make_engine: Callable[..
     assert apply(one, 1, whole, half).weight_part == apply(two, 1, half, whole).weight_part
     equal = msgspec.structs.replace(half, inner_steps=STEPS)
     assert apply(make_engine(), 1, whole, equal).weight_part != apply(one, 2).weight_part
+
+
+def give_time(steps: int) -> Callable[[float], bool]:
+    """Time for so many inner steps, for the question comes before each one but the first and at its safe points."""
+    left = [steps]
+
+    def has_time(seconds: float) -> bool:
+        left[0] -= seconds > 0
+        return left[0] > 0
+
+    return has_time
+
+
+def test_a_round_that_is_cut_short_sends_what_its_inner_steps_have_moved_so_far(
+    make_engine: Callable[..., TrainerEngine],
+) -> None:
+    """LS9: the step that was given up, or not begun, leaves no trace."""
+    engine, stopped, given_up = (make_engine() for _ in range(3))
+    before = read_weights(engine)
+    whole = train(engine, 0)
+    short = stopped.train(make_request(0), lambda: None, give_time(2))
+    assert (short.inner_steps, short.waits_for_merge, short.tokens) == (2, False, SAMPLES // 2 * (LENGTH - 1))
+    assert read_weights(stopped) == before
+    assert short.payload not in (b"", whole.payload)
+    beats: list[None] = []
+    cut = given_up.train(make_request(0), lambda: beats.append(None), lambda _: len(beats) < 5)
+    assert (cut.inner_steps, cut.payload) == (2, short.payload), "cut at the first safe point of the third step"
+    assert train(stopped, 1).waits_for_merge, "and the next round is whole"
+
+
+def test_the_first_inner_step_is_done_whatever_the_time(engine: TrainerEngine) -> None:
+    reply = engine.train(make_request(0), lambda: None, lambda _: False)
+    assert (reply.inner_steps, bool(reply.payload)) == (1, True)
+
+
+def test_a_round_that_is_cut_short_before_its_merge_has_none_and_after_it_ends_there(engine: TrainerEngine) -> None:
+    first = contribute(train(engine, 0))
+    request = msgspec.structs.replace(make_request(1), own=(first,))
+    cut = engine.train(request, lambda: None, give_time(1))
+    assert (cut.waits_for_merge, cut.inner_steps) == (False, 1)
+    assert engine.train(request).waits_for_merge
+    done = engine.merge(MergeRequest(held=(first,)), lambda: None, lambda _: False)
+    assert (done.waits_for_merge, done.inner_steps) == (False, MERGE)
+    assert done.payload
+
+
+def test_a_round_that_is_cancelled_is_not_cut_short(engine: TrainerEngine) -> None:
+    before = read_weights(engine), read_memory(engine)
+    reply = engine.train(make_request(0), stop_at(3), lambda seconds: seconds > 0)
+    assert (reply.cancelled, reply.payload) == (True, b"")
+    assert (read_weights(engine), read_memory(engine)) == before
+
+
+@pytest.mark.whole
+async def test_a_trainer_process_cuts_a_round_short_when_it_is_told_or_its_time_is_up(
+    load_request: LoadRequest, tmp_path: Path
+) -> None:
+    """LS9, in a process of its own, with far more samples than there is time for."""
+    model = replace(load_request.model, optimizer=replace(OPTIMIZER, inner_steps=2_000, merge_step=0))
+    trainer = TrainerProcess(log_path=tmp_path / "trainer.log")
+    await trainer.load(msgspec.structs.replace(load_request, model=model, micro_batch_size=2))
+    replies = [await trainer.train(msgspec.structs.replace(make_request(0, 4_000), within_s=0.0))]
+    async with trio.open_nursery() as nursery:
+
+        async def go_on() -> None:
+            replies.append(await trainer.train(make_request(1, 4_000)))
+
+        nursery.start_soon(go_on)
+        await trio.sleep(2.0)  # of minutes; there is no quiet moment to wait for: signs of life come all the time
+        await trainer.shorten(3.0)
+    await trainer.stop()
+    assert [bool(reply.payload) for reply in replies] == [True, True]
+    assert replies[0].inner_steps == 1
+    assert 1 < replies[1].inner_steps < 2_000
 
 
 def test_inner_batches_without_a_counted_label_are_left_out(engine: TrainerEngine) -> None:

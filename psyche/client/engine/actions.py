@@ -3,6 +3,7 @@
 Times named `at` or `deadline` are on the caller's monotonic clock, in seconds.
 """
 
+import math
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, dataclass_transform
@@ -69,8 +70,8 @@ class FetchData(Told):
 class Train(Told):
     """Train the batch that was fetched; answer with `Trained` or `TrainFailed`.
 
-    With local steps `next_lr` is the rate of the next round, and `blobs` and `inner_steps` are of the own result in
-    flight, if there is one (LS5).
+    With local steps `next_lr` is the rate of the next round, `blobs` and `inner_steps` are of the own result in flight,
+    if there is one (LS5), and at `deadline` the round is cut short (LS9).
     """
 
     epoch: int
@@ -85,6 +86,7 @@ class Train(Told):
     next_lr: float = 0.0
     blobs: tuple[bytes, ...] = ()
     inner_steps: tuple[int, ...] = ()
+    deadline: float = math.inf
 
 
 class Held(NamedTuple):
@@ -100,6 +102,14 @@ class CancelTrain(Told):
 
     epoch: int
     height: int
+
+
+class ShortenTrain(Told):
+    """Have the training of local steps end by the deadline, with those that it has done by then (LS9)."""
+
+    epoch: int
+    height: int
+    deadline: float
 
 
 class Apply(Told):
@@ -266,7 +276,7 @@ class Exit(Told):
 
 Action = (
     Submit | Publish | Announce
-    | FetchPayload | FetchData | Train | CancelTrain | Apply | Load | Heal | AskWeights | Compare
+    | FetchPayload | FetchData | Train | CancelTrain | ShortenTrain | Apply | Load | Heal | AskWeights | Compare
     | WriteSnapshot | Export | ShareCheckpoint | FetchSnapshot | FetchAhead | AskAnnouncements | AskTable | SetPeers
     | SetPlan | Expire | ReconnectSoon | Exit
     | types.Event  # to be logged; the deadline of a wait is on the caller's clock, which is not the log's

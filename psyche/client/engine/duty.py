@@ -15,6 +15,7 @@ from psyche.client.engine.witness_report import (
     build_witness,
     compute_report,
     compute_standing,
+    compute_work_deadline,
     find_followed,
     get_awaited,
     get_pacing,
@@ -99,6 +100,8 @@ class Duty:
         attested = x.get_attested(record.height)
         self._send_ready(record, now)
         self.training.act(record)
+        if self.training.is_shortenable:
+            self.training.shorten(compute_work_deadline(x.state, record, now))
         self._take_snapshot(record)
         self._standing = None
         if self._may_report(record):

@@ -1,12 +1,15 @@
 """This member's batch of a round: fetching, training, announcing (sections 5 and 6 of the protocol)."""
 
+import math
 from dataclasses import dataclass, field
+from typing import Final
 
 from psyche.client.engine.actions import (
     Announce,
     CancelTrain,
     FetchData,
     Held,
+    ShortenTrain,
     Train,
     Trained,
     TrainFailed,
@@ -26,6 +29,8 @@ from psyche.telemetry import types
 from psyche.wire.crypto import blob_id_of, compute_commitment
 from psyche.wire.gossip import encode_gossip, sign_gossip
 from psyche.wire.trainer import SentResult
+
+TRAIN_SHARE: Final = 0.9  # of max_round_train_time; the rest is for payload and messages (LS9)
 
 
 @dataclass(slots=True)
@@ -49,6 +54,7 @@ class Training:
     in_flight: tuple[int, int] | None = None  # epoch and height of the training that runs in the trainer
     newest: tuple[int, int] = (-1, -1)  # epoch and height of the last training ever
     _cancelling: bool = False  # CancelTrain was sent for it
+    _deadline: float = math.inf  # of that training (LS9)
     _told: tuple[SentResult, ...] = ()  # outcomes passed with the running training
 
     def begin(self) -> None:
@@ -59,6 +65,20 @@ class Training:
         if self.in_flight is not None and not self._cancelling:
             self._cancelling = True
             self.context.do(CancelTrain(*self.in_flight))
+
+    @property
+    def is_shortenable(self) -> bool:
+        """Whether local steps are trained that might end sooner (LS9)."""
+        return self.work.is_running and self._is_local
+
+    def shorten(self, deadline: float) -> None:
+        if self.in_flight is not None and not self._cancelling and deadline < self._deadline:
+            self._deadline = deadline
+            self.context.do(ShortenTrain(*self.in_flight, deadline))
+
+    @property
+    def _is_local(self) -> bool:
+        return self.context.state.model.optimizer.kind is OptimizerKind.LOCAL_STEPS
 
     def enter_round(self, record: RoundRecord | None, height: int) -> None:
         """Begin a newly seen round and fetch its data; `record` is None if this client does not take part in it."""
@@ -86,8 +106,10 @@ class Training:
         self._cancelling = False
         overlap = x.state.config.overlap
         self._told = self.chain.own.take()
-        is_local = x.state.model.optimizer.kind is OptimizerKind.LOCAL_STEPS
+        is_local = self._is_local
         own = [one for one in self._find_in_flight(record) if one.member == x.member] if is_local else []
+        limit_s = TRAIN_SHARE * x.state.config.max_round_train_time if is_local else math.inf
+        self._deadline = record.started_at + limit_s
         x.do(
             Train(
                 epoch=record.epoch,
@@ -102,13 +124,13 @@ class Training:
                 next_lr=compute_step_lr(x.state, record.step + 1) if is_local else 0.0,
                 blobs=tuple(one.blob for one in own),
                 inner_steps=tuple(one.inner_steps for one in own),
+                deadline=self._deadline,
             )
         )
 
     def _get_lookahead_lr(self, record: RoundRecord) -> float:
         x = self.context
-        has_none = x.state.model.optimizer.kind is OptimizerKind.LOCAL_STEPS
-        if has_none or not x.state.config.overlap or not record.height:
+        if self._is_local or not x.state.config.overlap or not record.height:
             return 0.0
         return compute_step_lr(x.state, record.step - 1)
 

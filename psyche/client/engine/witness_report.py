@@ -1,5 +1,6 @@
 """When this client considers a round done, and its witness report of it (A1 to A3, W1 to W6)."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from psyche.core.committee.results import compute_results_root
 from psyche.core.state.bits import compute_bits, get_members
 from psyche.core.state.limits import FOLLOW_WINDOW_S, GOOD_STREAK_ROUNDS
 from psyche.core.state.messages import WitnessMessage
-from psyche.core.state.state import ZERO32, ClientState, Coordinator, Round, WitnessFlag
+from psyche.core.state.state import ZERO32, ClientState, Coordinator, Round, RunState, WitnessFlag
 from psyche.core.state.timeline import get_round
 
 GOSSIP_BUDGET = 20  # messages per second of all members together; above that Ready is sent inside Finished
@@ -80,6 +81,15 @@ def compute_standing(state: Coordinator, record: RoundRecord, attested: RoundRec
         fetch_patience_s=compute_patience((fetch_pace,), straggler),
         missing=lacking | unfetched,
     )
+
+
+def compute_work_deadline(state: Coordinator, record: RoundRecord, now: float) -> float:
+    """When a member that does local steps ends its round, so that those who wait for it get what it has done (LS9)."""
+    if state.run_state is not RunState.ROUND_TRAIN:
+        return now
+    pace = compute_pace(get_pacing(record, get_awaited(state, record)), record.finished_at, record.started_at)
+    patience = compute_patience((pace,), state.config.straggler_percent)
+    return math.inf if pace is None or patience is None else record.started_at + (pace + patience) / 2
 
 
 def get_announced(attested: RoundRecord) -> int:

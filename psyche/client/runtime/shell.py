@@ -110,6 +110,7 @@ class Shell:
             act.Announce: self._announce,
             act.FetchPayload: self._fetch_payload,
             act.CancelTrain: self._tasks.cancel,
+            act.ShortenTrain: self._tasks.shorten,
             act.AskAnnouncements: self._queries.ask_announcements,
             act.AskTable: self._queries.ask_table,
             act.AskWeights: self._queries.ask_weights,

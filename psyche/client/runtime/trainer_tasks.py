@@ -91,6 +91,7 @@ class TrainerTasks:
         self._heal = HealTasks(trainer, loader, replay, context, self._request_load, snapshots=snapshots)
         self._ahead = ZERO32  # digest of the weights that were last fetched before their Warmup
         self._cancelled: set[tuple[int, int]] = set()
+        self._deadlines: dict[tuple[int, int], float] = {}  # of the newest round (LS9)
         self.loss: float | None = None  # of the last samples
         self._training: tuple[int, int] | None = None
         self._waiting_for_data: tuple[tuple[int, int], trio.CancelScope] | None = None
@@ -114,6 +115,17 @@ class TrainerTasks:
             self._waiting_for_data[1].cancel()
         if self._training == key:
             await self._trainer.cancel()
+
+    async def shorten(self, action: act.ShortenTrain) -> None:
+        """Cut the round short (LS9): in the call that runs, or else in the next one."""
+        key = (action.epoch, action.height)
+        self._deadlines = {key: action.deadline}
+        if self._training == key:
+            await self._trainer.shorten(max(0.0, action.deadline - trio.current_time()))
+
+    def _get_time_left(self, epoch: int, height: int, deadline: float = math.inf) -> float:
+        known = self._deadlines.setdefault((epoch, height), deadline)
+        return max(0.0, known - trio.current_time())
 
     async def wait_idle(self) -> None:
         while self.open_requests:
@@ -379,7 +391,10 @@ class TrainerTasks:
         for one in self._x.find_mergeable(request.epoch, request.height):
             if bodies := self._payloads.find((one.blob,)):
                 here[one.member] = Contribution(payload=bodies[0], inner_steps=one.inner_steps)
-        return await self._trainer.merge(MergeRequest(held=tuple(here.values()))), compute_bits(here)
+        merge = MergeRequest(
+            held=tuple(here.values()), within_s=self._get_time_left(request.epoch, request.height)
+        )  # fmt: skip
+        return await self._trainer.merge(merge), compute_bits(here)
 
     def _count_run_tokens(self, height: int) -> int:
         state = self._x.state
@@ -404,6 +419,7 @@ class TrainerTasks:
                 Contribution(payload=body, inner_steps=steps)
                 for body, steps in zip(bodies, action.inner_steps, strict=True)
             ),
+            within_s=self._get_time_left(action.epoch, action.height, action.deadline),
             with_statistics=bool(every := self._settings.optim_stats_steps) and action.step % every == 0,
         )
 

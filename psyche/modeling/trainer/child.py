@@ -6,14 +6,17 @@ when the parent is gone. SIGINT is ignored: the parent decides.
 
 import argparse
 import ctypes
+import math
 import os
 import queue
 import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +32,7 @@ from psyche.modeling.trainer.frames import (
     Cancel,
     ChildStarted,
     Prepare,
+    Shorten,
     decode_to_child,
     receive_frame,
     send_frame,
@@ -60,12 +64,13 @@ def die_with_parent(parent: int) -> None:
 
 
 class CallQueue:
-    """The queue of calls, filled by a thread of its own; it remembers which calls were cancelled."""
+    """The queue of calls, filled by a thread of its own; it remembers which calls were cancelled or cut short."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._calls: queue.Queue[Call] = queue.Queue(MAX_WAITING_CALLS)
         self.on_payload: Callable[[bytes], None] = lambda _: None
+        self._deadlines: dict[int, float] = {}
         self._cancelled = -1  # calls have rising numbers and run in order, so the highest is enough
         threading.Thread(target=self._read, name="calls", daemon=True).start()
 
@@ -75,9 +80,12 @@ class CallQueue:
                 match decode_to_child(raw):
                     case Cancel(number):
                         self._cancelled = max(self._cancelled, number)
+                    case Shorten(number, within_s):
+                        self._shorten(number, within_s)
                     case Prepare(payload):
                         self.on_payload(payload)
                     case Call() as call:
+                        self._shorten(call.number, getattr(call.request, "within_s", math.inf))
                         self._calls.put_nowait(call)
         except (WireError, queue.Full) as error:
             print(f"trainer: {error or 'too many calls waiting'}", file=sys.stderr)  # noqa: T201 - its log
@@ -89,6 +97,14 @@ class CallQueue:
 
     def is_cancelled(self, number: int) -> bool:
         return number <= self._cancelled
+
+    def _shorten(self, number: int, within_s: float) -> None:
+        known = {one: deadline for one, deadline in self._deadlines.items() if one >= number}
+        self._deadlines = known | {number: min(time.monotonic() + within_s, known.get(number, math.inf))}
+
+    def has_time(self, number: int, seconds: float) -> bool:
+        """Whether so much more of a call fits before its deadline."""
+        return time.monotonic() + seconds <= self._deadlines.get(number, math.inf)
 
 
 class CallLoop:
@@ -151,7 +167,9 @@ class CallLoop:
             case LoadRequest():
                 return self._engine.load(request, beat)
             case TrainRequest() | MergeRequest():
-                return self._train(request, lambda: self._beat_train(call, beat))
+                return self._train(
+                    request, lambda: self._beat_train(call, beat), partial(self._queue.has_time, call.number)
+                )
             case ApplyRequest():
                 beat()
                 if self._faults.is_flipped:
@@ -160,10 +178,12 @@ class CallLoop:
             case SnapshotRequest():
                 return self._engine.snapshot(request, beat)
 
-    def _train(self, request: TrainRequest | MergeRequest, beat: Callable[[], None]) -> Reply:
+    def _train(
+        self, request: TrainRequest | MergeRequest, beat: Callable[[], None], has_time: Callable[[float], bool]
+    ) -> Reply:
         if isinstance(request, TrainRequest):
-            return self._engine.train(request, beat)
-        return self._engine.merge(request, beat)
+            return self._engine.train(request, beat, has_time)
+        return self._engine.merge(request, beat, has_time)
 
     def _beat_train(self, call: Call, beat: Callable[[], None]) -> None:
         from psyche.modeling.trainer.batch import Cancelled

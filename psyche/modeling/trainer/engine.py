@@ -3,7 +3,8 @@
 `child` runs it in a process of its own.
 
 Every call takes a `beat`, which is called at each safe point (micro-batch, tensor). It may raise
-`Cancelled` while a batch trains; the batch's changes are then undone bit for bit (A4).
+`Cancelled` while a batch trains; the batch's changes are then undone bit for bit (A4). `has_time` cuts a round of local
+steps short (LS9).
 """
 
 import time
@@ -46,7 +47,7 @@ from psyche.modeling.snapshot import (
 from psyche.modeling.trainer.batch import Cancelled, Gradients, count_predicted, decode_tokens
 from psyche.modeling.trainer.decoding import PayloadDecoder
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
-from psyche.modeling.trainer.local_round import LocalRound, make_round
+from psyche.modeling.trainer.local_round import HasTime, LocalRound, make_round
 from psyche.modeling.trainer.memory import Fitting, Setup, Step
 from psyche.modeling.trainer.replica import Replica
 from psyche.modeling.trainer.trial import try_model
@@ -276,7 +277,7 @@ class TrainerEngine:
             loaded.round = None
             loaded.replica.abandon_round()
 
-    def train(self, request: TrainRequest, beat: Beat = lambda: None) -> TrainReply:
+    def train(self, request: TrainRequest, beat: Beat = lambda: None, has_time: HasTime = lambda _: True) -> TrainReply:
         """Train one batch and compress the update.
 
         Non-finite gradients are refused: the batch sends nothing and leaves the momentum unchanged. If memory runs out
@@ -294,7 +295,7 @@ class TrainerEngine:
         if loaded.optimizer.kind is OptimizerKind.LOCAL_STEPS:
             loaded.replica.begin_round(request.own)
             loaded.round = make_round(request, tokens, loaded.optimizer)
-            return self._go_on(loaded, loaded.round, beat)
+            return self._go_on(loaded, loaded.round, beat, has_time)
         try:
             gradients = self._compute(loaded, request, tokens, beat)
         except Cancelled:
@@ -314,7 +315,7 @@ class TrainerEngine:
         if self._decoder is not None:
             self._decoder.prepare(payload)
 
-    def merge(self, request: MergeRequest, beat: Beat = lambda: None) -> TrainReply:
+    def merge(self, request: MergeRequest, beat: Beat = lambda: None, has_time: HasTime = lambda _: True) -> TrainReply:
         """Go on with a round of local steps that `train` has begun; the reply is that of the whole round."""
         if self._loaded is None or self._loaded.round is None:
             raise TrainerError("merge: no round waits for it; train first")
@@ -325,13 +326,13 @@ class TrainerEngine:
         except PsycheError as error:
             self._end_round(loaded)
             raise TrainerError(f"merge at height {round_.request.height}: {error}") from error
-        return self._go_on(loaded, round_, beat)
+        return self._go_on(loaded, round_, beat, has_time)
 
-    def _go_on(self, loaded: _Loaded, round_: LocalRound, beat: Beat) -> TrainReply:
+    def _go_on(self, loaded: _Loaded, round_: LocalRound, beat: Beat, has_time: HasTime) -> TrainReply:
         """Train up to the merge, or to the end of the round, whose masters are then as before it."""
         started = time.perf_counter()
         try:
-            refused = self._step(loaded, round_, beat)
+            refused = self._step(loaded, round_, beat, has_time)
         except Cancelled:
             self._end_round(loaded)
             return self._reply(loaded, round_.started, cancelled=True)
@@ -351,11 +352,16 @@ class TrainerEngine:
             loaded, round_.started, round_.summarize(), payload=payload, refused=refused, **outcome
         )  # fmt: skip
 
-    def _step(self, loaded: _Loaded, round_: LocalRound, beat: Beat) -> str:
+    def _step(self, loaded: _Loaded, round_: LocalRound, beat: Beat, has_time: HasTime) -> str:
         """Take inner steps; return why the round is refused, or nothing."""
         request = round_.request
-        for number, rows in round_.take_batches():
-            gradients = self._compute(loaded, request, rows, beat)
+        for number, rows in round_.take_batches(has_time):
+            try:
+                gradients = self._compute(loaded, request, rows, round_.watch(beat, has_time))
+            except Cancelled:
+                if round_.is_cut:
+                    break
+                raise
             if not gradients.finite:
                 return f"non-finite gradient at step {request.step}, inner step {number} (loss {gradients.loss})"
             round_.note(gradients)

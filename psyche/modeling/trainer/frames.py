@@ -1,7 +1,7 @@
 """The messages between a trainer's parent and child: u32 little-endian length, then one msgpack envelope.
 
-No torch here. The parent sends `Call`, `Cancel` and `Prepare`; the child `ChildStarted` once, then `Beat` at each safe
-point of a call, and one `CallReply` per call, in order.
+No torch here. The parent sends `Call`, `Cancel`, `Shorten` and `Prepare`; the child `ChildStarted` once, then `Beat` at
+each safe point of a call, and one `CallReply` per call, in order.
 """
 
 import socket
@@ -35,6 +35,13 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     number: int
 
 
+class Shorten(msgspec.Struct, frozen=True, tag="shorten"):
+    """End the train call of local steps with this number within this time, with fewer steps, if it still runs."""
+
+    number: int
+    within_s: float
+
+
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     """A payload of local steps that a later call may have: decode it while others run. It has no reply."""
 
@@ -63,7 +70,7 @@ class CallReply(msgspec.Struct, frozen=True, tag="reply"):
     error: str = ""
 
 
-ToChild: TypeAlias = Call | Cancel | Prepare
+ToChild: TypeAlias = Call | Cancel | Shorten | Prepare
 ToParent: TypeAlias = ChildStarted | Beat | CallReply
 _TO_CHILD: Final = msgspec.msgpack.Decoder(ToChild)
 _TO_PARENT: Final = msgspec.msgpack.Decoder(ToParent)

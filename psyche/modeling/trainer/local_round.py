@@ -1,15 +1,17 @@
 """A round of local steps in the trainer: which inner batches are left, and the figures of those that are done."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from psyche.core.state.state import Optimizer
 from psyche.modeling.local.inner import split_samples
-from psyche.modeling.trainer.batch import Gradients, count_predicted
+from psyche.modeling.trainer.batch import Cancelled, Gradients, count_predicted
 from psyche.wire.trainer import TrainRequest
+
+HasTime = Callable[[float], bool]  # whether so many seconds more fit before the deadline (LS9)
 
 
 @dataclass(slots=True)
@@ -25,16 +27,33 @@ class LocalRound:
     loss: float = 0.0
     norm: float = 0.0
     predicted: int = 0
+    is_cut: bool = False  # it ends with what is done (LS9)
 
     @property
     def waits_for_merge(self) -> bool:
-        return self.merge_step > 0 and bool(self.left) and self.left[0][0] >= self.merge_step
+        return not self.is_cut and self.merge_step > 0 and bool(self.left) and self.left[0][0] >= self.merge_step
 
-    def take_batches(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The inner batches up to the merge, or to the end. One is taken once its successor is asked for."""
-        while self.left and not self.waits_for_merge:
+    def take_batches(self, has_time: HasTime) -> Iterator[tuple[int, torch.Tensor]]:
+        """The inner batches up to the merge, or to the end. One is taken once its successor is asked for.
+
+        After the first, those that would not fit are left out: each takes as long as the one before it did.
+        """
+        while self.left and not self.waits_for_merge and not self.is_cut:
+            started = time.perf_counter()
             yield self.left[0]
             del self.left[0]
+            self.is_cut = not has_time(time.perf_counter() - started)
+
+    def watch(self, beat: Callable[[], None], has_time: HasTime) -> Callable[[], None]:
+        """The safe point of an inner step; it gives up one, but not the first, that has not ended by the deadline."""
+
+        def check() -> None:
+            beat()
+            if self.done and not has_time(0.0):
+                self.is_cut = True
+                raise Cancelled
+
+        return check
 
     def note(self, gradients: Gradients) -> None:
         """Add up the figures of one inner step."""

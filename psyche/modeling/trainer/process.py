@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Client
 from multiprocessing.reduction import send_handle
@@ -33,6 +33,7 @@ from psyche.modeling.trainer.frames import (
     Cancel,
     ChildStarted,
     Prepare,
+    Shorten,
     decode_to_parent,
     encode,
 )
@@ -267,13 +268,19 @@ class TrainerProcess:
             await child.stream.send(encode(Prepare(payload)), SEND_TIMEOUT_S)
 
     async def cancel(self) -> None:
+        await self._tell_training(Cancel)
+
+    async def shorten(self, within_s: float) -> None:
+        await self._tell_training(lambda number: Shorten(number, within_s))
+
+    async def _tell_training(self, make: Callable[[int], Cancel | Shorten]) -> None:
         child, number = self._child, self._training
         if child is None or number < 0:
             await trio.lowlevel.checkpoint()
             return
         try:
             # the call itself may still be in transit: it has megabytes, and a busy child reads it slowly
-            await child.stream.send(encode(Cancel(number)), SEND_TIMEOUT_S)
+            await child.stream.send(encode(make(number)), SEND_TIMEOUT_S)
         except (ConnectionLost, FrameTimeout):
             return  # the running call raises the failure
 

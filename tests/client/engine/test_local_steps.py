@@ -9,7 +9,7 @@ from psyche.client.engine.announcements import compute_step_lr
 from psyche.core.encoding.header import ResultHeader, decode_header
 from psyche.core.state.bits import to_bytes32
 from psyche.core.state.gossip import Result
-from psyche.core.state.state import ZERO32, ClientFlag, Optimizer, OptimizerKind
+from psyche.core.state.state import ZERO32, ClientFlag, Optimizer, OptimizerKind, RunState
 from psyche.telemetry import types
 from psyche.wire.gossip import decode_gossip
 
@@ -140,6 +140,53 @@ def test_a_result_that_was_never_announced_is_no_start_of_the_next_round(bench: 
     assert (train.height, train.blobs) == (1, ())
     assert [(sent.height, sent.applied) for sent in train.decided] == [(0, False)]
     assert [one.member for one in bench.engine.find_mergeable(0, 1)] == [1, 2, 3]
+
+
+def get_deadlines(bench: Bench) -> list[float]:
+    """Those that the running training was told, from the round's start."""
+    started = bench.get_record().started_at
+    return [train.deadline - started for train in (bench.get_all(act.Train)[-1], *bench.get_all(act.ShortenTrain))]
+
+
+def test_once_a_quorum_has_finished_a_member_has_half_of_their_patience_left(bench: Bench) -> None:
+    """LS9."""
+    limit_s = bench.state.config.max_round_train_time * 0.9
+    assert get_deadlines(bench) == [limit_s]
+    bench.wait(8.0)
+    for member in (1, 2):
+        bench.hear(bench.build_finished(member))
+    assert get_deadlines(bench) == [limit_s]
+    bench.hear(bench.build_finished(3))
+    assert get_deadlines(bench) == [limit_s, 10.0], "the others wait until 8 s x 150 %"
+    bench.wait(1.0)
+    assert len(get_deadlines(bench)) == 2, "said once"
+    bench.train(inner_steps=1)
+    assert get_header(bench).inner_steps == 1
+
+
+def test_a_member_ends_its_inner_steps_when_it_sees_round_witness(bench: Bench) -> None:
+    """LS9: the round closes as soon as it is agreed."""
+    for member in (1, 2, 3):
+        bench.record(member, held=0, commitments={}, state_digest=bytes([member]) * 32)
+    bench.pass_time(5.0)
+    assert bench.state.run_state is RunState.ROUND_WITNESS
+    assert get_deadlines(bench)[-1] == 5.0
+
+
+def test_where_all_wait_for_everyone_only_the_rounds_limit_cuts_inner_steps_short() -> None:
+    bench = build_local_bench(straggler_percent=0)
+    for member in (1, 2, 3):
+        bench.hear(bench.build_finished(member))
+    assert get_deadlines(bench) == [bench.state.config.max_round_train_time * 0.9]
+
+
+def test_a_batch_of_distro_is_never_cut_short() -> None:
+    bench = build_bench(4).start()
+    for member in (1, 2, 3):
+        bench.hear(bench.build_finished(member))
+    bench.pass_time(bench.state.config.max_round_train_time)
+    assert bench.get_all(act.ShortenTrain) == []
+    assert bench.get_all(act.Train)[-1].deadline == float("inf")
 
 
 def test_values_of_a_result_that_was_merged_and_then_not_decided_are_told_as_left_out(bench: Bench) -> None:

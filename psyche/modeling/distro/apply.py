@@ -13,13 +13,14 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from psyche.core.encoding.plan import PlanGroup, TransformPlan
 from psyche.modeling.distro.basis import VOTE_BITS, check_exact, compute_dct, get_integer_basis
-from psyche.modeling.distro.blocks import Block, compute_blocks, get_block_elements, iterate_chunks
+from psyche.modeling.distro.blocks import KERNEL_BLOCK, Block, compute_blocks, get_block_elements, iterate_chunks
 from psyche.modeling.distro.codec import ChunkSets
 from psyche.modeling.distro.compiled import find_fast_distro
-from psyche.modeling.distro.fast_dct import can_be_fast
+from psyche.modeling.distro.loops.fast_dct import can_be_fast
 
 SPARSE_SHARE: Final = 32  # up to area/32 votes per chunk are added line by line instead of by a dense first pass
 
@@ -54,6 +55,11 @@ def _get_averages(voters: int, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(table.astype(np.float64)).to(device)
 
 
+@lru_cache(maxsize=64)
+def _get_integer_averages(voters: int) -> NDArray[np.int32]:
+    return _get_averages(voters, torch.device("cpu")).to(torch.int32).numpy()
+
+
 @lru_cache(maxsize=256)
 def _get_inverse_basis(edge: int, one_bit: bool, device: torch.device) -> torch.Tensor:
     """Integer basis (1-bit mode) or float64 DCT, float64 [edge, edge]."""
@@ -73,7 +79,10 @@ class Applier:
         # an Apple GPU has no float64
         self._device = torch.device("cpu") if strips[0].device.type == "mps" else strips[0].device
         elements = get_block_elements(self._device)
-        self.blocks = [compute_blocks(plan, group, elements) for group in plan.groups]
+        self.blocks = [
+            compute_blocks(plan, group, elements if self.find_kernels(group) is None else KERNEL_BLOCK)
+            for group in plan.groups
+        ]
         self.largest = largest = max(elements, *(group.area for group in plan.groups))
         # One extra place collects the padding entries of the sets.
         self._codes, self._owners = (torch.empty(largest + 1, dtype=torch.int32, device=self._device) for _ in range(2))
@@ -96,7 +105,7 @@ class Applier:
             votes = [payload[place] for payload in payloads]
             for block in self.blocks[place]:
                 if (kernels := self.find_kernels(group)) is not None:
-                    averages = _get_averages(len(votes), self._device).to(torch.int32).numpy()
+                    averages = _get_integer_averages(len(votes))
                     for tile in block.tiles:
                         sets = [one.take(tile.get_rows(block)) for one in votes]
                         kernels.apply(self._strips[tile.tensor], tile, sets, averages, lr)

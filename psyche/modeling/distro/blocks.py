@@ -14,6 +14,7 @@ from psyche.core.encoding.plan import PlanGroup, PlanTensor, TransformPlan
 from psyche.errors import TrainerError
 
 CPU_BLOCK: Final = 1 << 18  # elements; one float64 buffer of these is 2 MiB
+KERNEL_BLOCK: Final = 1 << 21  # of compiled loops, whose numbers are in the cache chunk by chunk; sets take 3 MiB
 CUDA_BLOCK: Final = 1 << 22  # large enough that the cost of kernel launches is negligible
 
 

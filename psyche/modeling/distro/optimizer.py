@@ -147,6 +147,8 @@ class Distro:
 
     def _compress_group(self, place: int, strips: Sequence[torch.Tensor], lr: float) -> Chosen:
         group = self._plan.groups[place]
+        if (kernels := self._applier.find_kernels(group)) is not None:
+            return self._compress_fast(place, strips, lr, kernels)
         parts = [self._compress_block(place, block, strips, lr) for block in self._applier.blocks[place]]
         indices, values = zip(*parts, strict=True)
         assert sum(part.shape[0] for part in indices) == group.chunks, "blocks cover their group"
@@ -154,8 +156,6 @@ class Distro:
 
     def _compress_block(self, place: int, block: Block, strips: Sequence[torch.Tensor], lr: float) -> Chosen:
         group = self._plan.groups[place]
-        if (kernels := self._applier.find_kernels(group)) is not None:
-            return self._compress_fast(place, block, strips, lr, kernels)
         shape = (block.chunks, *group.edges)
         count = block.chunks * group.area
         gathered, scratch = self._gathered[:count].view(shape), self._scratch[:count].view(shape)
@@ -165,16 +165,14 @@ class Distro:
         coefficients = self.momentum.decay_block(place, block.rows, transformed)
         return select(coefficients, group.k)
 
-    def _compress_fast(
-        self, place: int, block: Block, strips: Sequence[torch.Tensor], lr: float, kernels: Any
-    ) -> Chosen:
+    def _compress_fast(self, place: int, strips: Sequence[torch.Tensor], lr: float, kernels: Any) -> Chosen:
         group = self._plan.groups[place]
-        indices = torch.full((block.chunks, group.k), group.area, dtype=torch.int32)
-        values = torch.zeros((block.chunks, group.k), dtype=torch.float32)
-        for tile in block.tiles:
-            chosen = [part[tile.at : tile.at + tile.chunks] for part in (indices, values)]
-            memory = self.momentum.coefficients[place][tile.get_rows(block)]
-            kernels.compress(strips[tile.tensor], tile, lr, memory, self.momentum.decay, chosen)
+        indices, values = (torch.empty((group.chunks, group.k), dtype=kind) for kind in (torch.int32, torch.float32))
+        for block in self._applier.blocks[place]:
+            for tile in block.tiles:
+                rows = tile.get_rows(block)
+                chosen, memory = (indices[rows], values[rows]), self.momentum.coefficients[place][rows]
+                kernels.compress(strips[tile.tensor], tile, lr, memory, self.momentum.decay, chosen)
         return indices, values
 
 

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from psyche.core.encoding.plan import TransformPlan
 from psyche.core.state.limits import MAX_CLIENTS, MAX_INNER_STEPS
 from psyche.errors import TrainerError
-from psyche.modeling.distro.blocks import Block, compute_blocks, get_block_elements, iterate_chunks, view_all_strips
+from psyche.modeling.distro.blocks import (
+    KERNEL_BLOCK,
+    Block,
+    compute_blocks,
+    get_block_elements,
+    iterate_chunks,
+    view_all_strips,
+)
 from psyche.modeling.distro.codec import (
     HIGH_LEVEL,
     LEAST_EXPONENT,
@@ -93,7 +100,7 @@ class Exchange:
         self.memory = ErrorMemory(plan, error_decay, device)
         # an Apple GPU has no float64
         self._device = torch.device("cpu") if device.type == "mps" else device
-        elements = get_block_elements(device)
+        elements = get_block_elements(device) if self._kernels is None else KERNEL_BLOCK
         self._blocks = [compute_blocks(plan, group, elements) for group in plan.groups]
         largest = max(elements, *(group.area for group in plan.groups))
         self._gathered = torch.empty(largest, dtype=torch.float32, device=device)
@@ -162,9 +169,8 @@ class Exchange:
                     self._move(place, block, votes, rate)
                     continue
                 for tile in block.tiles:
-                    weights = self._strips[tile.tensor][tile.strips, :, tile.columns]
                     sets = [one.take(tile.get_rows(block)) for one, _ in votes]
-                    self._kernels.apply(weights, sets, [steps for _, steps in votes], rate)
+                    self._kernels.apply(self._strips[tile.tensor], tile, sets, [steps for _, steps in votes], rate)
 
     def _move(self, place: int, block: Block, votes: Sequence[tuple[ChunkSets, int]], rate: float) -> None:
         group = self._plan.groups[place]

@@ -14,21 +14,23 @@ from numpy.typing import NDArray
 from psyche.modeling.distro.blocks import Tile
 from psyche.modeling.distro.codec import HIGH_LEVEL, LEAST_EXPONENT, MEAN_BITS, UNIT_BITS, ChunkSets
 from psyche.modeling.distro.compiled import compile_loops, share
-from psyche.modeling.distro.kernels import Corner, get_corner, select
+from psyche.modeling.distro.kernels import Corner, Floats, find_place, flatten, get_corner, prefetch_chunk
+from psyche.modeling.distro.loops.selection import select
+from psyche.modeling.distro.loops.vectors import WORD
 
 _ROOT_HALF: Final = math.sqrt(0.5)
 
 
 @compile_loops
-def _quantize(values: NDArray[np.float32], bits: int, levels: NDArray[np.int8]) -> int:
+def _quantize(values: Floats, bits: int, levels: NDArray[np.int8]) -> int:
     """`exchange.quantize` of one chunk's values, which are not 0; the exponent."""
-    largest = 0.0
+    largest = np.float32(0)
     for value in values:
-        largest = max(largest, abs(float(value)))
-    top = math.frexp(largest)[1]
-    total = 0
+        largest = max(largest, abs(value))
+    top = math.frexp(float(largest))[1]
+    unit, total = math.ldexp(1.0, MEAN_BITS - top), 0
     for value in values:
-        total += int(math.ldexp(abs(float(value)), MEAN_BITS - top))
+        total += int(abs(float(value)) * unit)
     fraction, power = math.frexp(total / values.size)
     nearest = power - (1 if fraction < _ROOT_HALF else 0) + top - MEAN_BITS
     exponent = min(0, max(LEAST_EXPONENT, nearest - (bits - 1)))
@@ -41,76 +43,75 @@ def _quantize(values: NDArray[np.float32], bits: int, levels: NDArray[np.int8]) 
 
 @compile_loops
 def _compress(
-    memory: NDArray[np.float32], deltas: NDArray[np.float32], corner: Corner, decay: np.float32, bits: int,
+    memory: Floats, deltas: Floats, corner: Corner, edges: tuple[int, int], decay: np.float32, bits: int,
     indices: NDArray[np.int32], levels: NDArray[np.int8], exponents: NDArray[np.int8], start: int, stop: int,
 ) -> None:  # fmt: skip
-    """Some chunks of a rectangle of deltas [strips, h, columns, w]."""
-    area, topk = memory.shape[1], indices.shape[1]
-    height, width = deltas.shape[1], deltas.shape[3]
-    keys, maxima, near = np.empty(area, np.int32), np.empty(area, np.int32), np.empty(area, np.int32)
+    """Some chunks of a rectangle of deltas."""
+    height, width = edges
+    area, topk = height * width, indices.shape[1]
+    near, guess = (np.empty(area + WORD, np.int32), np.empty(area + WORD, np.float32)), 0
     values = np.empty(topk, np.float32)
     for chunk in range(start, stop):
-        strip, column = corner[0] + chunk // corner[2], corner[1] + chunk % corner[2]
+        at, stride = find_place(corner, chunk, height, width)
         row = memory[chunk]
         for line in range(height):
-            part, delta = row[line * width : (line + 1) * width], deltas[strip, line, column]
+            begin = at + line * stride
+            part, delta = row[line * width : (line + 1) * width], deltas[begin : begin + width]
             for place in range(width):
                 part[place] = np.float32(np.float32(decay * part[place]) + delta[place])
-        size = select(row, topk, keys, maxima, near, indices[chunk])
-        for entry in range(size):
-            values[entry] = row[indices[chunk, entry]]
+        size, guess = select(row, topk, guess, near, indices[chunk], values)
+        indices[chunk, size:] = area
         if size:
             exponents[chunk] = _quantize(values[:size], bits, levels[chunk])
 
 
 @compile_loops
 def _apply(
-    weights: NDArray[np.float32], indices: NDArray[np.int32], values: NDArray[np.int8], exponents: NDArray[np.int8],
-    steps: NDArray[np.int64], rate: float, start: int, stop: int,
+    weights: Floats, corner: Corner, edges: tuple[int, int], indices: NDArray[np.int32], values: NDArray[np.int8],
+    exponents: NDArray[np.int8], steps: NDArray[np.int64], rate: float, start: int, stop: int,
 ) -> None:  # fmt: skip
-    """Move some chunks of `weights`, a rectangle [strips, h, columns, w]; the sets are [members, chunks, k]."""
-    columns, width = weights.shape[2:]
-    area = weights.shape[1] * width
+    """Move some chunks of a rectangle of weights; the sets are [members, chunks, k]."""
+    height, width = edges
+    area = height * width
     members, _, topk = indices.shape
-    sums = np.zeros(area, np.int64)
+    sums = np.zeros(area + 1, np.float64)  # the last place is for padding
     for chunk in range(start, stop):
-        strip, column = chunk // columns, chunk % columns
+        prefetch_chunk(weights, corner, chunk + 1, height, width)
         for member in range(members):
-            scale = steps[member] << (exponents[member, chunk] + UNIT_BITS)
+            scale = math.ldexp(float(steps[member]), exponents[member, chunk] + UNIT_BITS)
+            places, levels = indices[member, chunk], values[member, chunk]
             for entry in range(topk):
-                place = indices[member, chunk, entry]
-                if place == area:
-                    break
-                sums[place] += values[member, chunk, entry] * scale
-        for member in range(members):
-            for entry in range(topk):
-                place = indices[member, chunk, entry]
-                if place == area:
-                    break
-                if sums[place]:
-                    weights[strip, place // width, column, place % width] -= np.float32(sums[place] * rate)
-                    sums[place] = 0
+                sums[places[entry]] += levels[entry] * scale
+        at, stride = find_place(corner, chunk, height, width)
+        for line in range(height):
+            begin = at + line * stride
+            weight, units = weights[begin : begin + width], sums[line * width : (line + 1) * width]
+            for place in range(width):
+                weight[place] -= np.float32(units[place] * rate)
+            units[:] = 0
 
 
 def compress(memory: torch.Tensor, deltas: torch.Tensor, tile: Tile, decay: float, bits: int, topk: int) -> ChunkSets:
     """Add a tile of deltas [strips, h, columns, w] to its decayed error memory, in place, and choose what is sent."""
-    chunks, area = memory.shape
-    indices = np.full((chunks, topk), area, dtype=np.int32)
+    chunks = tile.chunks
+    indices = np.empty((chunks, topk), dtype=np.int32)
     levels, exponents = np.zeros((chunks, topk), dtype=np.int8), np.zeros(chunks, dtype=np.int8)
-    given = memory.numpy(), deltas.numpy(), get_corner(tile), np.float32(decay), bits
+    _, height, _, width = deltas.shape
+    given = memory.numpy(), flatten(deltas), get_corner(tile, deltas), (height, width), np.float32(decay), bits
     share(chunks, lambda start, stop: _compress(*given, indices, levels, exponents, start, stop))
     return ChunkSets(indices, levels, exponents)
 
 
-def apply(weights: torch.Tensor, votes: Sequence[ChunkSets], steps: Sequence[int], rate: float) -> None:
-    """Move a rectangle of weights [strips, h, columns, w] by the sets of its chunks, in place."""
-    rectangle, counts = weights.numpy(), np.array(steps, dtype=np.int64)
+def apply(weights: torch.Tensor, tile: Tile, votes: Sequence[ChunkSets], steps: Sequence[int], rate: float) -> None:
+    """Move a tile of weights [strips, h, columns, w] by the sets of its chunks, in place."""
+    _, height, _, width = weights.shape
+    rectangle, counts = (flatten(weights), get_corner(tile, weights), (height, width)), np.array(steps, dtype=np.int64)
     indices, values, exponents = (np.stack(part) for part in zip(*map(_get_arrays, votes), strict=True))
 
     def run(start: int, stop: int) -> None:
-        _apply(rectangle, indices, values, exponents, counts, rate, start, stop)
+        _apply(*rectangle, indices, values, exponents, counts, rate, start, stop)
 
-    share(indices.shape[1], run)
+    share(tile.chunks, run)
 
 
 def _get_arrays(sets: ChunkSets) -> Iterator[NDArray[Any]]:

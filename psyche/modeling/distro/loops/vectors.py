@@ -1,0 +1,187 @@
+"""What compiled loops do with 16 numbers at once, written as LLVM's instructions, since numba has no words for it.
+
+LLVM makes of them whatever the processor has. A transform is straight code: its steps are known when it is compiled, so
+it reads nothing but the rows that it mixes, and most of those stay in registers. Nothing is fused or reordered.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Final, TypeAlias
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from psyche.modeling.distro.loops.fast_dct import Program, make_programs
+
+LANES: Final = 16
+WORD: Final = 64  # numbers that `match` looks at
+DCT: Final = 0  # forms of `transform_columns`
+INVERSE: Final = 1
+INFINITY: Final = 0x7F800000  # magnitudes from this bit pattern on are infinite or NaN
+_FLOATS: Final = ir.VectorType(ir.FloatType(), LANES)
+_INTS: Final = ir.VectorType(ir.IntType(32), LANES)
+_INDEX: Final = ir.IntType(64)
+_INT: Final = ir.IntType(32)
+_ANY: Final = None  # kind of an array, or of a number that is known at compile time
+Builder: TypeAlias = ir.IRBuilder
+Pointer: TypeAlias = Any
+Value: TypeAlias = Any
+
+
+def _operation(result: Any, *kinds: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Let compiled loops call what a function generates. It gets pointers for arrays, and constants as they are."""
+
+    def wrap(generate: Callable[..., Any]) -> Any:
+        def take(context: Any, builder: Builder, kind: Any, value: Any) -> Any:
+            if isinstance(kind, types.Array):
+                return context.make_array(kind)(context, builder, value).data
+            return kind.literal_value if isinstance(kind, types.Literal) else value
+
+        def emit(context: Any, builder: Builder, signature: Any, given: Sequence[Any]) -> Any:
+            made = generate(builder, *(take(context, builder, *one) for one in zip(signature.args, given, strict=True)))
+            return context.get_dummy_value() if made is None else made
+
+        @wraps(generate)  # numba looks at its arguments
+        def declare(_: Any, *found: Any) -> Any:
+            return result(*(kind or one for kind, one in zip(kinds, found, strict=True))), emit
+
+        return intrinsic(prefer_literal=True)(declare)
+
+    return wrap
+
+
+@_operation(types.void, _ANY, types.intp, types.intp, _ANY, types.intp, _ANY, _ANY)
+def transform_columns(
+    builder: Builder, source: Pointer, at: Value, stride: Value, target: Pointer, place: Value, edge: int, form: int
+) -> None:
+    """The DCT or its inverse of 16 columns of `edge` rows, written as 16 rows, one after the other.
+
+    Both arrays are flat: row r begins at `at + r * stride`, and in the target the first row at `place`.
+    """
+    starts = [builder.add(at, builder.mul(stride, _INDEX(row))) for row in range(edge)]
+    rows = [_load(builder, source, _FLOATS, start) for start in starts]
+    forward, backward, _ = make_programs(edge)
+    rows = _run(builder, backward if form == INVERSE else forward, rows, is_inverse=form == INVERSE)
+    for first in range(0, edge, LANES):
+        for number, row in enumerate(_turn(builder, rows[first : first + LANES])):
+            _store(builder, target, row, builder.add(place, _INDEX(number * edge + first)))
+
+
+@_operation(types.int64, _ANY, types.intp, types.int32)
+def match(builder: Builder, row: Pointer, at: Value, least: Value) -> Value:
+    """Which of 64 numbers from `at` on are finite and have at least this key: bit i of the result is for the i-th."""
+    keys = _get_keys(builder, _load(builder, row, ir.VectorType(ir.FloatType(), WORD), at))
+    return builder.bitcast(builder.icmp_signed(">=", keys, _spread(builder, least, keys.type)), _INDEX)
+
+
+@_operation(types.void, _ANY, types.intp, types.int64, _ANY, _ANY, types.intp)
+def keep_lanes(
+    builder: Builder, row: Pointer, at: Value, found: Value, places: Pointer, values: Pointer, size: Value
+) -> None:
+    """Append those of 16 numbers whose (lowest) bits are set, and where they are; 16 places are written."""
+    mask: Value = builder.bitcast(builder.trunc(found, ir.IntType(LANES)), ir.VectorType(ir.IntType(1), LANES))
+    first = _spread(builder, builder.trunc(at, _INT), _INTS)
+    parts: list[tuple[Value, Pointer]] = [
+        (builder.add(first, _INTS(list(range(LANES)))), places),
+        (_load(builder, row, _FLOATS, at), values),
+    ]
+    for numbers, target in parts:
+        kind = ir.FunctionType(numbers.type, [numbers.type, mask.type, numbers.type])
+        name = f"llvm.experimental.vector.compress.v{LANES}{'i32' if numbers.type == _INTS else 'f32'}"
+        compress = cgutils.get_or_insert_function(builder.module, kind, name)
+        _store(builder, target, builder.call(compress, [numbers, mask, numbers]), size)
+
+
+@_operation(types.int64, _ANY, types.intp, _ANY, types.intp, types.float32, types.float32)
+def move_lanes(
+    builder: Builder, weights: Pointer, at: Value, waves: Pointer, place: Value, bound: Value, lr: Value
+) -> Value:
+    """Move 16 weights by -lr times the sign of a wave that is further than `bound` from 0; which (bits) it is not."""
+    wave, most, step = _load(builder, waves, _FLOATS, place), *(_spread(builder, x, _FLOATS) for x in (bound, lr))
+    is_up = builder.fcmp_ordered(">", wave, most)
+    is_down = builder.fcmp_ordered("<", wave, builder.fneg(most))
+    steps = builder.select(is_up, step, builder.select(is_down, builder.fneg(step), _FLOATS([0.0] * LANES)))
+    _store(builder, weights, builder.fsub(_load(builder, weights, _FLOATS, at), steps), at)
+    is_still = builder.not_(builder.or_(is_up, is_down))
+    return builder.zext(builder.bitcast(is_still, ir.IntType(LANES)), _INDEX)
+
+
+@_operation(types.void, _ANY, types.intp)
+def prefetch(builder: Builder, numbers: Pointer, at: Value) -> None:
+    """Let the processor bring 16 numbers from memory while it does something else; `at` may lie behind the end."""
+    pointer: Value = builder.bitcast(builder.gep(numbers, [at]), ir.IntType(8).as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [pointer, _INT(0), _INT(3), _INT(1)])  # to read, into the nearest cache, data
+
+
+@_operation(types.int64, types.int64)
+def count_zeros(builder: Builder, word: Value) -> Value:
+    """The zero bits below the lowest bit that is set, of a word that is not 0."""
+    return builder.cttz(word, ir.IntType(1)(1))
+
+
+@_operation(types.int64, types.int64)
+def count_ones(builder: Builder, word: Value) -> Value:
+    return builder.ctpop(word)
+
+
+def _load(builder: Builder, data: Pointer, kind: ir.Type, at: Value) -> Value:
+    return builder.load(builder.bitcast(builder.gep(data, [at]), kind.as_pointer()), align=4)
+
+
+def _store(builder: Builder, data: Pointer, value: Value, at: Value) -> None:
+    builder.store(value, builder.bitcast(builder.gep(data, [at]), value.type.as_pointer()), align=4)
+
+
+def _spread(builder: Builder, number: Value, kind: ir.VectorType) -> Value:
+    nothing = kind(ir.Undefined)
+    zeros = ir.VectorType(_INT, kind.count)([0] * kind.count)
+    return builder.shuffle_vector(builder.insert_element(nothing, number, _INT(0)), nothing, zeros)
+
+
+def _get_keys(builder: Builder, values: Value) -> Value:
+    """Magnitudes by their bits, which have the same order; 0 for infinite ones and NaN."""
+    kind = ir.VectorType(_INT, values.type.count)
+    limit, mask, zero = (kind([number] * kind.count) for number in (INFINITY, 0x7FFFFFFF, 0))
+    bits = builder.and_(builder.bitcast(values, kind), mask)
+    return builder.select(builder.icmp_signed("<", bits, limit), bits, zero)
+
+
+def _scale(builder: Builder, row: Value, factor: float) -> Value:
+    return builder.fmul(row, _FLOATS([factor] * LANES))
+
+
+def _run(builder: Builder, program: Program, rows: Sequence[Value], *, is_inverse: bool) -> list[Value]:
+    """Let a program mix rows, which are frequencies before it (of the inverse) or after it."""
+    scales = program.scales.tolist()
+    mixed = list(rows)
+    if is_inverse:
+        for place, row, scale in zip(program.places, rows, scales, strict=True):
+            mixed[place] = _scale(builder, row, scale)
+    for (p, q), (a, b, c, d) in zip(program.rows.tolist(), program.coefficients.tolist(), strict=True):
+        first, second = mixed[p], mixed[q]
+        if p == q:
+            mixed[p] = _scale(builder, first, a)
+        elif (a, b, c, d) == (1.0, 1.0, 1.0, -1.0):
+            mixed[p], mixed[q] = builder.fadd(first, second), builder.fsub(first, second)
+        else:
+            mixed[p] = builder.fadd(_scale(builder, first, a), _scale(builder, second, b))
+            mixed[q] = builder.fadd(_scale(builder, first, c), _scale(builder, second, d))
+    if is_inverse:
+        return mixed
+    return [_scale(builder, mixed[place], scale) for place, scale in zip(program.places, scales, strict=True)]
+
+
+def _turn(builder: Builder, rows: Sequence[Value]) -> list[Value]:
+    """16 rows as columns: blocks of a half, a quarter and so on change places."""
+    turned = list(rows)
+    for half in (8, 4, 2, 1):
+        for row in range(LANES):
+            if row & half == 0:
+                upper, lower = turned[row], turned[row + half]
+                for number, shift in ((row, 0), (row + half, half)):
+                    lanes = [(lane & ~half) + shift + (LANES if lane & half else 0) for lane in range(LANES)]
+                    turned[number] = builder.shuffle_vector(upper, lower, _INTS(lanes))
+    return turned

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from psyche.modeling.distro.bits import get_packed_bytes, is_padding_zero
 from psyche.modeling.distro.codec import HIGH_LEVEL, LEAST_EXPONENT
 from psyche.modeling.distro.compiled import compile_loops, share
+from psyche.modeling.distro.loops.vectors import count_zeros, get_bits
 
 Words = NDArray[np.uint64]
 _UNIT: Final = 64  # so many rows of any length end with a whole word, so that no two threads write the same one
@@ -28,9 +29,6 @@ _FOURS: Final = np.array(  # four values as one number, by four bits of levels a
     ],
     dtype=np.int8,
 ).view(np.uint32)[:, 0]
-_DE_BRUIJN: Final = 0x03F79D71B4CB0A89
-_PLACES: Final = np.empty(64, dtype=np.int64)  # of the only bit of a word
-_PLACES[[(_DE_BRUIJN << place) % (1 << 64) >> 58 for place in range(64)]] = np.arange(64)
 
 
 def _to_words(raw: NDArray[np.uint8]) -> Words:
@@ -88,26 +86,41 @@ def unpack_numbers(raw: NDArray[np.uint8], count: int, bits: int) -> Words:
 def _put_positions(
     sets: NDArray[np.int32], area: int, low_bits: int, row_bits: int, lows: Words, rows: Words, start: int, stop: int
 ) -> None:
-    topk = sets.shape[1]
-    numbers = np.empty(_UNIT * topk, np.uint64)
+    topk, mask = sets.shape[1], (1 << low_bits) - 1
     current, word = start * row_bits >> 6, np.uint64(0)
-    for first in range(start, stop, _UNIT):
-        numbers[:] = 0
-        for chunk in range(first, min(first + _UNIT, stop)):
-            for entry in range(topk):
-                place = np.int64(sets[chunk, entry])
-                if place >= area:
-                    break
-                numbers[(chunk - first) * topk + entry] = place & ((1 << low_bits) - 1)
+    filled, used, part = start * topk * low_bits >> 6, 0, np.uint64(0)
+    for chunk in range(start, stop):
+        for entry in range(topk):
+            place = np.int64(sets[chunk, entry])
+            low = np.uint64(place & mask if place < area else 0)
+            if place < area:
                 mark = chunk * row_bits + (place >> low_bits) + entry
                 if mark >> 6 != current:
                     rows[current] = word
                     current, word = mark >> 6, np.uint64(0)
                 word |= np.uint64(1) << np.uint64(mark & 63)
-        if low_bits:
-            used = (min(first + _UNIT, stop) - first) * topk
-            _put_numbers(numbers, low_bits, lows[first * topk * low_bits >> 6 :], 0, used)
+            part |= low << np.uint64(used)
+            used += low_bits
+            if used >= 64:
+                lows[filled] = part
+                filled, used = filled + 1, used - 64
+                part = low >> np.uint64(low_bits - used)
     rows[current] = word
+    if used:
+        lows[filled] = part
+
+
+@compile_loops
+def _find_marks(rows: Words, at: int, row_bits: int, low_bits: int, found: NDArray[np.int32]) -> int:
+    """The high parts of a set from its row of bits; how many, which may be more than a set has."""
+    size = 0
+    for first in range(0, row_bits, 64):
+        marks = np.int64(_get(rows, at + first, min(64, row_bits - first)))
+        while marks:
+            found[size] = (first + count_zeros(marks) - size) << low_bits
+            marks &= marks - 1
+            size += 1
+    return size
 
 
 @compile_loops
@@ -116,36 +129,23 @@ def _get_positions(
     sizes: NDArray[np.int64], is_kept: bool, start: int, stop: int,
 ) -> bool:  # fmt: skip
     """Decode sets, and keep them or only their sizes; False if these bytes are no sets'."""
-    topk = sets.shape[1]
-    found, is_bad = np.empty(topk, np.int64), False
-    mask = np.uint64((1 << low_bits) - 1)
+    topk, mask = sets.shape[1], (1 << low_bits) - 1
+    found, is_bad = np.empty(row_bits, np.int32), False
     for chunk in range(start, stop):
-        size = 0
-        for first in range(0, row_bits, 64):
-            marks = _get(rows, chunk * row_bits + first, min(64, row_bits - first))
-            while marks:
-                lowest = marks & (~marks + np.uint64(1))
-                marks ^= lowest
-                if size == topk:
-                    return False
-                found[size] = first + _PLACES[(lowest * np.uint64(_DE_BRUIJN)) >> np.uint64(58)] - size
-                size += 1
-        last = np.int64(-1)
+        size = _find_marks(rows, chunk * row_bits, row_bits, low_bits, found)
+        if size > topk:
+            return False
         at = chunk * topk * low_bits
-        for entry in range(topk):
-            word, shift = at >> 6, np.uint64(at & 63)
-            low = np.int64((lows[word] >> shift | lows[word + 1] << np.uint64(1) << (np.uint64(63) - shift)) & mask)
-            at += low_bits
-            if entry < size:
-                place = found[entry] << low_bits | low
-                is_bad |= place <= last
-                last = place
-            else:
-                is_bad |= low > 0
-                place = area
-            if is_kept:
-                sets[chunk, entry] = place
-        is_bad |= last >= area
+        for entry in range(size):
+            found[entry] |= get_bits(lows, at + entry * low_bits) & mask
+        for entry in range(1, size):
+            is_bad |= found[entry] <= found[entry - 1]
+        is_bad |= size > 0 and found[size - 1] >= area
+        for entry in range(size, topk):
+            is_bad |= get_bits(lows, at + entry * low_bits) & mask > 0
+        if is_kept:
+            sets[chunk, :size] = found[:size]
+            sets[chunk, size:] = area
         sizes[chunk] = size
     return not is_bad
 

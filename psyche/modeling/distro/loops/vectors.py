@@ -127,6 +127,15 @@ def count_ones(builder: Builder, word: Value) -> Value:
     return builder.ctpop(word)
 
 
+@_operation(types.int64, _ANY, types.int64)
+def get_bits(builder: Builder, words: Pointer, at: Value) -> Value:
+    """The bits from bit `at` of an array of words on: at least 57."""
+    data = builder.bitcast(words, ir.IntType(8).as_pointer())
+    place = builder.gep(data, [builder.lshr(at, _INDEX(3))])
+    word = builder.load(builder.bitcast(place, _INDEX.as_pointer()), align=1)
+    return builder.lshr(word, builder.and_(at, _INDEX(7)))
+
+
 def _load(builder: Builder, data: Pointer, kind: ir.Type, at: Value) -> Value:
     return builder.load(builder.bitcast(builder.gep(data, [at]), kind.as_pointer()), align=4)
 

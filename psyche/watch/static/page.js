@@ -27,7 +27,7 @@ function show(title, path, ...content) {
   document.title = title;
   morph(document.getElementById("path"), h("nav", { id: "path", "aria-label": "where you are" }, path.flatMap(([name, to], n) =>
     [n ? " / " : "", to === undefined ? h("span", { "aria-current": "page" }, name) : h("a", { href: to }, name)])));
-  morph(main, h("main", { id: "main", tabindex: -1 }, content));
+  morphAll(main, spread(content));
   forgetCharts();
 }
 
@@ -153,30 +153,23 @@ function viewRuns() {
 
 function skewTo(run) { if (!SAVED) skew = run.now - Date.now() / 1000; }
 
+let views = 0;
 function viewRun(id) {
+  const view = views += 1;
   let run = null, history = null, timeline = null, lines = [], lost = 0, at = "", is_busy = false, is_over = false, taken = 0;
-  const built = {}; // parts by name, with the version that they are of: what has not changed is not built again
-  const part = (name, version, build) => {
-    const text = `${id} ${name} ${version}`;
-    if (!built[name] || built[name][0] !== text) built[name] = [text, build()];
-    const section = built[name][1];
-    if (!section) return section;
-    section.setAttribute("data-version", text);
-    return section.cloneNode(true);
-  };
   const draw = () => {
     if (!run || is_over) return;
     show(`${run.name}: ${run.phase}`, [["Runs", "#/runs"], [run.name]],
-      troubles(run), hero(run),
-      part("members", taken, () => run.people.length ? h("section", {}, h("h2", {}, "Members"), h("div", { class: "tiles" }, run.people.map((one) => tile(run, one)))) : ""),
+      h("div", { class: "troubles" }, troubles(run)), hero(run),
+      run.people.length ? later(`${view} members ${taken}`, () => h("section", {}, h("h2", {}, "Members"), h("div", { class: "tiles" }, run.people.map((one) => tile(run, one))))) : "",
       h("section", {}, h("div", { class: "charts" }, ["loss", "rate", "took", "tokens"].map((one) => chartBox(`chart-${one}`))),
         h("p", { class: "small soft" }, "Drag over a chart to look closer; a double click shows all again.")),
       timeline && timeline.names.length && timeline.starts.length ? h("section", {}, h("h2", {}, SAVED ? "Who did what when" : `Who did what in the last ${plural(timeline.starts.length, "round")}`),
         h("canvas", { class: "bars", id: "bars", role: "img", "aria-label": "bars of what each member did", "data-keep": true }),
         h("div", { class: "legend" }, USES.map(([, name, color]) => h("span", {}, h("i", { style: `background:${color}` }), name)))) : "",
-      part("rounds", at, () => history && history.rounds.length ? h("section", {}, h("h2", {}, "Rounds"), table(HEAD, history.rounds.slice().reverse().map((one) => roundRow(one)), "rounds")) : ""),
+      history && history.rounds.length ? later(`${view} rounds ${at}`, () => h("section", {}, h("h2", {}, "Rounds"), table(HEAD, history.rounds.slice().reverse().map((one) => roundRow(one)), "rounds"))) : "",
       run.checkpoints.length ? h("section", {}, h("h2", {}, `Weights of step ${run.checkpoint_step}`), h("ul", { class: "plain" }, run.checkpoints.map((one) => h("li", {}, one)))) : "",
-      part("log", `${lines.length ? lines.at(-1).number : ""} ${lost}`, () => logSection(lines, lost)), passed(run));
+      lines.length || lost ? later(`${view} log ${lines.length ? lines.at(-1).number : ""} ${lost}`, () => logSection(lines, lost)) : "", passed(run));
     const box = $("chart-loss"), bars = $("bars"); // they may be new ones
     if (history && box.shown !== history) { box.shown = history; drawCharts(run, history); }
     if (timeline && bars && (bars.shown !== timeline || bars.wide !== bars.clientWidth)) {

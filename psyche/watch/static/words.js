@@ -8,23 +8,43 @@ function h(tag, attributes, ...children) {
     if (name.startsWith("on")) element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false && one !== ""));
+  element.append(...spread(children));
   return element;
 }
+const spread = (children) => children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false && one !== "");
+
+// What need not be built if it is there in this version already.
+const later = (version, build) => ({ version, build });
+const make = (one) => (one.build ? Object.assign(one.build(), { version: one.version }) : one);
 
 // Make `old` look like `fresh` and keep what is the same, so that focus, selection and places of scrolling stay.
 function morph(old, fresh) {
-  if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName || old.id !== fresh.id) return old.replaceWith(fresh);
+  if (fresh.build) {
+    if (old.version === fresh.version) return;
+    fresh = make(fresh);
+  }
+  if (old.nodeName !== fresh.nodeName || old.id !== fresh.id) { old.replaceWith(fresh); return; }
   if (old.nodeType === Node.TEXT_NODE) { if (old.data !== fresh.data) old.data = fresh.data; return; }
   if (fresh.hasAttribute("data-keep")) return;
-  const version = fresh.getAttribute("data-version"); // what has the same was not built again
-  if (version !== null && version === old.getAttribute("data-version")) return;
-  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
-  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-  for (const name of ["onclick", "onchange"]) if (old[name] !== fresh[name]) old[name] = fresh[name];
-  const was = [...old.childNodes], is = [...fresh.childNodes];
-  is.forEach((one, place) => (place < was.length ? morph(was[place], one) : old.append(one)));
-  was.slice(is.length).forEach((one) => one.remove());
+  for (const name of old.getAttributeNames()) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const name of fresh.getAttributeNames()) {
+    const value = fresh.getAttribute(name);
+    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  old.version = fresh.version;
+  if (old.onclick !== fresh.onclick) old.onclick = fresh.onclick;
+  if (old.onchange !== fresh.onchange) old.onchange = fresh.onchange;
+  morphAll(old, [...fresh.childNodes]);
+}
+function morphAll(old, children) {
+  let was = old.firstChild;
+  for (const one of children) {
+    const next = was && was.nextSibling;
+    if (was) morph(was, one);
+    else old.append(make(one));
+    was = next;
+  }
+  while (was) { const next = was.nextSibling; was.remove(); was = next; }
 }
 
 const scaled = (value, units) => {

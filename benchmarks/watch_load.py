@@ -47,20 +47,23 @@ class Run:
     """A folder of logs that goes on, on the clock of this machine."""
 
     def __init__(self, folder: Path, members: int, rounds: int) -> None:
-        self.members, self.height = members, 0
+        self.members, self.height, self.first_whole = members, 0, rounds - WHOLE_ROUNDS
         self.unix = time.time() - rounds * ROUND_S
         names = ["server", *(f"client-{member}" for member in range(members))]
         self.logs = [EventLog(folder / name / "events.jsonl", node=name, now=lambda: self.unix) for name in names]
         for number in range(rounds):
-            self.play(is_whole=number >= rounds - WHOLE_ROUNDS)
+            self.play(is_whole=number >= self.first_whole)
 
     def play(self, *, is_whole: bool = True) -> None:
         server, *others = self.logs
         place: dict[str, Any] = {"epoch": self.height // 100, "height": self.height % 100, "step": self.height + 1}
         server.emit(types.StateChanged(run_state=RunState.ROUND_TRAIN, members=self.members, **place))
+        self.unix += ROUND_S / 2  # logs are merged by time: what members do comes after the state that it is of
         for member, log in enumerate(others):
             if is_whole:
                 write_round(log, member, self.members, self.height)
+                if not self.height % 100 or self.height == self.first_whole:
+                    log.emit(types.Member(index=member, members=self.members))
             else:
                 log.emit(types.Trained(
                     **place, loss=3.0, tokens=4_096, seconds=1.5, compute_seconds=1.4, micro_batch_size=8,
@@ -71,7 +74,7 @@ class Run:
             loss=9.0 / (1 + self.height / 300), least=2.0, greatest=9.5, tokens_per_s=1e5, unix=int(self.unix),
             tokens=10**6 * self.height,
         ))  # fmt: skip
-        self.height, self.unix = self.height + 1, self.unix + ROUND_S
+        self.height, self.unix = self.height + 1, self.unix + ROUND_S / 2
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
@@ -79,7 +82,7 @@ class Run:
 
         def work() -> None:
             while not is_over.wait(ROUND_S):
-                self.unix = time.time()
+                self.unix = time.time() - ROUND_S / 2
                 self.play()
 
         thread = threading.Thread(target=work)

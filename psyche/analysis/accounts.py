@@ -57,7 +57,7 @@ class Accounts:
         self._by_place: dict[Place, RoundAccount] = {}
         self._open: RoundAccount | None = None
         self._names: dict[Place, str] = {}  # (epoch, member): node
-        self._keys: dict[bytes, str] = {}  # identity: node
+        self.keys: dict[bytes, str] = {}  # identity: node
         self._is_told = False  # the log itself names the members of each round
         self._transfers = tally.Transfers()
         self._handlers: dict[type[types.Event], Callable[[NodeAccount, float, Any], None]] = {
@@ -137,7 +137,7 @@ class Accounts:
 
     def find_node(self, identity: bytes) -> str:
         """The node with this identity; empty if it is not known."""
-        return self._keys.get(identity, "")
+        return self.keys.get(identity, "")
 
     def _note_work(self, end: float) -> None:
         if self._worked is None:
@@ -147,10 +147,12 @@ class Accounts:
     def _count_pending(self, running: RoundAccount) -> list[Pending]:
         receivers = [node.name for node in self.nodes.values() if running.place in node.present]
         pending = self._transfers.find_pending((running.epoch, running.height - self._delay), receivers)
-        for name, since in {one.receiver: one.since for one in reversed(pending)}.items():
-            self.nodes[name].add(What.TRANSFER, max(running.start, since), running.closing)
+        waiting = {*receivers}
         for one in pending:
-            if self.nodes[one.receiver].away_since is None:
+            for name in one.receivers & waiting:
+                self.nodes[name].add(What.TRANSFER, max(running.start, one.since), running.closing)
+            waiting -= one.receivers
+            if any(self.nodes[name].away_since is None for name in one.receivers):
                 self.nodes[one.sender].add(What.SEND, one.since, running.closing)
         return pending
 
@@ -164,7 +166,7 @@ class Accounts:
             is_idle, kind = running.closing - last > PATIENCE_S, "patience"
         missing = self._find_missing(running)
         if is_idle and pending and not missing:
-            return Bound("transfer", pending[0].sender, pending[0].receiver)
+            return Bound("transfer", pending[0].sender, min(pending[0].receivers))
         return Bound(kind, missing) if is_idle and (missing or kind == "limit") else bound
 
     def _find_missing(self, running: RoundAccount) -> str:
@@ -200,7 +202,7 @@ class Accounts:
 
     def _take_withdrawal(self, key: bytes) -> None:
         """The server withdrew a client whose connection was lost; the running round still counts for it."""
-        node = self.nodes.get(self._keys.get(key, ""))
+        node = self.nodes.get(self.keys.get(key, ""))
         if node is None:
             return
         if self._open is not None and node.member_of == self._open.epoch and not self._is_told:
@@ -251,9 +253,9 @@ class Accounts:
 
     def _on_process(self, node: NodeAccount, t: float, event: types.ClientStarted) -> None:
         self._return(node, t)
-        self._keys[event.identity] = node.name
-        if self._keep and len(self._keys) > MAX_KEYS:
-            del self._keys[next(iter(self._keys))]
+        self.keys[event.identity] = node.name
+        if self._keep and len(self.keys) > MAX_KEYS:
+            del self.keys[next(iter(self.keys))]
         node.start_process()
 
     def _on_state(self, node: NodeAccount, t: float, event: types.StateChanged) -> None:
@@ -308,7 +310,7 @@ class Accounts:
         found = self._by_place.get((node.epoch, event.height))
         if found is not None and not found.is_decided:
             found.is_decided, found.is_void = True, event.void
-            found.members = tuple(self._names.get((node.epoch, m), f"member {m}") for m in event.members)
+            found.members = dict.fromkeys(self._names.get((node.epoch, m), f"member {m}") for m in event.members)
 
     def _on_network(self, node: NodeAccount, _t: float, event: types.Network) -> None:
         node.count_bytes(event.bytes_sent, event.bytes_received)

@@ -1,13 +1,20 @@
-"""Why a member's results of the last rounds counted or did not, read from the record."""
+"""Why a member's results counted or did not: in the rounds on record, or in all of which event logs tell."""
 
 from collections.abc import Iterator
 
+from psyche.analysis.accounts import Accounts
+from psyche.analysis.members import MAX_TEXT_BYTES, clean_name
+from psyche.analysis.tally import RoundAccount, sort_nodes
 from psyche.core.committee.elections import is_witness
 from psyche.core.state.enums import ClientState
 from psyche.core.state.roster import is_in_epoch
 from psyche.core.state.state import Coordinator, Round, RoundFlag
 from psyche.core.state.timeline import get_attested_height, get_round, is_drain
 from psyche.errors import ConfigError
+from psyche.telemetry.text import format_number
+from psyche.wire.report import clean_text
+
+MAX_NAMED = 8  # clients, where a name means none
 
 
 def find_member(state: Coordinator, named: str, key_texts: list[str]) -> int:
@@ -71,3 +78,38 @@ def _explain_round(state: Coordinator, round_: Round, member: int) -> str:
     if round_.flags & RoundFlag.BY_TIMEOUT:
         parts.append("the round ended because its time was up")
     return "; ".join(parts)
+
+
+def explain_node(accounts: Accounts, named: str) -> Iterator[str]:
+    """As `explain_member`, of every round in the logs; a client is named as there, by index, or by its key's start.
+
+    Raises:
+        ConfigError: the logs have no such client.
+    """
+    names = accounts.get_names(accounts.rounds[-1].epoch) if accounts.rounds else {}
+    keys = [key for key in accounts.keys if named and key.hex().startswith(named.lower())]
+    by_key = accounts.find_node(keys[0]) if len(keys) == 1 else ""
+    name = named if named in accounts.nodes else names.get(int(named) if named.isdecimal() else -1, by_key)
+    if not name:
+        known = ", ".join([clean_name(one.name) for one in sort_nodes(accounts.nodes.values())][:MAX_NAMED]) or "nobody"
+        raise ConfigError(f"{named[:64]!r}: these logs have no such client, or several; they tell of {known}")
+    rounds = [one for one in accounts.rounds if one.place in accounts.nodes[name].present]
+    counted = sum(name in one.members for one in rounds)
+    yield f"{clean_name(name)}: its result counted in {counted} of {format_number(len(rounds), 'round')}"
+    for one in rounds:
+        waited = f"; waited for last: {clean_text(one.bound.text, MAX_TEXT_BYTES)}" if one.bound.kind != "none" else ""
+        yield f"round {one.epoch}.{one.height}, step {one.step}: {explain_credit(one, name)}{waited}"
+
+
+def explain_credit(one: RoundAccount, name: str) -> str:
+    """Why a round counts for a member, or does not."""
+    if one.is_drain:
+        return "none was to be had: the round had no data"
+    if one.is_void:
+        return "no: the round is void, so nobody's result counts"
+    if not one.is_decided:
+        return "not decided yet"
+    if name in one.members:
+        return "yes: its result is in the set"
+    trained = "it trained, but its result came too late" if name in one.trained else "it did not finish its training"
+    return f"no: {trained} for the set of {len(one.members)}"

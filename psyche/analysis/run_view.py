@@ -85,7 +85,7 @@ class _OpenRound:
 class RunView:
     """Folds events with `take`, or answers of a backend with `take_status`, `take_members` and `take_history`."""
 
-    def __init__(self, name: str = "") -> None:
+    def __init__(self, name: str = "", keep: int = LAST_ROUNDS) -> None:
         self.name = name  # of the source
         self.run_id = ""
         self.phase = ""
@@ -99,7 +99,7 @@ class RunView:
         self.status: RunStatus | None = None  # of a backend, the newest
         self.curve: Series[HistoryPoint] = Series()
         self.nodes: dict[str, NodeView] = {}
-        self.accounts = Accounts(reference="", keep=LAST_ROUNDS)
+        self.accounts = Accounts(reference="", keep=keep)
         self._notes: deque[tuple[int, Entry]] = deque(maxlen=MAX_LINES)
         self.passed = Passed()
         self.problem = ""  # why the source cannot be read now
@@ -296,7 +296,7 @@ class RunView:
     def tokens_per_s(self) -> float:
         if self.status is not None:
             return self.status.tokens_per_s or (self.curve.last.tokens_per_s if self.curve.last else 0.0)
-        return math.fsum(view.tokens_per_s for view in self.nodes.values())
+        return math.fsum(one.tokens_per_s for one in self.get_members())
 
     @property
     def is_claimed(self) -> bool:
@@ -339,11 +339,16 @@ class RunView:
             return [self._show_info(one, self.info.now_unix, points) for one in self.info.members]
         accounts = [self.accounts.nodes[name] for name in self.nodes if name in self.accounts.nodes]
         names = self.accounts.get_names(self.epoch)
-        return [self._show_node(one, waits, names) for one in sort_nodes(accounts)]
+        rounds = [(one.place, one) for one in self.rounds if one.is_decided and not one.is_drain]
+        return [
+            self._show_node(one, [judged for place, judged in rounds if place in one.present], waits, names)
+            for one in sort_nodes(accounts)
+        ]
 
-    def _show_node(self, account: NodeAccount, waits: Mapping[str, int], names: Mapping[int, str]) -> MemberView:
+    def _show_node(
+        self, account: NodeAccount, judged: Sequence[RoundAccount], waits: Mapping[str, int], names: Mapping[int, str]
+    ) -> MemberView:
         view, wait = self.nodes[account.name], self.nodes[account.name].waiting
-        judged = [one for one in self.rounds if one.place in account.present and one.is_decided and not one.is_drain]
         done = sum(account.name in one.members for one in judged)
         is_absent = account.away_since is not None and view.epoch == self.epoch and view.phase not in (LEFT, ENDED)
         what = None if wait is None else WaitView(

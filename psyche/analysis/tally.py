@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -157,7 +157,7 @@ class RoundAccount:
     bound: Bound = field(default_factory=lambda: Bound("none"))
     trained: dict[str, int] = field(default_factory=dict)  # tokens, by node
     batch_tokens: int = 0  # of all members; 0: unknown
-    members: tuple[str, ...] = ()  # of the set, once it is decided
+    members: Collection[str] = ()  # of the set, once it is decided; in order
     healthy: int = 0  # number of healthy members at its start; 0: unknown
     is_void: bool = False
     is_decided: bool = False
@@ -205,15 +205,17 @@ def _get_order(name: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
+    """A payload that some have not received yet."""
+
     sender: str
-    receiver: str
+    receivers: set[str]
     since: float
 
 
 class Transfers:
     def __init__(self) -> None:
         self._sent: defaultdict[Place, dict[str, float]] = defaultdict(dict)
-        self._arrived: defaultdict[Place, set[tuple[str, str]]] = defaultdict(set)  # (sender, receiver)
+        self._arrived: defaultdict[Place, defaultdict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
 
     def send(self, place: Place, sender: str, t: float) -> None:
         self._sent[place][sender] = t
@@ -224,7 +226,7 @@ class Transfers:
             self._arrived.pop(old, None)
 
     def arrive(self, place: Place, sender: str, receiver: str) -> None:
-        self._arrived[place].add((sender, receiver))
+        self._arrived[place][sender].add(receiver)
         if len(self._arrived) > MAX_PLACES:  # whose senders' logs are elsewhere
             del self._arrived[min(self._arrived)]
 
@@ -233,11 +235,9 @@ class Transfers:
 
     def find_pending(self, place: Place, receivers: Iterable[str]) -> list[Pending]:
         """The payloads that these receivers lack, the longest in transit first."""
-        arrived = self._arrived.get(place, set())
+        wanted, arrived = {*receivers}, self._arrived.get(place, {})
         found = [
-            Pending(sender, receiver, since)
-            for receiver in receivers
+            Pending(sender, wanted - arrived.get(sender, set()) - {sender}, since)
             for sender, since in self._sent.get(place, {}).items()
-            if sender != receiver and (sender, receiver) not in arrived
         ]
-        return sorted(found, key=lambda one: one.since)
+        return sorted((one for one in found if one.receivers), key=lambda one: one.since)

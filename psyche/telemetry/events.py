@@ -194,7 +194,9 @@ def read_entry(line: Line) -> Entry:
 
 def find_logs(path: Path) -> list[Path]:
     """The event logs at `path`: itself, or all `*.jsonl` files below it if it is a folder."""
-    return sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+    if not path.is_dir():
+        return [path]
+    return sorted(Path(folder, name) for folder, _, names in os.walk(path) for name in names if name.endswith(".jsonl"))
 
 
 def read_lines(path: Path) -> Iterator[Line]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from psyche.analysis.explanation import explain_credit
 from psyche.analysis.members import MAX_TEXT_BYTES, MemberView
 from psyche.analysis.run_view import LineView, RunView
 from psyche.analysis.tally import RoundAccount
@@ -97,20 +98,6 @@ def describe_member(view: RunView, one: MemberView) -> Values:
         "curve": {"step": [x.step for x in curve], "loss": [x.loss for x in curve]},
         "rounds": [describe_round(row) | {"credit": explain_credit(row, one.key)} for row in rounds],
     }
-
-
-def explain_credit(one: RoundAccount, name: str) -> str:
-    """Why a round counts for a member, or does not."""
-    if one.is_drain:
-        return "none was to be had: the round had no data"
-    if one.is_void:
-        return "no: the round is void, so nobody's result counts"
-    if not one.is_decided:
-        return "not decided yet"
-    if name in one.members:
-        return "yes: its result is in the set"
-    trained = "it trained, but its result came too late" if name in one.trained else "it did not finish its training"
-    return f"no: {trained} for the set of {len(one.members)}"
 
 
 def describe_line(line: LineView) -> Values:

@@ -215,4 +215,4 @@ def format_line(view: RunView, now: float, columns: int = 0) -> str:
     waits = [format_number(view.members, "healthy member")] if status is None and view.members else []
     waits += [] if status is None else [format_members(status)]
     waits += ["pauses at the end of this epoch"] if status is not None and status.pending_pause else []
-    return lay_out(parts, [*waits, *describe_troubles(view.get_troubles(now), own)], columns)
+    return lay_out([*filter(None, parts)], [*waits, *describe_troubles(view.get_troubles(now), own)], columns)

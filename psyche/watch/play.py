@@ -101,7 +101,7 @@ class PlaySource(LogSource):
     def _rewind(self) -> None:
         self.view = RunView(self.view.name)
         self._tails.clear()
-        self._looked = float("-inf")
+        self._look_at = float("-inf")
         self._find_logs()
         self._entries = self._merge()
         self._next = next(self._entries, None)

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import trio
 
-from psyche.analysis.run_view import RunView
+from psyche.analysis.run_view import LAST_ROUNDS, RunView
 from psyche.backends.port import Administration
 from psyche.errors import BackendError, ConfigError, HandshakeError, WireError
 from psyche.telemetry.events import Entry, EventTail, find_logs, read_entry
@@ -21,7 +21,8 @@ ASK_S: Final = 1.5  # between two questions to a backend
 HISTORY_S: Final = 2.0  # for the run's course, which is asked for again if it does not come
 ANSWER_S: Final = 1.4  # a backend that takes longer does not answer, if its last answer took a third at most
 MAX_ANSWER_S: Final = 20.0
-NEW_LOGS_S: Final = 2.0  # between two looks for logs of further nodes
+NEW_LOGS_S: Final = 2.0  # at least, between two looks for logs of further nodes
+LOOK_SHARE: Final = 0.002  # of the time, at most, is spent on such looks
 EVENTS_AT_ONCE: Final = 20_000
 MAX_BUFFER_BYTES: Final = 8 << 20  # of all logs together
 MIN_BUFFER_BYTES: Final = 16 << 10
@@ -46,18 +47,21 @@ class Source(Protocol):
 
 
 class LogSource:
-    """All event logs at a path: of one node, of a folder of them, or of a testnet's folder."""
+    """All event logs at a path: of one node, of a folder of them, or of a testnet's folder.
+
+    The view has the last `keep` rounds; 0: all.
+    """
 
     every_s = LOOK_S
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keep: int = LAST_ROUNDS) -> None:
         if not path.exists():
             raise ConfigError(f"{path}: there is no such file or folder")
-        self.view = RunView(path.name or str(path))
+        self.view = RunView(path.name or str(path), keep)
         self.still = trio.Lock()  # a thread changes the view
         self._path = path
         self._tails: dict[Path, EventTail] = {}
-        self._looked = float("-inf")
+        self._look_at = float("-inf")  # for logs of further nodes
         self._entries: Iterator[Entry] = iter(())
 
     async def refresh(self) -> bool:
@@ -84,11 +88,12 @@ class LogSource:
 
     def _find_logs(self) -> None:
         now = time.monotonic()
-        if now - self._looked >= NEW_LOGS_S:
-            self._looked = now
+        if now >= self._look_at:
             for path in find_logs(self._path):
                 if path not in self._tails:
                     self._tails[path] = EventTail(path, older=True)
+            ended = time.monotonic()
+            self._look_at = ended + max(NEW_LOGS_S, (ended - now) / LOOK_SHARE)
 
     def _merge(self) -> Iterator[Entry]:
         size = max(MIN_BUFFER_BYTES, MAX_BUFFER_BYTES // max(1, len(self._tails)))

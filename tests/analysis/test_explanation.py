@@ -3,13 +3,16 @@
 from pathlib import Path
 
 import pytest
+from kits.log import make
 from kits.runs import Run
 from typer.testing import CliRunner
+from watch.page_kit import NAMES, Logs
 
 from psyche.analysis.explanation import explain_member, find_member
 from psyche.cli.app import app
 from psyche.core.state.state import ClientState
 from psyche.errors import ConfigError
+from psyche.telemetry import types
 from psyche.testing.builders import build_config, build_state
 
 DEMO = Path(__file__).parents[2] / "config" / "demo"
@@ -75,3 +78,23 @@ def test_the_learning_rates_of_a_file_are_drawn_from_its_first_to_its_last_step(
     assert (kind, head.split()) == ("warmup_stable_decay, steps 1 to 241", ["step", "learning", "rate"])
     assert (len(curve), curve[30]) == (60, "█")
     assert [row.split() for row in (rows[0], rows[-1])] == [["1", "1.000e-04"], ["241", "1.000e-04"]]
+
+
+def test_logs_tell_of_every_round_whether_a_clients_result_counted_and_who_was_waited_for(tmp_path: Path) -> None:
+    logs = Logs(tmp_path)
+    for height in range(60):
+        logs.play(height, late="ben" if height == 7 else "")
+        for node in NAMES:
+            logs.emit(node, make(types.Decided, height=height, members=(0, 1) if height != 7 else (0,)))
+    logs.play(60)
+    named = [explain("--logs", str(tmp_path), who) for who in ("ben", "1")]
+    head, *rounds = named[0].splitlines()
+    assert (head, len(rounds), named[0]) == ("ben: its result counted in 59 of 61 rounds", 61, named[1])
+    assert rounds[7].startswith("round 0.7, step 8: no: it did not finish its training for the set of 1")
+    assert rounds[8].startswith("round 0.8, step 9: yes: its result is in the set; waited for last: training of ben")
+    assert rounds[60].startswith("round 0.60, step 61: not decided yet")
+    assert "these logs have no such client, or several; they tell of ada, ben" in explain("--logs", str(tmp_path), "x")
+
+
+def explain(*words: str) -> str:
+    return CliRunner().invoke(app, ["run", "explain", *words]).output

@@ -127,7 +127,7 @@ def test_nothing_grows_with_the_names_and_places_that_logs_and_servers_tell() ->
     accounts, troubles = view.accounts, view._troubles
     kept = (
         view.nodes, view._curves, view._open, view.nodes["ada"].waits, troubles._reported, troubles._gone,
-        accounts.nodes, accounts._keys, accounts._transfers._arrived,
+        accounts.nodes, accounts.keys, accounts._transfers._arrived,
     )  # fmt: skip
     assert [len(one) for one in kept] == [1_024, 1, 16, 64, 512, 512, 1_024, 1_023, 64]
 

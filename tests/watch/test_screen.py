@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kits.log import make
 from textual.pilot import Pilot
-from textual.widgets import DataTable, RichLog, TabbedContent
+from textual.widgets import RichLog, TabbedContent
 from watch.terminal_kit import open_terminal
 
 from psyche.core.state.enums import RunState
@@ -79,11 +79,31 @@ def test_the_four_views_show_the_run_and_the_top_line_what_is_waited_for(tmp_pat
         await wait_until(driver, lambda: "loss, step 1 to 11" in read_screen(screen))
         await driver.press("2")
         await wait_until(driver, lambda: "weights" in read_screen(screen) or "ada  key ada" in read_screen(screen))
-        assert screen.query_one("#members", DataTable).row_count == 1
         await driver.press("3")
         await wait_until(driver, lambda: "down now" in read_screen(screen))
         await driver.press("4")
         await wait_until(driver, lambda: screen.query_one(TabbedContent).active == "logs-tab")
+
+    pilot(LogSource(tmp_path), act)
+
+
+def test_a_long_table_goes_by_under_its_head_and_the_cursor_chooses_a_member(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    for number in range(40):
+        log = EventLog(tmp_path / f"client-{number}" / "events.jsonl", node=f"client-{number}")
+        log.emit(make(types.Trained, step=number, loss=float(number)))
+
+    async def act(screen: WatchScreen, driver: Pilot[None]) -> None:
+        await driver.press("2")
+        await wait_until(driver, lambda: "ada  key ada" in read_screen(screen))
+        await driver.press("tab", "end")
+        await wait_until(driver, lambda: "client-39  key client-39" in read_screen(screen))
+        drawn = read_screen(screen).splitlines()
+        shown = [line.split()[1] for line in drawn if "client-" in line and "key" not in line]
+        assert shown == [f"client-{number}" for number in range(40 - len(shown), 40)]
+        assert "member" in read_screen(screen)
+        await driver.press("up", "pageup")
+        await wait_until(driver, lambda: f"client-{39 - len(shown)}  key" in read_screen(screen))
 
     pilot(LogSource(tmp_path), act)
 
@@ -140,13 +160,13 @@ def test_a_source_that_fails_ends_the_screen_with_its_error(tmp_path: Path) -> N
 
 
 def test_a_curve_goes_from_its_greatest_value_to_its_least() -> None:
-    lines = draw_line([4.0, 3.0, 2.0, 1.0], 18, 2).splitlines()
+    lines = draw_line((4.0, 3.0, 2.0, 1.0), 18, 2).splitlines()
     assert lines[0].split()[0] == "4.000"
     assert lines[1].split()[0] == "1.000"
     assert [len(line) for line in lines] == [18, 18]
     assert lines[0][8] != "\u2800" == lines[1][8]
     assert lines[0][-1] == "\u2800" != lines[1][-1]
-    assert "\u2800" * 10 not in draw_line([2.0, 2.0], 18, 1)
+    assert "\u2800" * 10 not in draw_line((2.0, 2.0), 18, 1)
 
 
 def write_old_run(folder: Path) -> None:

@@ -29,7 +29,7 @@ KEY = bytes(range(32))
 
 
 def read_all(source: LogSource) -> None:
-    source._looked = float("-inf")
+    source._look_at = float("-inf")
     while source.read():
         pass
 

@@ -11,21 +11,24 @@ import trio
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.widgets import Footer, Static, TabbedContent, TabPane
+from textual.widgets import Footer, TabbedContent, TabPane
 
+from psyche.analysis.members import MemberView
 from psyche.analysis.run_view import RunView
 from psyche.core.state.messages import Message, Pause, Resume
 from psyche.errors import ConfigError, PsycheError
+from psyche.telemetry.text import format_table
 from psyche.watch.alerts import Alerts
 from psyche.watch.app import Watcher
-from psyche.watch.page import HEAD, make_row
+from psyche.watch.page import format_members_table
 from psyche.watch.play import SPEEDS, PlaySource
-from psyche.watch.screen.panes import LogLines, Question, RoundInput, Scrubber, Table, Traffic
+from psyche.watch.screen.panes import LogLines, Panel, Question, RoundInput, Scrubber, Table, Traffic
 from psyche.watch.screen.words import write_member, write_run, write_top, write_traffic
 from psyche.watch.sources import Source
 from psyche.wire.nursery import open_plain_nursery
 
-CLOCK_S: Final = 1.0  # between two drawings of a run of which nothing new is known
+CLOCK_S: Final = 0.9  # at least, between two drawings of a run that goes on
+ROWS_PER_S: Final = 64  # of a table: one of hundreds of members is drawn less often
 TRAFFIC_HEAD: Final = ("member", "up", "down", "up now", "down now", "waits for")
 Command = Callable[[Message], Awaitable[Any]]
 CSS: Final = """
@@ -67,6 +70,7 @@ class WatchScreen(App[None]):
         self._sources: Sequence[Source] = ()
         self._place = 0  # of the source that is shown
         self._drawn: tuple[int, int, float] = (0, 0, 0.0)  # source, revision, when
+        self._listed = 0.0  # when a table was drawn
         self._command: Command | None = None
         self._nursery: trio.Nursery | None = None
         self._scope: trio.CancelScope | None = None
@@ -74,9 +78,8 @@ class WatchScreen(App[None]):
         self._function: Callable[[], Awaitable[Any]] | None = None
         self._result: outcome.Outcome[Any] | None = None
         self._traffic = Traffic()
-        self._members: dict[str, Any] = {}
-        self._top, self._run = Static("reading ...", id="top", markup=False), Static("", markup=False)
-        self._member = Static("", id="member", markup=False)
+        self._members: Sequence[MemberView] = ()
+        self._top, self._run, self._member = Panel("reading ...", name="top"), Panel(), Panel(name="member")
         self._table, self._network, self._lines = Table("members"), Table("network"), LogLines()
 
     def compose(self) -> ComposeResult:
@@ -142,37 +145,43 @@ class WatchScreen(App[None]):
     def view(self) -> RunView:
         return self._sources[self._place].view
 
-    def draw(self, *, at_once: bool = False) -> None:
+    def draw(self) -> None:
         now, view = self.now() if self._play is None else self._play.at, self.view
         if self._scrubber is not None:
             self._scrubber.show()
         place, revision, drawn = self._drawn
-        if not at_once and (place, revision) == (id(view), view.revision) and abs(now - drawn) < CLOCK_S:
+        is_first, is_new = place != id(view), revision != view.revision
+        if not is_first and not (is_new and self._play) and abs(now - drawn) < CLOCK_S:
             return
-        self._drawn = (id(view), view.revision, now)
-        members = view.get_members()
-        self._members = {one.key: one for one in members}
+        self._drawn, self._members = (id(view), view.revision, now), view.get_members()
         columns = max(30, self.size.width - 4)
-        self._top.update(write_top(view, members, now, columns + 2))
-        rates = self._traffic.take(members, now)
+        self._top.show(write_top(view, self._members, now, columns + 2))
+        self._traffic.take(self._members, now)
         tab = self.query_one(TabbedContent).active
-        if tab == "run-tab":  # of many members each of the others costs more than all the rest
-            self._run.update(write_run(view, columns, max(10, self.size.height - 8)))
-        elif tab == "members-tab":
-            self._table.show(HEAD, {one.key: make_row(one, now) for one in members}, left=4)
-            self._draw_member(now)
-        elif tab == "network-tab":
-            self._network.show(TRAFFIC_HEAD, {one.key: write_traffic(one, rates[one.key]) for one in members})
-        else:
+        if tab == "logs-tab":
             same = {view.run_id, ""}  # a log that names no run is of what it was named beside
             self._lines.show([one.view for one in self._sources if one.view is view or one.view.run_id in same])
+        elif tab == "run-tab":
+            if is_first or is_new:  # it tells no time that goes on
+                self._run.show(write_run(view, columns, max(10, self.size.height - 8)))
+        elif is_first or abs(now - self._listed) >= len(self._members) / ROWS_PER_S:
+            self._listed = now
+            self._draw_table(tab, now, columns)
+
+    def _draw_table(self, tab: str, now: float, columns: int) -> None:
+        if tab == "members-tab":
+            self._table.show(format_members_table(self._members, now, columns))
+            self._draw_member(now)
+        else:
+            rates = self._traffic.compute_rates()
+            rows = [write_traffic(one, rates[one.key]) for one in self._members]
+            self._network.show(format_table(TRAFFIC_HEAD, rows))
 
     def _draw_member(self, now: float) -> None:
-        keys, row = [*self._members], self._table.cursor_row
-        member = self._members[keys[row]] if 0 <= row < len(keys) else None
-        self._member.update(write_member(member, now, max(30, self.size.width - 4)))
+        member = self._members[self._table.row] if self._table.row < len(self._members) else None
+        self._member.show(write_member(member, now, max(30, self.size.width - 4)))
 
-    def on_data_table_row_highlighted(self) -> None:
+    def on_table_moved(self) -> None:
         self._draw_member(self.now() if self._play is None else self._play.at)
 
     def on_tabbed_content_tab_activated(self) -> None:

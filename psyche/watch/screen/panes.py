@@ -4,14 +4,20 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar, Final, NamedTuple
 
-from rich.console import JustifyMethod
+from rich.cells import set_cell_size
+from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.events import Click
+from textual.geometry import Size
+from textual.message import Message
 from textual.screen import ModalScreen
-from textual.widgets import DataTable, Input, RichLog, Static
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widgets import Input, RichLog, Static
 
 from psyche.analysis.members import MemberView
 from psyche.analysis.run_view import MAX_LINES, RunView
@@ -22,34 +28,75 @@ from psyche.watch.screen.words import write_line
 RATE_SAMPLES: Final = 20
 
 
-class Table(DataTable[Text]):
-    """A table of text without markup, whose rows keep their place and the cursor; empty columns are left out."""
+class Panel(Static):
+    """Text without markup that is drawn anew where it has changed, and laid out where it has more or fewer lines."""
+
+    def __init__(self, text: str = "", *, name: str = "") -> None:
+        super().__init__(text, id=name or None, markup=False)
+        self._shown = Text()
+
+    def show(self, text: Text) -> None:
+        if text == self._shown:
+            return
+        self._shown = text
+        self.update(text, layout=False)
+        if self.get_content_height(self.size, self.size, self.content_size.width) != self.content_size.height:
+            self.refresh(layout=True)
+
+
+class Table(ScrollView, can_focus=True):
+    """A table as `format_table` writes it, with a cursor: its head stays, and only lines in view are drawn.
+
+    textual's own table draws cell by cell, which takes a sixth of a core where hundreds of members change all the time.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", show=False), Binding("down", "move(1)", show=False),
+        Binding("pageup", "page(-1)", show=False), Binding("pagedown", "page(1)", show=False),
+        Binding("home", "move(-10000)", show=False), Binding("end", "move(10000)", show=False),
+    ]  # fmt: skip
+
+    class Moved(Message):
+        """The cursor is in another row."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(id=name, cursor_type="row", zebra_stripes=True)
-        self._shown: tuple[tuple[str, ...], dict[str, tuple[str, ...]]] = ((), {})
+        super().__init__(id=name)
+        self.row = 0  # of the cursor
+        self._head, self._rows = "", list[str]()
 
-    def show(self, head: Sequence[str], rows: dict[str, tuple[str, ...]], *, left: int = 1) -> None:
-        """Replace what is shown; `rows` by key, of which the first `left` columns are left-aligned."""
-        used = [n for n in range(len(head)) if any(row[n] not in ("", "-") for row in rows.values())]
-        columns = tuple(head[place] for place in used)
-        cells = {key: tuple(row[place] for place in used) for key, row in rows.items()}
-        aligned: list[JustifyMethod] = ["left" if place < left else "right" for place in used]
-        columns_before, before = self._shown
-        if (columns, [*cells]) != (columns_before, [*before]):
-            cursor = self.cursor_row
-            self.clear(columns=True)
-            for name, side in zip(columns, aligned, strict=True):
-                self.add_column(Text(name, justify=side), key=name)
-            for key, row in cells.items():
-                self.add_row(*(Text(cell, justify=side) for cell, side in zip(row, aligned, strict=True)), key=key)
-            self.move_cursor(row=cursor)
-        else:
-            for key, row in cells.items():
-                for name, cell, side, old in zip(columns, row, aligned, before[key], strict=True):
-                    if cell != old:
-                        self.update_cell(key, name, Text(cell, justify=side), update_width=True)
-        self._shown = (columns, cells)
+    def show(self, table: str) -> None:
+        before = (self._head, *self._rows)
+        self._head, *self._rows = table.splitlines() or [""]
+        if before == (self._head, *self._rows):
+            return
+        self.virtual_size = Size(max(map(len, (self._head, *self._rows))), len(self._rows) + 1)
+        self.row = max(0, min(self.row, len(self._rows) - 1))
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        left, top = self.scroll_offset
+        row = top + y - 1
+        text = self._head if not y else self._rows[row] if row < len(self._rows) else ""
+        style = self.rich_style + Style(bold=not y, reverse=bool(y and text and row == self.row))
+        wide = max(self.size.width, self.virtual_size.width)
+        return Strip([Segment(set_cell_size(text, wide), style)], wide).crop(left, left + self.size.width)
+
+    def action_move(self, rows: int) -> None:
+        self._go(self.row + rows)
+
+    def action_page(self, pages: int) -> None:
+        self._go(self.row + pages * max(1, self.size.height - 2))
+
+    def on_click(self, event: Click) -> None:
+        if event.y:
+            self._go(self.scroll_offset.y + event.y - 1)
+
+    def _go(self, row: int) -> None:
+        self.row = max(0, min(row, len(self._rows) - 1))
+        top = min(max(self.scroll_offset.y, self.row - self.size.height + 2), self.row)
+        self.scroll_to(y=top, animate=False)
+        self.refresh()
+        self.post_message(self.Moved())
 
 
 class LogLines(RichLog):
@@ -81,8 +128,7 @@ class Traffic:
     def __init__(self) -> None:
         self._samples: dict[str, deque[Sample]] = {}
 
-    def take(self, members: Sequence[MemberView], now: float) -> dict[str, tuple[float, float]]:
-        """Bytes a second up and down, by key."""
+    def take(self, members: Sequence[MemberView], now: float) -> None:
         for one in members:
             samples = self._samples.setdefault(one.key, deque(maxlen=RATE_SAMPLES))
             sample = Sample(now, one.bytes_sent or 0, one.bytes_received or 0)
@@ -91,6 +137,9 @@ class Traffic:
             if not samples or now - samples[-1].t >= 1:
                 samples.append(sample)
         self._samples = {one.key: self._samples[one.key] for one in members}
+
+    def compute_rates(self) -> dict[str, tuple[float, float]]:
+        """Bytes a second up and down, by key."""
         return {key: _compute_rates(samples) for key, samples in self._samples.items()}
 
 

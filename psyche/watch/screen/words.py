@@ -1,6 +1,7 @@
 """What the screen writes: the top lines, the curve, the tables. All is `Text` or plain: markup of strangers is none."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from rich.text import Text
@@ -81,7 +82,7 @@ def write_run(view: RunView, columns: int, rows: int) -> Text:
     if len(points) > 1:
         claimed = ", as witnesses claim" if view.is_claimed else ""
         text.append(f"\nloss, step {points[0][0]} to {points[-1][0]}{claimed}", style="dim")
-        text.append("\n" + draw_line([loss for _, loss in points], columns, height), style="cyan")
+        text.append("\n" + draw_line(tuple(loss for _, loss in points), columns, height), style="cyan")
     if table := write_rounds(view, columns):
         text.append(f"\n{table}")
     return text
@@ -100,7 +101,8 @@ def write_rounds(view: RunView, columns: int) -> str:
     return format_table(ROUND_HEAD, rows, left=0, columns=columns, spare=SPARE) if rows else ""
 
 
-def draw_line(values: Sequence[float], columns: int, rows: int) -> str:
+@lru_cache(maxsize=4)  # it is the same until the next round
+def draw_line(values: tuple[float, ...], columns: int, rows: int) -> str:
     """A line through the values in dots of Braille; the greatest and the least stand at its left."""
     width, height = max(1, columns - LABEL_COLUMNS) * 2, rows * 4
     least, greatest = min(values), max(values)
@@ -136,7 +138,7 @@ def write_member(member: MemberView | None, now: float, columns: int) -> Text:
     text = Text("\n".join(lines))
     if member.error:
         text.append(f"\n! since {format_clock(member.error_since)}: {member.error}", style="bold red")
-    losses = [] if member.curve is None else [point.loss for point in member.curve]
+    losses = () if member.curve is None else tuple(point.loss for point in member.curve)
     if len(losses) > 1:
         text.append("\n" + draw_line(losses, columns, 3), style="cyan")
     return text

@@ -1,5 +1,6 @@
 """`psyche run explain` and `preview-lr`: what was decided of a member, and the learning rates that a file asks for."""
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,26 +18,44 @@ COLUMNS = 60
 ROWS = 12
 
 
-@_command("explain", f"psyche run explain 0 {OWNED}", f"psyche run explain 0 {ON_CHAIN}")
+@_command(
+    "explain",
+    f"psyche run explain 0 {OWNED}",
+    f"psyche run explain 0 {ON_CHAIN}",
+    "psyche run explain client-1 --logs runs/demo",
+)
 def explain(
     *,
-    member: Annotated[str, typer.Argument(help="Its index in the epoch, or the start of its key.")],
+    member: Annotated[
+        str, typer.Argument(help="Its index in the epoch, or the start of its key; with --logs also its name there.")
+    ],
+    logs: Annotated[
+        Path | None, typer.Option(help="Ask no backend: read every round from the event logs in this folder.")
+    ] = None,
     access: Access,
 ) -> None:
     """Say why a member's results counted or not.
 
-    The record has the last few rounds of the epoch. Needs the key of an owner, or of a client of the run.
+    The record has the last four rounds of the epoch, with each witness's word; reading it needs the key of an owner,
+    or of a client of the run. Event logs, such as a testnet's folder, tell of all rounds; with --logs no key is needed.
     """
-    from psyche.analysis.explanation import explain_member, find_member
+    from psyche.analysis.explanation import explain_member, explain_node, find_member
     from psyche.watch.page import wrap
+    from psyche.watch.sources import LogSource
 
     async def ask(backend: "Administration") -> list[str]:
         state = await backend.get_record()
         keys = [backend.name_key(one.signer) for one in state.clients]
         return list(explain_member(state, find_member(state, member, keys)))
 
-    for line in access.run(ask, as_anybody=True):
-        typer.echo(wrap(line))
+    def read(path: Path) -> Iterator[str]:
+        source = LogSource(path, keep=0)
+        while source.read():
+            pass
+        return explain_node(source.view.accounts, member)
+
+    lines = map(wrap, access.run(ask, as_anybody=True)) if logs is None else read(logs)  # a line for each round
+    typer.echo("\n".join(lines))
 
 
 @_command("preview-lr", "psyche run preview-lr my-run", shared={})

@@ -31,6 +31,7 @@ from psyche.core.state.enums import (
     CheckpointKind,
     DataLocationKind,
     HttpLocationKind,
+    Lookahead,
     OptimizerKind,
     ScheduleKind,
     TokenSize,
@@ -275,7 +276,12 @@ class AdamWContent(Table):
     """The settings of AdamW, which trains in one process only."""
 
 
-@keys_of(settings.Optimizer, OPTIMIZER.variants[OptimizerKind.DISTRO].places)
+@keys_of(
+    settings.Optimizer, OPTIMIZER.variants[OptimizerKind.DISTRO].places,
+    lookahead=(pick_variant(Lookahead), key(
+        settings.get_keys(settings.Optimizer)["lookahead"].meaning, default="Momentum", validate_default=True,
+        example="Own")),
+)  # fmt: skip
 class DistroContent(Table):
     """The settings of DisTrO."""
 

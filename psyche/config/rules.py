@@ -13,6 +13,7 @@ from psyche.core.state.state import (
     Config,
     DataLocationKind,
     DataType,
+    Lookahead,
     Model,
     OptimizerKind,
     ScheduleKind,
@@ -51,6 +52,12 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
             "verifiers could recompute only the first inner step; with config.verification_percent above 0 take "
             "'AdamWAnew' or 'MuonAnew', or set that to 0"
         )
+    looks_elsewhere = model.optimizer.kind is OptimizerKind.DISTRO and model.optimizer.lookahead is not Lookahead.OWN
+    if config is not None and config.verification_percent and config.overlap and looks_elsewhere:
+        found.append(
+            "model.LLM.optimizer 'Distro' with overlap looks ahead along the momentum, which verifiers do not have; "
+            'with config.verification_percent above 0 set lookahead = "Own", or overlap = false'
+        )  # V4
     if config is not None and config.data_root != ZERO32 and model.data_location.kind is DataLocationKind.WEIGHTED_HTTP:
         found.append(
             "config.data_root must not be set with data_location 'WeightedHttp': a manifest is of one place, a mix has "

@@ -5,7 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from psyche.core.state.limits import MAX_INNER_STEPS, MAX_OUTER_RATE
-from psyche.core.state.state import InnerOptimizer, LrSchedule, Optimizer, OptimizerKind, ScheduleKind
+from psyche.core.state.state import InnerOptimizer, Lookahead, LrSchedule, Optimizer, OptimizerKind, ScheduleKind
 from psyche.errors import ConfigError
 from psyche.modeling.device_name import check_device_name
 from psyche.storage.port import StorageOptions
@@ -22,6 +22,11 @@ class InnerName(StrEnum):
     MUON = "muon"
     ADAMW_ANEW = "adamw-anew"
     MUON_ANEW = "muon-anew"
+
+
+class LookaheadName(StrEnum):
+    MOMENTUM = "momentum"
+    OWN = "own"
 
 
 class ScheduleName(StrEnum):
@@ -66,9 +71,10 @@ class TrainSettings:
     Held-out rows come from `eval_data`, or else from the last `eval_tokens` of `data` (0: nothing is evaluated; None: a
     tenth, at most 200,000);
     `eval_sequences` of them are used every `eval_every` steps (0: at the end only). DisTrO's settings
-    (`chunk`, `topk`, `decay`, `values`, `peers`, `overlap`) are unused with AdamW, and so is
-    AdamW's `betas` with DisTrO. Local steps have DisTrO's but `values`, and those from `inner_steps` to `value_bits`;
-    a step is a round of them, in which each peer does `inner_steps` steps with its share of `total_batch`.
+    (`chunk`, `topk`, `decay`, `values`, `peers`, `overlap`, `lookahead`) are unused with AdamW, and so is
+    AdamW's `betas` with DisTrO. Local steps have DisTrO's but `values` and `lookahead`, and those from
+    `inner_steps` to `value_bits`; a step is a round of them, in which each peer does `inner_steps` steps with its share
+    of `total_batch`.
     """
 
     model: str | Path
@@ -93,6 +99,7 @@ class TrainSettings:
     values: bool = False
     peers: int = 1
     overlap: bool = False
+    lookahead: LookaheadName = LookaheadName.MOMENTUM
     inner_steps: int = 8
     inner_optimizer: InnerName = InnerName.ADAMW
     merge_step: int = 0
@@ -133,6 +140,8 @@ class TrainSettings:
             raise ConfigError(f"--decay: {self.decay}, must be at least 0 and below 1")
         if self.optimizer is OptimizerName.ADAMW and (self.overlap or self.peers > 1):
             raise ConfigError("--peers, --overlap: AdamW has one peer that does not wait; use --optimizer distro")
+        if self.lookahead is LookaheadName.OWN and not (self.overlap and self.optimizer is OptimizerName.DISTRO):
+            raise ConfigError("--lookahead own: only DisTrO with --overlap looks ahead along something")
 
     def _check_local_steps(self) -> None:
         if not 0 <= self.decay <= 1:
@@ -168,4 +177,8 @@ class TrainSettings:
                 outer_rate=self.outer_rate, value_bits=self.value_bits, **shared,
             )  # fmt: skip
         kind = OptimizerKind.DISTRO if self.optimizer is OptimizerName.DISTRO else OptimizerKind.ADAMW
-        return Optimizer(kind, compression_decay=self.decay, quantize_1bit=not self.values, betas=self.betas, **shared)
+        lookahead = Lookahead[self.lookahead.name]
+        return Optimizer(
+            kind, compression_decay=self.decay, quantize_1bit=not self.values, betas=self.betas, lookahead=lookahead,
+            **shared,
+        )  # fmt: skip

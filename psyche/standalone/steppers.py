@@ -12,14 +12,14 @@ from torch import nn
 from psyche.core.committee.schedule import compute_learning_rate
 from psyche.core.encoding.plan import compute_run_plan
 from psyche.errors import TrainerError
-from psyche.modeling.distro.codec import decode_payload
+from psyche.modeling.distro.codec import ChunkSets, decode_payload
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.local.exchange import Part
 from psyche.modeling.local.inner import split_samples
 from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.model import get_shapes
 from psyche.modeling.trainer.batch import Gradients, compute_gradients
-from psyche.standalone.settings import OptimizerName, TrainSettings
+from psyche.standalone.settings import LookaheadName, OptimizerName, TrainSettings
 from psyche.wire.trainer import SentResult
 
 T = TypeVar("T")  # what a peer sends
@@ -157,13 +157,18 @@ class DistroStepper(_PeersStepper[bytes]):
         loss, norm = 0.0, 0.0
         payloads: list[bytes] = []
         for peer, share in zip(self._peers, torch.tensor_split(tokens, len(self._peers)), strict=True):
-            with peer.lookahead(look_ahead_lr) if look_ahead_lr > 0 else nullcontext():
+            with peer.lookahead(look_ahead_lr, self._find_own(len(payloads))) if look_ahead_lr > 0 else nullcontext():
                 gradients = self._compute(share, number)
             loss += gradients.loss * len(share) / len(tokens)
             norm = max(norm, gradients.norm)
             payloads.append(peer.compress(gradients.tensors, lr, decided, in_flight=in_flight, height=number))
         self._on_their_way.append(payloads)
         return StepReport(loss, norm, len(payloads[0]))
+
+    def _find_own(self, peer: int) -> list[ChunkSets] | None:
+        """What the look-ahead takes for the results in flight; None: the momentum says it."""
+        is_own = self._settings.lookahead is LookaheadName.OWN
+        return decode_payload(self._plan, self._on_their_way[-1][peer]) if is_own else None
 
     def _apply(self, results: list[bytes], lr: float) -> None:
         self._peers[0].apply(results, lr, self._settings.weight_decay)

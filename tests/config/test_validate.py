@@ -19,6 +19,7 @@ from psyche.core.state.state import (
     DataLocationKind,
     DataType,
     InnerOptimizer,
+    Lookahead,
     Optimizer,
     OptimizerKind,
 )
@@ -246,6 +247,19 @@ def test_verification_asks_local_steps_for_inner_state_that_begins_anew(kind: In
     is_kept = kind in (InnerOptimizer.ADAMW, InnerOptimizer.MUON)
     assert [f"inner_optimizer {get_variant_name(kind)!r}" in text for text in found] == [True] * is_kept
     assert all("'AdamWAnew'" in text for text in found)
+
+
+@pytest.mark.parametrize("lookahead", list(Lookahead))
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("percent", [0, 5])
+def test_v4_verification_with_overlap_asks_for_a_look_ahead_that_verifiers_can_take_too(
+    lookahead: Lookahead, overlap: bool, percent: int
+) -> None:
+    run = load_run(CONFIG / "demo")
+    run.config.overlap, run.config.verification_percent = overlap, percent
+    run.model.optimizer.lookahead = lookahead
+    is_refused = lookahead is Lookahead.MOMENTUM and overlap and percent > 0
+    assert ['lookahead = "Own"' in text for text in find_unsupported(run.model, run.config)] == [True] * is_refused
 
 
 def test_all_shipped_configurations_can_run() -> None:

@@ -23,6 +23,7 @@ from psyche.core.state.state import (
     HttpLocation,
     HttpLocationKind,
     InnerOptimizer,
+    Lookahead,
     LrSchedule,
     Metadata,
     Model,
@@ -180,7 +181,10 @@ def draw_optimizer(draw: Random) -> Optimizer:
     }  # fmt: skip
     if kind is OptimizerKind.DISTRO:
         quantize_1bit = draw.random() < 0.5
-        return Optimizer(kind, compression_decay=draw.choice(FLOATS), quantize_1bit=quantize_1bit, **shared)
+        lookahead = draw.choice(list(Lookahead))
+        return Optimizer(
+            kind, compression_decay=draw.choice(FLOATS), quantize_1bit=quantize_1bit, lookahead=lookahead, **shared
+        )
     return Optimizer(
         kind, inner_optimizer=draw.choice(list(InnerOptimizer)), inner_steps=draw.choice((0, 1, 8, 8, 2_048, 2_049)),
         merge_step=draw.choice((0, 0, 1, 7, 8)), value_bits=draw.choice((0, 1, 2, 2, 3)),

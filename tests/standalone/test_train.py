@@ -16,7 +16,14 @@ from psyche.errors import ConfigError, TrainerError
 from psyche.modeling.model import get_parameters, load_model
 from psyche.standalone.corpus import Corpus
 from psyche.standalone.report import describe_step
-from psyche.standalone.settings import InnerName, OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
+from psyche.standalone.settings import (
+    InnerName,
+    LookaheadName,
+    OptimizerName,
+    ScheduleName,
+    ScheduleSettings,
+    TrainSettings,
+)
 from psyche.standalone.sources import ReadingLoop
 from psyche.standalone.steppers import StepReport
 from psyche.standalone.train import StepProgress, train_model
@@ -63,12 +70,23 @@ def make_settings(model: Path, data: Path, **changes: Any) -> TrainSettings:
         {"peers": 1},
         {"peers": 3},
         {"peers": 3, "overlap": True, "micro_batch": 1},
+        {"peers": 3, "overlap": True, "lookahead": LookaheadName.OWN},
         {"peers": 2, "values": True},
         {**LOCAL, "peers": 1},
         {**LOCAL, "peers": 3, "overlap": True, "merge_step": 1, "inner_optimizer": InnerName.MUON},
         {**LOCAL, "peers": 2, "inner_optimizer": InnerName.ADAMW_ANEW, "value_bits": 1, "inner_steps": 5},
     ],
-    ids=["adamw", "one peer", "three peers", "overlap", "values", "local", "local overlap", "local anew"],
+    ids=[
+        "adamw",
+        "one peer",
+        "three peers",
+        "overlap",
+        "own look-ahead",
+        "values",
+        "local",
+        "local overlap",
+        "local anew",
+    ],
 )
 def test_every_way_of_training_learns(model: Path, data: Path, changes: dict[str, Any]) -> None:
     result = train_model(make_settings(model, data, steps=12, **changes))
@@ -206,6 +224,7 @@ def test_of_a_small_text_a_tenth_is_held_out_unless_the_user_says_how_much(data:
         ({**LOCAL, "inner_steps": 0}, "--inner-steps: 0, must be 1 to 2048"),
         ({**LOCAL, "inner_steps": 2_049}, "--inner-steps: 2049"),
         ({**LOCAL, "overlap": True, "merge_step": 2}, "--merge-step: 2, must be 0 to below --inner-steps 2"),
+        ({"lookahead": LookaheadName.OWN}, "--lookahead own: only DisTrO with --overlap looks ahead"),
         ({**LOCAL, "merge_step": 1}, "--merge-step: without --overlap there is nothing to merge"),
         ({**LOCAL, "outer_rate": 0.0}, "--outer-rate: 0.0"),
         ({**LOCAL, "value_bits": 3}, "--value-bits: 3, must be 1 or 2"),

@@ -53,6 +53,7 @@ SETTINGS: Final = share_fields(
     values=option("DisTrO: send full values, not signs.", "--values"),
     peers="DisTrO, local: peers simulated in this process.",
     overlap=option("DisTrO, local: apply two steps late, with look-ahead, as a run does.", "--overlap"),
+    lookahead="DisTrO, with --overlap: the look-ahead follows the momentum, or the peer's own last result.",
     inner_steps="local: steps of a peer between two exchanges.",
     inner_optimizer="local: what these steps are done with; anew: its state is zero at the start of each round.",
     merge_step="local, with --overlap: inner steps after which the others' last results count; 0: when applied.",

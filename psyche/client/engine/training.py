@@ -24,7 +24,7 @@ from psyche.core.committee.schedule import get_lr_bits
 from psyche.core.encoding.header import NumericClass, ResultHeader, encode_header
 from psyche.core.state.bits import get_members, to_bytes32
 from psyche.core.state.gossip import Result
-from psyche.core.state.state import ZERO32, OptimizerKind
+from psyche.core.state.state import ZERO32, Lookahead, OptimizerKind
 from psyche.telemetry import types
 from psyche.wire.crypto import blob_id_of, compute_commitment
 from psyche.wire.gossip import encode_gossip, sign_gossip
@@ -106,8 +106,8 @@ class Training:
         self._cancelling = False
         overlap = x.state.config.overlap
         self._told = self.chain.own.take()
-        is_local = self._is_local
-        own = [one for one in self._find_in_flight(record) if one.member == x.member] if is_local else []
+        is_local, is_own = self._is_local, x.state.model.optimizer.lookahead is Lookahead.OWN  # V4
+        own = [one for one in self._find_in_flight(record) if one.member == x.member] if is_local or is_own else []
         limit_s = TRAIN_SHARE * x.state.config.max_round_train_time if is_local else math.inf
         self._deadline = record.started_at + limit_s
         x.do(

@@ -54,6 +54,7 @@ from psyche.core.state.enums import (
     DataLocationKind,
     HttpLocationKind,
     InnerOptimizer,
+    Lookahead,
     OptimizerKind,
     RoundFlag,
     RunState,
@@ -182,7 +183,8 @@ OPTIMIZER: Final = TaggedLayout(
             optional(f32("weight_decay")), optional(f32("clip_grad_norm")),
         ),
         OptimizerKind.DISTRO: (
-            present("clip_grad_norm"), present("weight_decay"), boolean("quantize_1bit"), pad(1),
+            present("clip_grad_norm"), present("weight_decay"), boolean("quantize_1bit"),
+            enum("lookahead", Lookahead),
             optional(f32("clip_grad_norm")), optional(f32("weight_decay")), f32("compression_decay"),
             u16("compression_topk"), u16("compression_chunk"),
         ),

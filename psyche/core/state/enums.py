@@ -171,5 +171,12 @@ class InnerOptimizer(IntEnum):
     MUON_ANEW = 3
 
 
+class Lookahead(IntEnum):
+    """What DisTrO's look-ahead step follows (V4)."""
+
+    MOMENTUM = 0
+    OWN = 1  # the own result in flight, which everybody has
+
+
 ANEW: Final = (InnerOptimizer.ADAMW_ANEW, InnerOptimizer.MUON_ANEW)
 MUON: Final = (InnerOptimizer.MUON, InnerOptimizer.MUON_ANEW)

@@ -16,6 +16,7 @@ from psyche.core.state.enums import (
     DataType,
     HttpLocationKind,
     InnerOptimizer,
+    Lookahead,
     OptimizerKind,
     ScheduleKind,
     TokenSize,
@@ -178,6 +179,10 @@ class Optimizer:
     quantize_1bit: bool = key(
         "bool", "true: only signs are sent; false: full values of 32 bits", default=False, example=True
     )
+    lookahead: Lookahead = key(
+        "enum", ("what the look-ahead step of overlap follows: Momentum is better early on, Own is what verifiers can "
+        "take too"), default=Lookahead.MOMENTUM, example="Own",
+    )  # fmt: skip
     betas: tuple[float, float] = key(
         "f32 pair", "decay of the first and of the second moment", default=(0.0, 0.0), allowed="two, each 0 to below 1",
         example=[0.9, 0.95],

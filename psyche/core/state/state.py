@@ -21,6 +21,7 @@ from psyche.core.state.enums import (
     DataType,
     HttpLocationKind,
     InnerOptimizer,
+    Lookahead,
     OptimizerKind,
     Role,
     RoundFlag,

@@ -2,6 +2,7 @@
 
 With overlap, a round trains on weights that lack the updates of the last two rounds. The look-ahead point estimates
 them: weights moved by -lr * sign(inverse of the momentum) for the forward and backward pass compensate for most of it.
+Or they are moved as the own last payload alone would move them, which everybody can compute, to the bit (V4).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,6 +95,19 @@ class Distro:
                 )  # fmt: skip
         return add_sums(parts)
 
+    @torch.no_grad()
+    def transform(self, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The transformed gradients as `compress` takes them up, but for lr: float32 [chunks, area] of each group."""
+        strips = view_all_strips(self._plan, {name: gradient.contiguous() for name, gradient in gradients.items()})
+        found: list[torch.Tensor] = []
+        for group, blocks in zip(self._plan.groups, self._applier.blocks, strict=True):
+            chunks = torch.empty((group.chunks, *group.edges), device=strips[0].device)
+            for block in blocks:
+                for gradient, part in iterate_chunks(block, strips, chunks[block.rows]):
+                    part.copy_(gradient)
+            found.append(transform(chunks).view(group.chunks, group.area))
+        return found
+
     def apply(self, payloads: Sequence[bytes], lr: float, weight_decay: float) -> None:
         """Apply decided payloads, in ascending batch start: weight decay first, then the signs of the averaged votes.
 
@@ -115,18 +129,21 @@ class Distro:
         self.momentum.load_state(state)
 
     @contextmanager
-    def lookahead(self, lr: float) -> Iterator[None]:
+    def lookahead(self, lr: float, own: Sequence[ChunkSets] | None = None) -> Iterator[None]:
         """Move the weights to the look-ahead point inside the context; `lr` is that of the previous round.
 
-        Afterwards, after an error or a cancellation too, they are what they were, bit for bit. Undoing the step by
-        addition would not be exact: it changes 2 to 3 % of the weights in their last bits. So a copy is kept. Calls
-        must not be nested.
+        That is along the momentum, or where the payload `own` alone would lead. Afterwards, after an error or a
+        cancellation too, they are what they were, bit for bit. Undoing the step by addition would not be exact: it
+        changes 2 to 3 % of the weights in their last bits. So a copy is kept. Calls must not be nested.
         """
         if not self._copies:
             self._copies = [torch.empty_like(weight) for weight in self._strips]
         _copy(self._strips, self._copies)
         try:
-            self._step_ahead(lr)
+            if own is None:
+                self._step_ahead(lr)
+            else:
+                self._applier.apply([own], lr)
             yield
         finally:
             _copy(self._copies, self._strips)

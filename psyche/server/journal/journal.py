@@ -34,7 +34,7 @@ _SNAPSHOT_MAGIC: Final = b"PSYJSNAP"
 _SNAPSHOT_MARK: Final = struct.Struct("<8sI")  # magic, version: the head of snapshots of every version
 _SNAPSHOT: Final = struct.Struct("<8sIQQH")  # magic, version, seq, now, op ids
 _SNAPSHOT_HASH_BYTES: Final = 32
-_SNAPSHOT_VERSION: Final = 5  # of snapshots and of the records after them
+_SNAPSHOT_VERSION: Final = 6  # of snapshots and of the records after them
 _ACCESS_SIZE: Final = struct.Struct("<I")  # bytes of the allow list, after the op ids
 _LENGTH_PATTERN: Final = (
     rb"(?:[\x19-\xff]\x00|[\x00-\xff][\x01-\x0f]|\x00\x10)\x00\x00"  # _MIN_BYTES to MAX_RECORD_BYTES

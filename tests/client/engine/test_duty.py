@@ -12,7 +12,7 @@ from psyche.core.committee.schedule import get_lr_bits
 from psyche.core.encoding.header import decode_header
 from psyche.core.state.gossip import Finished, Result
 from psyche.core.state.messages import Withdraw, WitnessMessage
-from psyche.core.state.state import ZERO32, Role, RunState, WitnessFlag
+from psyche.core.state.state import ZERO32, Lookahead, Role, RunState, WitnessFlag
 from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import blob_id_of
@@ -74,6 +74,17 @@ def test_the_look_ahead_uses_the_rate_of_the_round_before_and_only_with_overlap(
     train = bench.get_all(act.Train)[-1]
     assert train.height == 1
     assert (train.lookahead_lr > 0, train.in_flight) == (overlap, overlap)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_v4_a_look_ahead_along_the_own_result_gets_the_one_in_flight(overlap: bool) -> None:
+    bench = build_bench(4, overlap=overlap)
+    bench.state.model.optimizer.lookahead = Lookahead.OWN
+    bench.start()
+    assert bench.get_all(act.Train)[-1].blobs == (), "at height 0 nothing is in flight"
+    bench.run_round()
+    own = bench.get_known(0, 0)[0].header.body_hash
+    assert bench.get_all(act.Train)[-1].blobs == (own,) * overlap
 
 
 # --- A4

@@ -33,6 +33,7 @@ from psyche.core.state.state import (
     Config,
     Coordinator,
     InnerOptimizer,
+    Lookahead,
     LrSchedule,
     Model,
     Optimizer,
@@ -337,6 +338,15 @@ def test_the_settings_of_adamw_have_exactly_these_bytes() -> None:
     expected = struct.pack("<IfffBB2xff", OptimizerKind.ADAMW, 0.5, 0.25, 2.0, 0, 1, 0.0, 1.0)
     assert OPTIMIZER.write(optimizer) == expected.ljust(32, b"\0")
     assert OPTIMIZER.read(OPTIMIZER.write(optimizer)) == optimizer
+
+
+def test_the_look_ahead_of_distro_is_one_byte() -> None:
+    optimizer = Optimizer(OptimizerKind.DISTRO, compression_topk=8, compression_chunk=64, lookahead=Lookahead.OWN)
+    written = OPTIMIZER.write(optimizer)
+    assert written == struct.pack("<IBBBBfffHH", 2, 0, 0, 0, 1, 0.0, 0.0, 0.0, 8, 64).ljust(32, b"\0")
+    assert OPTIMIZER.read(written) == optimizer
+    with pytest.raises(WireError, match="lookahead: 2 is no Lookahead"):
+        OPTIMIZER.read(written[:7] + b"\2" + written[8:])
 
 
 def test_the_settings_of_local_steps_fill_their_bytes() -> None:

@@ -40,6 +40,7 @@ NAMES = {
     enums.ScheduleKind: "CONSTANT LINEAR COSINE WARMUP_STABLE_DECAY",
     enums.OptimizerKind: "DUMMY ADAMW DISTRO LOCAL_STEPS",
     enums.InnerOptimizer: "ADAMW MUON ADAMW_ANEW MUON_ANEW",
+    enums.Lookahead: "MOMENTUM OWN",
 }
 FLAGS: dict[Any, dict[str, int]] = {
     enums.ClientFlag: {

@@ -3,6 +3,7 @@ import torch
 from distro_kit import cut_chunks, make_distro, make_plan, make_tensors
 
 from psyche.errors import TrainerError
+from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.distro.transform import invert
 
@@ -45,6 +46,17 @@ def test_afterwards_the_weights_are_bit_for_bit_what_they_were() -> None:
     with pytest.raises(RuntimeError, match="out of memory"), distro.lookahead(1e-3):
         raise RuntimeError("out of memory")
     assert _are_equal(_bits(weights), before)
+
+
+def test_v4_along_an_own_payload_the_weights_are_those_that_its_apply_gives() -> None:
+    distro, weights = _make()
+    before = _bits(weights)
+    payload = distro.compress(make_tensors(distro._plan, 2), 1e-3, (), True, 1)
+    with distro.lookahead(4e-4, decode_payload(distro._plan, payload)):
+        inside = _bits(weights)
+    assert _are_equal(_bits(weights), before)
+    distro.apply([payload], 4e-4, 0.0)
+    assert _are_equal(_bits(weights), inside)
 
 
 def test_parameters_that_require_gradients_can_be_trained_at_the_lookahead_point() -> None:

@@ -5,6 +5,7 @@ use super::floats::{get_natural_f32, get_natural_f64, ONE_F32, SIXTEEN_F32};
 use crate::limits::{MAX_CHUNK_EDGE, MAX_INNER_STEPS};
 
 const LAST_INNER_OPTIMIZER: u8 = 3; // Muon, anew in each round
+const LAST_LOOKAHEAD: u8 = 1; // along the own result
 
 /// Whether these bytes are a schedule that a run can follow.
 pub fn is_schedule(bytes: &[u8]) -> bool {
@@ -75,13 +76,13 @@ fn read_adamw(fields: &mut Fields) -> Option<()> {
 
 fn read_distro(fields: &mut Fields) -> Option<()> {
     let (has_clip_grad_norm, has_weight_decay) = (fields.boolean()?, fields.boolean()?);
-    let _quantize_1bit = fields.boolean()?;
-    fields.pad(1)?;
+    let (_quantize_1bit, lookahead) = (fields.boolean()?, fields.u8()?);
     read_clip_grad_norm(fields, has_clip_grad_norm)?;
     read_weight_decay(fields, has_weight_decay)?;
     let compression_decay = get_natural_f32(fields.u32()?)?;
     let (compression_topk, compression_chunk) = (fields.u16()?, fields.u16()?);
-    (is_compression(compression_topk, compression_chunk) && compression_decay <= ONE_F32).then_some(())
+    let has_lookahead = lookahead <= LAST_LOOKAHEAD;
+    (has_lookahead && is_compression(compression_topk, compression_chunk) && compression_decay <= ONE_F32).then_some(())
 }
 
 fn is_compression(topk: u16, chunk: u16) -> bool {
@@ -207,7 +208,7 @@ mod tests {
         assert!(accepts(0.999, 8, 64) && accepts(1.0, u16::MAX, 128) && accepts(-0.0, 1, 1));
         assert!(!accepts(1.001, 8, 64) && !accepts(f32::NAN, 8, 64) && !accepts(-0.5, 8, 64));
         assert!(!accepts(0.5, 0, 64) && !accepts(0.5, 8, 0) && !accepts(0.5, 8, 129));
-        for (byte, value) in [(4, 2), (5, 2), (6, 2), (7, 1), (8, 1), (12, 1), (24, 1)] {
+        for (byte, value) in [(4, 2), (5, 2), (6, 2), (7, 2), (8, 1), (12, 1), (24, 1)] {
             let mut bytes = build_distro(0.5, 1, 1);
             bytes[byte] = value;
             assert!(!is_optimizer(&bytes), "byte {byte}");

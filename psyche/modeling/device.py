@@ -78,9 +78,10 @@ def get_numeric_class(device: torch.device) -> NumericClass:
     return NumericClass.BF16 if device.type == "cuda" else NumericClass.FP32
 
 
-def autocast(device: torch.device) -> AbstractContextManager[object]:
-    """The context manager for a forward pass: bf16 autocast on CUDA, no change on a CPU; masters stay fp32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
+def autocast(device: torch.device, numeric_class: NumericClass | None = None) -> AbstractContextManager[object]:
+    """The context manager for a forward pass in a device's own arithmetic, or in another class; masters stay fp32."""
+    own = get_numeric_class(device) if numeric_class is None else numeric_class
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=own is NumericClass.BF16)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

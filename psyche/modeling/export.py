@@ -1,6 +1,7 @@
 """Models for users: Hugging Face folders with the names that `save_pretrained` gives, written part by part."""
 
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
@@ -11,12 +12,20 @@ from transformers.core_model_loading import PrefixChange, revert_weight_conversi
 
 from psyche.durable import describe_write_error, write_file
 from psyche.errors import TrainerError
-from psyche.modeling.architecture import Blueprint
+from psyche.modeling.architecture import Blueprint, read_blueprint
+from psyche.modeling.checkpoint import map_tensors
 from psyche.modeling.model_config import Dims
-from psyche.modeling.snapshot import write_folder, write_model_files
+from psyche.modeling.snapshot import (
+    MODEL_NAME,
+    read_snapshot_files,
+    read_snapshot_info,
+    write_folder,
+    write_model_files,
+)
 from psyche.modeling.user_files import CARD_NAME, build_user_files
 from psyche.modeling.weight_files import MAX_SHARD_BYTES, write_weights
 from psyche.modeling.weights import Tensors
+from psyche.wire.trainer import SnapshotReply, SnapshotRequest
 
 # By what users call them: torch's type, and its name in a safetensors file.
 EXPORT_DTYPES: Final = {
@@ -107,3 +116,17 @@ def _get_values(name: str, tensor: torch.Tensor, dtype: str) -> memoryview:
     kind = {4: (torch.int32, "<i4"), 2: (torch.int16, "<i2")}[rounded.itemsize]
     array = rounded.view(kind[0]).numpy().astype(kind[1], copy=False)
     return memoryview(array.data).cast("B")
+
+
+def export_snapshot(request: SnapshotRequest) -> SnapshotReply:
+    """Export what a resume snapshot holds, and not the current weights."""
+    started, path = time.perf_counter(), Path(request.path)
+    info = read_snapshot_info(Path(request.source))
+    blueprint = read_blueprint(info.path / MODEL_NAME, request.max_seq_len)
+    export_model(path, map_tensors(info), read_snapshot_files(info), request.dtype, request.card, blueprint)
+    return describe_folder(path, info.weight_root, started)
+
+
+def describe_folder(path: Path, root: bytes, started: float) -> SnapshotReply:
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return SnapshotReply(path=str(path), size_bytes=size, weight_root=root, seconds=time.perf_counter() - started)

@@ -375,5 +375,8 @@ class SnapshotReply(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
 
 Request: TypeAlias = (
     CheckRequest | MemoryRequest | LoadRequest | TrainRequest | MergeRequest | ApplyRequest | SnapshotRequest
+    | OpenRequest | AuditRequest
+)  # fmt: skip
+Reply: TypeAlias = (
+    CheckReply | MemoryReply | LoadReply | TrainReply | ApplyReply | SnapshotReply | OpenReply | AuditReply
 )
-Reply: TypeAlias = CheckReply | MemoryReply | LoadReply | TrainReply | ApplyReply | SnapshotReply

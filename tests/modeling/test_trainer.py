@@ -12,7 +12,7 @@ import torch
 from transformers.models.llama import LlamaForCausalLM
 
 from psyche.core.encoding.plan import decode_plan, get_payload_bytes
-from psyche.core.state.state import Model, OptimizerKind
+from psyche.core.state.state import Lookahead, Model, OptimizerKind
 from psyche.errors import ConfigError, TrainerError
 from psyche.modeling.model import get_parameters, init_model, load_model
 from psyche.modeling.snapshot import get_tensor_path, read_snapshot_info
@@ -20,7 +20,15 @@ from psyche.modeling.trainer.batch import Cancelled, compute_gradients, decode_t
 from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.wire.data import BEGINS, NOT_COUNTED
-from psyche.wire.trainer import ApplyRequest, LoadReply, LoadRequest, SentResult, SnapshotRequest, TrainRequest
+from psyche.wire.trainer import (
+    ApplyRequest,
+    Contribution,
+    LoadReply,
+    LoadRequest,
+    SentResult,
+    SnapshotRequest,
+    TrainRequest,
+)
 
 CPU = torch.device("cpu")
 SAMPLES, LENGTH = 5, 16
@@ -301,6 +309,24 @@ def test_the_look_ahead_is_taken_only_where_something_is_in_flight(load_request:
         engine.train(train_request(0))
         losses.append(engine.train(train_request(1, lookahead_lr=lookahead_lr)).loss)
     assert losses[0] != losses[1]
+
+
+def test_v4_an_own_look_ahead_needs_nothing_but_the_own_last_payload(
+    load_request: LoadRequest, run_model: Model
+) -> None:
+    run_model.optimizer.lookahead = Lookahead.OWN
+    engines = [TrainerEngine() for _ in range(3)]
+    for engine in engines:
+        engine.load(load_request)
+    own = engines[0].train(train_request(0)).payload
+    engines[1].apply(apply_request(0, (own,)))
+    tokens = tokens_of(1)
+    ahead = engines[0].train(train_request(1, tokens=tokens, own=(Contribution(payload=own),))).loss
+    at_hand = engines[1].train(train_request(1, tokens=tokens, lookahead_lr=0.0)).loss
+    assert ahead == at_hand
+    engines[2].train(train_request(0))
+    alone, still = (engines[2].train(train_request(1, lookahead_lr=lr)).loss for lr in (1e-2, 0.0))
+    assert alone == still != ahead, "without an own result in flight there is none"
 
 
 def test_a_non_finite_gradient_is_refused_and_the_next_round_goes_on(engine: TrainerEngine) -> None:

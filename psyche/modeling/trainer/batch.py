@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
+from psyche.core.encoding.header import NumericClass
 from psyche.errors import TrainerError
 from psyche.modeling.device import autocast
 from psyche.wire.data import BEGINS, LABELLED_BYTES, NOT_COUNTED
@@ -65,6 +66,16 @@ class Share:
 ALONE: Final = Share()
 
 
+class PieceLog(Protocol):
+    """Who looks at a batch piece by piece: no micro-batch spans two of them (V1). 0 samples: the whole is one."""
+
+    piece_samples: int
+
+    def add(self, loss: float, gradients: Mapping[str, torch.Tensor]) -> None:
+        """The summed loss of a piece, and the gradient of the batch's mean loss, accumulated up to it, not clipped."""
+        ...
+
+
 def decode_tokens(
     raw: bytes, samples: int, sequence_length: int, vocab_size: int, *, has_labels: bool = False
 ) -> torch.Tensor:
@@ -102,8 +113,12 @@ def count_predicted(rows: torch.Tensor) -> int:
     return int((rows[:, 1:, 1] != NOT_COUNTED).sum())
 
 
-def compute_loss_sum(model: Any, rows: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def compute_loss_sum(
+    model: Any, rows: torch.Tensor, device: torch.device, numeric_class: NumericClass | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The summed next-token loss of some rows in nats, in fp32 whatever precision the forward pass has; and a router's.
+
+    That is the device's own arithmetic, unless another class is asked for.
 
     With labels a token attends to those of its own sequence only. A mixture of experts has its router's own loss, which
     is trained on and not reported, only if its config says `output_router_logits`; it counts as much as the rows do.
@@ -115,7 +130,7 @@ def compute_loss_sum(model: Any, rows: torch.Tensor, device: torch.device) -> tu
         sequences = (places >= BEGINS).cumsum(1)
         mask = (sequences[:, None, :, None] == sequences[:, None, None, :]).tril()
         inputs = {"input_ids": ids, "position_ids": places & (BEGINS - 1), "attention_mask": mask}
-    with autocast(device):
+    with autocast(device, numeric_class):
         output = model(**inputs, use_cache=False)
     logits = output.logits[:, :-1].float().flatten(0, 1)
     loss = functional.cross_entropy(logits, targets[:, 1:].reshape(-1), reduction="sum", ignore_index=NOT_COUNTED)
@@ -135,32 +150,40 @@ def compute_gradients(
     clip: float | None,
     check: Callable[[], None] = lambda: None,
     share: Share = ALONE,
+    pieces: PieceLog | None = None,
+    predicted: int = 0,
+    numeric_class: NumericClass | None = None,
 ) -> Gradients:
     """Forward and backward over one batch in micro-batches, accumulated in fp32; `tokens` are those of `decode_tokens`.
 
     Every micro-batch is weighted by its number of predicted tokens, so that a smaller last one counts correctly.
     `check` is called before every micro-batch and at the end; if it raises `Cancelled`, parameters are unchanged.
-    With several ranks, each does its `share`, and has its part of the gradient.
+    With several ranks, each does its `share`, and has its part of the gradient. Of a part of a batch `predicted` is the
+    number of predicted tokens of the whole.
     """
-    predicted = count_predicted(tokens)
+    predicted = predicted or count_predicted(tokens)
     loss = 0.0
     try:
-        for rows in torch.split(tokens, micro_batch_size * share.ranks):
-            check()
-            part, weight = share.take(rows, micro_batch_size)
-            loss_sum, own = (one * weight for one in compute_loss_sum(model, part, device))
-            torch.autograd.backward((loss_sum + own) / predicted)
-            loss += loss_sum.item()
+        for piece in torch.split(tokens, (pieces.piece_samples if pieces else 0) or len(tokens)):
+            before = loss
+            for rows in torch.split(piece, micro_batch_size * share.ranks):
+                check()
+                part, weight = share.take(rows, micro_batch_size)
+                loss_sum, own = (one * weight for one in compute_loss_sum(model, part, device, numeric_class))
+                torch.autograd.backward((loss_sum + own) / predicted)
+                loss += loss_sum.item()
+            if pieces is not None:
+                pieces.add(loss - before, share.collect(parameters))
         check()
         tensors = share.collect(parameters)
     finally:
         for parameter in parameters.values():
             parameter.grad = None
-    norm = _clip(list(tensors.values()), clip, share)
+    norm = clip_gradients(list(tensors.values()), clip, share)
     return Gradients(tensors, share.add(loss) / predicted, norm, predicted)
 
 
-def _clip(gradients: list[torch.Tensor], clip: float | None, share: Share) -> float:
+def clip_gradients(gradients: list[torch.Tensor], clip: float | None, share: Share = ALONE) -> float:
     """Scale in place by clip / (norm + 1e-6) if the norm exceeds `clip`; return the norm before."""
     norm = share.add_norm(float(nn.utils.get_total_norm(gradients)))
     if clip is not None and norm > clip and math.isfinite(norm):

@@ -39,10 +39,12 @@ from psyche.modeling.trainer.frames import (
 )
 from psyche.wire.trainer import (
     ApplyRequest,
+    AuditRequest,
     CheckRequest,
     LoadRequest,
     MemoryRequest,
     MergeRequest,
+    OpenRequest,
     Reply,
     SnapshotRequest,
     TrainRequest,
@@ -166,8 +168,8 @@ class CallLoop:
                 return self._engine.predict_memory(request, beat)
             case LoadRequest():
                 return self._engine.load(request, beat)
-            case TrainRequest() | MergeRequest():
-                return self._train(
+            case TrainRequest() | MergeRequest() | AuditRequest() | OpenRequest():
+                return self._work(
                     request, lambda: self._beat_train(call, beat), partial(self._queue.has_time, call.number)
                 )
             case ApplyRequest():
@@ -178,12 +180,21 @@ class CallLoop:
             case SnapshotRequest():
                 return self._engine.snapshot(request, beat)
 
-    def _train(
-        self, request: TrainRequest | MergeRequest, beat: Callable[[], None], has_time: Callable[[float], bool]
+    def _work(
+        self,
+        request: TrainRequest | MergeRequest | AuditRequest | OpenRequest,
+        beat: Callable[[], None],
+        has_time: Callable[[float], bool],
     ) -> Reply:
-        if isinstance(request, TrainRequest):
-            return self._engine.train(request, beat, has_time)
-        return self._engine.merge(request, beat, has_time)
+        match request:
+            case TrainRequest():
+                return self._engine.train(request, beat, has_time)
+            case MergeRequest():
+                return self._engine.merge(request, beat, has_time)
+            case AuditRequest():
+                return self._engine.audit(request, beat)
+            case OpenRequest():
+                return self._engine.open(request)
 
     def _beat_train(self, call: Call, beat: Callable[[], None]) -> None:
         from psyche.modeling.trainer.batch import Cancelled

@@ -8,7 +8,6 @@ steps short (LS9).
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,40 +20,41 @@ from transformers import PreTrainedModel
 from psyche.core.encoding.manifest import FileEntry
 from psyche.core.encoding.plan import encode_plan
 from psyche.core.state.state import ZERO32, DataType, Model, Optimizer, OptimizerKind
-from psyche.errors import PsycheError, TrainerError
+from psyche.errors import ConfigError, PsycheError, TrainerError, WireError
 from psyche.modeling.architecture import Blueprint, read_blueprint
-from psyche.modeling.checkpoint import load_momentum, load_snapshot, map_tensors, write_snapshot
+from psyche.modeling.checkpoint import load_momentum, write_snapshot
 from psyche.modeling.device import (
     get_numeric_class,
     is_out_of_memory,
-    list_devices,
     release_memory,
     select_device,
     try_device,
 )
 from psyche.modeling.distro.statistics import describe_sums
-from psyche.modeling.export import export_model
-from psyche.modeling.model import enable_checkpointing, get_parameters, load_model
+from psyche.modeling.export import describe_folder, export_model, export_snapshot
+from psyche.modeling.model import enable_checkpointing, get_parameters
 from psyche.modeling.snapshot import (
     CONFIG_NAME,
-    MODEL_NAME,
     SnapshotInfo,
     get_file_entries,
-    read_model_files,
-    read_snapshot_files,
-    read_snapshot_info,
 )
 from psyche.modeling.trainer.batch import Cancelled, Gradients, count_predicted, decode_tokens
 from psyche.modeling.trainer.decoding import PayloadDecoder
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.local_round import HasTime, LocalRound, make_round
-from psyche.modeling.trainer.memory import Fitting, Setup, Step
-from psyche.modeling.trainer.replica import Replica
+from psyche.modeling.trainer.replica import Ahead, Replica
+from psyche.modeling.trainer.source import Beat, Source, fit_memory, open_source, read_source_blueprint
 from psyche.modeling.trainer.trial import try_model
+from psyche.modeling.verification.audits import Auditor, apply_set
+from psyche.modeling.verification.copies import WeightCopies
+from psyche.modeling.verification.roots import MomentumLog
+from psyche.modeling.verification.work import WorkLog
 from psyche.modeling.weights import compute_blank_root, compute_weight_part, compute_weight_root
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,
+    AuditReply,
+    AuditRequest,
     CheckReply,
     CheckRequest,
     Devices,
@@ -63,6 +63,8 @@ from psyche.wire.trainer import (
     MemoryReply,
     MemoryRequest,
     MergeRequest,
+    OpenReply,
+    OpenRequest,
     SentResult,
     SnapshotReply,
     SnapshotRequest,
@@ -73,7 +75,6 @@ from psyche.wire.trainer import (
 if TYPE_CHECKING:
     from psyche.modeling.trainer.ranks.group import Group
 
-Beat = Callable[[], None]
 PENDING_FIELD: Final = "pending"
 
 
@@ -90,45 +91,8 @@ class _Loaded:
     # refused batch changes nothing, so its decisions wait here for the next one.
     pending: dict[int, SentResult] = field(default_factory=dict)
     round: LocalRound | None = None  # of local steps, while it waits for its merge
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What is loaded from: the blueprint is read, the values are not."""
-
-    blueprint: Blueprint
-    info: SnapshotInfo | None
-    files: dict[str, bytes]
-    path: Path
-
-    def load(self, beat: Beat) -> PreTrainedModel:
-        if self.info is None:
-            return load_model(self.path, self.blueprint)
-        return load_snapshot(self.info, beat, self.blueprint)
-
-
-def _open_source(request: LoadRequest) -> _Source:
-    path = Path(request.path)
-    info = read_snapshot_info(path) if request.is_snapshot else None
-    files = read_model_files(path) if info is None else read_snapshot_files(info)
-    return _Source(_read_blueprint(request), info, files, path)
-
-
-def _read_blueprint(request: LoadRequest) -> Blueprint:
-    path = Path(request.path) / MODEL_NAME if request.is_snapshot else Path(request.path)
-    return read_blueprint(path, request.model.max_seq_len)
-
-
-def _fit_memory(request: LoadRequest, blueprint: Blueprint, beat: Beat, *, must_fit: bool = True) -> MemoryReply:
-    step = Step(
-        config=blueprint.config, optimizer=request.model.optimizer,
-        sequence_length=request.model.max_seq_len,
-        has_labels=request.model.data_type is DataType.FINETUNING,
-    )  # fmt: skip
-    setup = Setup(request.micro_batch_size, request.activation_checkpointing, request.ranks, request.tensor_parallelism)
-    device = select_device(request.device) if request.ranks == 1 else list_devices(request.device)[0]
-    fitting = Fitting(step, device, beat, is_shared=device.type == "cpu" and not request.rendezvous)
-    return fitting.fit(setup, -(-request.batch_size // request.data_parallelism)) if must_fit else fitting.reply(setup)
+    roots: MomentumLog | None = None  # where the run verifies; both for DisTrO on one device
+    copies: WeightCopies | None = None
 
 
 def _compute_root(loaded: _Loaded, beat: Beat) -> bytes:
@@ -147,11 +111,6 @@ def _load_momentum(loaded: _Loaded, info: SnapshotInfo) -> None:
     loaded.train_count = info.train_count
     pending = fields.get(PENDING_FIELD, [])
     loaded.pending = {int(h): SentResult(height=int(h), applied=bool(applied)) for h, applied in pending}
-
-
-def _describe_folder(path: Path, root: bytes, started: float) -> SnapshotReply:
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return SnapshotReply(path=str(path), size_bytes=size, weight_root=root, seconds=time.perf_counter() - started)
 
 
 class TrainerEngine:
@@ -192,7 +151,7 @@ class TrainerEngine:
 
     def predict_memory(self, request: MemoryRequest, beat: Beat = lambda: None) -> MemoryReply:
         """Raise ConfigError unless training fits, where it must, into the free memory; only a config.json is read."""
-        return _fit_memory(request.load, _read_blueprint(request.load), beat, must_fit=request.must_fit)
+        return fit_memory(request.load, read_source_blueprint(request.load), beat, must_fit=request.must_fit)
 
     def load(self, request: LoadRequest, beat: Beat = lambda: None) -> LoadReply:
         """Load weights, and the momentum of a snapshot that was made under the same plan.
@@ -206,9 +165,14 @@ class TrainerEngine:
             raise TrainerError(
                 f"optimizer {kind.name}: a run trains with Distro or LocalSteps; AdamW is for `psyche train`"
             )
-        source = _open_source(request)
+        if request.verifies and request.ranks > 1:
+            raise ConfigError(
+                f"{request.ranks} devices: in a run that verifies, a trainer sketches whole gradients and keeps copies "
+                "of whole weights, on one device; start the client with one, or join a run with verification_percent 0"
+            )
+        source = open_source(request)
         if request.batch_size:
-            fitted = _fit_memory(request, source.blueprint, beat)
+            fitted = fit_memory(request, source.blueprint, beat)
             request = msgspec.structs.replace(request, micro_batch_size=fitted.micro_batch_size)
         if request.micro_batch_size < 1:
             raise TrainerError(f"load: micro_batch_size is {request.micro_batch_size}, must be at least 1")
@@ -221,10 +185,14 @@ class TrainerEngine:
         root = _compute_root(loaded, beat)
         if info is not None and request.keep_momentum:
             _load_momentum(loaded, info)
+        if request.verifies and kind is OptimizerKind.DISTRO:
+            loaded.copies = WeightCopies(list(replica.parameters.values()))
+            coefficients = replica.distro.momentum.coefficients
+            loaded.roots = MomentumLog(replica.plan, coefficients, is_fresh=not loaded.train_count)
         self._loaded, self._decoder = loaded, replica.decoder
         return self._describe(loaded, info, root)
 
-    def _try(self, model: PreTrainedModel, source: _Source, run: Model, device: torch.device, beat: Beat) -> None:
+    def _try(self, model: PreTrainedModel, source: Source, run: Model, device: torch.device, beat: Beat) -> None:
         """Try the model (AR6): first weights each time, a snapshot if this process has not tried its like."""
         has_labels = run.data_type is DataType.FINETUNING
         tried = (source.files[CONFIG_NAME], run.max_seq_len, has_labels, str(device))
@@ -235,7 +203,7 @@ class TrainerEngine:
             )  # fmt: skip
             self._tried = tried
 
-    def _make_replica(self, request: LoadRequest, model: PreTrainedModel, source: _Source, beat: Beat) -> Replica:
+    def _make_replica(self, request: LoadRequest, model: PreTrainedModel, source: Source, beat: Beat) -> Replica:
         """Try the model, on the device or, if it is to be divided, on the CPU; and make what is trained of it."""
         device = select_device(request.device) if request.ranks == 1 else torch.device("cpu")
         nn.Module.to(model, device)  # in place; transformers types its own `to` as a plain function
@@ -296,19 +264,27 @@ class TrainerEngine:
             loaded.replica.begin_round(request.own)
             loaded.round = make_round(request, tokens, loaded.optimizer)
             return self._go_on(loaded, loaded.round, beat, has_time)
+        log = WorkLog(request.work, loaded.replica) if request.work and loaded.roots else None
+        table = b""
         try:
-            gradients = self._compute(loaded, request, tokens, beat)
+            gradients = self._compute(loaded, request, tokens, beat, log)
+            if log is not None and gradients.finite:
+                table = log.finish(request, loaded.blueprint.vocab_size, beat)
         except Cancelled:
             return self._reply(loaded, started, cancelled=True)
+        except WireError as error:
+            return self._reply(loaded, started, refused=f"step {request.step}: {error}")
         compute_seconds = time.perf_counter() - started
         if not gradients.finite:
             reason = f"non-finite gradient at step {request.step} (loss {gradients.loss})"
             return self._reply(loaded, started, gradients, compute_seconds=compute_seconds, refused=reason)
         payload = self._compress(loaded, request, gradients)
+        work = loaded.roots.describe(table) if loaded.roots is not None and table else None
         statistics = describe_sums(loaded.replica.sums)
         return self._reply(
-            loaded, started, gradients, compute_seconds=compute_seconds, payload=payload, statistics=statistics
-        )
+            loaded, started, gradients, compute_seconds=compute_seconds, payload=payload, statistics=statistics,
+            work=work,
+        )  # fmt: skip
 
     def prepare(self, payload: bytes) -> None:
         """Have a payload decoded before it is merged or applied; other threads may call it at any time."""
@@ -382,12 +358,17 @@ class TrainerEngine:
         self._loaded = loaded
         return payload, refused
 
-    def _compute(self, loaded: _Loaded, request: TrainRequest, tokens: torch.Tensor, beat: Beat) -> Gradients:
+    def _compute(
+        self, loaded: _Loaded, request: TrainRequest, tokens: torch.Tensor, beat: Beat, log: WorkLog | None = None
+    ) -> Gradients:
         """Compute gradients at the look-ahead point; retry with smaller micro-batches when memory runs out (F20)."""
         size = min(loaded.micro_batch_size, len(tokens))
+        ahead = Ahead(request.lookahead_lr, *(one.payload for one in request.own[:1]))
         while True:
             try:
-                return loaded.replica.compute(tokens, size, request.lookahead_lr, beat)
+                if log is not None:
+                    log.begin()
+                return loaded.replica.compute(tokens, size, ahead, beat, log)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -409,11 +390,15 @@ class TrainerEngine:
 
     def _compress(self, loaded: _Loaded, request: TrainRequest, gradients: Gradients) -> bytes:
         self._loaded = None  # a failure from here on leaves the momentum undefined
+        if loaded.roots is not None:
+            loaded.roots.begin(request.work)
         decided = tuple(loaded.pending[height] for height in sorted(loaded.pending))
         payload = loaded.replica.compress(
             gradients.tensors, request.lr, decided, in_flight=request.in_flight, height=request.height,
             is_measured=request.with_statistics,
         )  # fmt: skip
+        if loaded.roots is not None:
+            loaded.roots.end(request.height)
         loaded.pending.clear()
         loaded.train_count += 1
         self._loaded = loaded
@@ -435,6 +420,8 @@ class TrainerEngine:
         started = time.perf_counter()
         if request.run_update:
             self._update(loaded, request)
+        if loaded.copies is not None:
+            loaded.copies.note(request.height)
         part, is_full = compute_weight_part(
             loaded.replica.tensors, loaded.files, is_exact=loaded.optimizer.is_exact, full=request.full_digest,
             random_seed=request.random_seed,
@@ -448,17 +435,32 @@ class TrainerEngine:
 
     def _update(self, loaded: _Loaded, request: ApplyRequest) -> None:
         try:
-            loaded.replica.apply(request.contributions, request.lr, loaded.optimizer.weight_decay or 0.0)
+            apply_set(loaded.replica, request)
         except PsycheError as error:
             raise TrainerError(f"apply at height {request.height}: {error}") from error
         except BaseException:
             self._loaded = None  # half applied: no digest would match
             raise
 
+    def open(self, request: OpenRequest) -> OpenReply:
+        """Open chunks of the own momenta (V5)."""
+        roots = self._get_loaded().roots
+        if roots is None:
+            raise TrainerError("open: this trainer keeps no momentum to show; load it for a run that verifies")
+        return OpenReply(opening=roots.open(request))
+
+    def audit(self, request: AuditRequest, beat: Beat = lambda: None) -> AuditReply:
+        """Compute pieces of others (V8); nothing of this trainer changes."""
+        loaded = self._get_loaded()
+        if loaded.copies is None:
+            raise TrainerError("audit: this trainer keeps no copies of weights; load it for a run that verifies")
+        auditor = Auditor(loaded.replica, loaded.copies, loaded.blueprint.vocab_size, loaded.micro_batch_size)
+        return auditor.audit(request, beat)
+
     def snapshot(self, request: SnapshotRequest, beat: Beat = lambda: None) -> SnapshotReply:
         """Write a resume snapshot (kind "resume") or a Hugging Face folder (kind "export"); an error leaves nothing."""
         if request.source:
-            return self._export_snapshot(request)
+            return export_snapshot(request)
         loaded = self._get_loaded()
         started = time.perf_counter()
         path = Path(request.path)
@@ -471,15 +473,7 @@ class TrainerEngine:
                 root = _compute_root(loaded, beat)
             case _:
                 raise TrainerError(f"snapshot: kind {request.kind!r}, must be resume or export")
-        return _describe_folder(path, root, started)
-
-    @staticmethod
-    def _export_snapshot(request: SnapshotRequest) -> SnapshotReply:
-        started, path = time.perf_counter(), Path(request.path)
-        info = read_snapshot_info(Path(request.source))
-        blueprint = read_blueprint(info.path / MODEL_NAME, request.max_seq_len)
-        export_model(path, map_tensors(info), read_snapshot_files(info), request.dtype, request.card, blueprint)
-        return _describe_folder(path, info.weight_root, started)
+        return describe_folder(path, root, started)
 
     def _write_resume(self, loaded: _Loaded, path: Path, request: SnapshotRequest, beat: Beat) -> bytes:
         info = SnapshotInfo(

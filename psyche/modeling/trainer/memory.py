@@ -31,6 +31,7 @@ from psyche.wire.trainer import MemoryReply
 
 USABLE_SHARE: Final = 0.9  # of what is free; the rest is for what no tensor shows, such as workspaces of kernels
 MOST_RANKS: Final = 64
+AUDIT_COPIES: Final = 4  # in host memory
 OPTIMIZER_BYTES: Final = 1 << 28  # more than the buffers of Distro have
 LITTLE_SHARE: Final = 0.1  # of what is free; of less the bound is enough, and the step is not played
 SHARDED: Final = ("weights", "gradients", "optimizer", "look-ahead copy")  # each rank holds its part of these
@@ -40,7 +41,8 @@ SHARDED: Final = ("weights", "gradients", "optimizer", "look-ahead copy")  # eac
 class Step:
     """What a training step computes: everything beside the device that its memory depends on.
 
-    `peers` are those that `psyche train` simulates, each with an optimizer of its own.
+    `peers` are those that `psyche train` simulates, each with an optimizer of its own. In a run that `verifies` the
+    host's memory has copies for audits: the momentum before, two of earlier weights, and the own while they are lent.
     """
 
     config: PreTrainedConfig
@@ -48,6 +50,7 @@ class Step:
     sequence_length: int
     has_labels: bool = False
     peers: int = 1
+    verifies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def bound_bytes(step: Step, micro_batch_size: int) -> int | None:
     activations = tokens * (8 * sum(sum(shape) for shape in shapes) + 8 * step.sequence_length * heads * layers)
     kept = 2 + 3 * step.peers  # AdamW's moments, or momentum and a copy; of local steps moments and the error memory
     copies = step.optimizer.kind is OptimizerKind.LOCAL_STEPS  # of the masters; a copy of DisTrO is among the three
-    kept = (kept + copies) * sum(shape.numel() for shape in shapes)
+    kept = (kept + copies + AUDIT_COPIES * step.verifies) * sum(shape.numel() for shape in shapes)
     return 4 * (activations + kept) + OPTIMIZER_BYTES * step.peers
 
 
@@ -128,6 +131,9 @@ def _count(step: Step, device: torch.device, model: Any, rows: torch.Tensor) -> 
         copied = range(number.get(step.optimizer.kind, 0))
         copies = [torch.empty_like(parameter) for parameter in parameters.values() for _ in copied]
         parts["look-ahead copy"] = note()
+        if step.verifies and device.type == "cpu":
+            copies += [torch.empty_like(parameter) for parameter in parameters.values() for _ in range(AUDIT_COPIES)]
+            parts["copies for audits"] = note()
         loss, of_routers = compute_loss_sum(model, rows, device)
         torch.autograd.backward(loss + of_routers)
         del loss, of_routers

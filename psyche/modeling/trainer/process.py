@@ -41,6 +41,8 @@ from psyche.wire.line.framing import ConnectionLost, FrameStream, FrameTimeout
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,
+    AuditReply,
+    AuditRequest,
     CheckReply,
     CheckRequest,
     LoadReply,
@@ -48,6 +50,8 @@ from psyche.wire.trainer import (
     MemoryReply,
     MemoryRequest,
     MergeRequest,
+    OpenReply,
+    OpenRequest,
     Reply,
     Request,
     SnapshotReply,
@@ -215,6 +219,7 @@ class TrainerProcess:
         self._failed = ""  # why no child is running
         self._number = 0
         self._training = -1  # number of the train call that runs or waits for its turn
+        self._auditing = -1  # number of the audit that runs
 
     @property
     def pid(self) -> int | None:
@@ -259,6 +264,13 @@ class TrainerProcess:
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
         return await self._call(request)
 
+    async def open(self, request: OpenRequest) -> OpenReply:
+        return await self._call(request)
+
+    async def audit(self, request: AuditRequest) -> AuditReply:
+        """See `TrainerEngine.audit`; any other call ends it at its next micro-batch."""
+        return await self._call(request)
+
     async def prepare(self, payload: bytes) -> None:
         """Have a payload decoded while other calls run; without effect if no child is running."""
         if (child := self._child) is None:
@@ -268,14 +280,14 @@ class TrainerProcess:
             await child.stream.send(encode(Prepare(payload)), SEND_TIMEOUT_S)
 
     async def cancel(self) -> None:
-        await self._tell_training(Cancel)
+        await self._tell(max(self._training, self._auditing), Cancel)
 
     async def shorten(self, within_s: float) -> None:
-        await self._tell_training(lambda number: Shorten(number, within_s))
+        await self._tell(self._training, lambda number: Shorten(number, within_s))
 
-    async def _tell_training(self, make: Callable[[int], Cancel | Shorten]) -> None:
-        child, number = self._child, self._training
-        if child is None or number < 0:
+    async def _tell(self, number: int, make: Callable[[int], Cancel | Shorten]) -> None:
+        """Tell the child something about the call with this number, if there is one."""
+        if (child := self._child) is None or number < 0:
             await trio.lowlevel.checkpoint()
             return
         try:
@@ -294,13 +306,19 @@ class TrainerProcess:
         number = self._number
         if isinstance(request, TrainRequest | MergeRequest):
             self._training = number
+        if not isinstance(request, AuditRequest):
+            await self._tell(self._auditing, Cancel)  # training comes first
         try:
             async with self._lock:
                 child = await self._ensure_started()
+                if isinstance(request, AuditRequest):
+                    self._auditing = number
                 return await self._exchange(child, Call(number, request))
         finally:
             if self._training == number:
                 self._training = -1
+            if self._auditing == number:
+                self._auditing = -1
 
     async def _exchange(self, child: _Child, call: Call) -> Reply | None:
         started, operation = time.monotonic(), call.operation
@@ -317,7 +335,7 @@ class TrainerProcess:
         except trio.Cancelled:
             with trio.move_on_after(CANCEL_TIMEOUT_S) as scope:
                 scope.shield = True
-                await self.cancel()
+                await self._tell(call.number, Cancel)
             raise
         if reply.error:
             await self._raise(operation, reply)

@@ -5,22 +5,34 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
 
 from psyche.core.encoding.plan import TransformPlan, compute_run_plan
-from psyche.core.state.state import Optimizer, OptimizerKind
+from psyche.core.state.state import Lookahead, Optimizer, OptimizerKind
 from psyche.errors import TrainerError
+from psyche.modeling.distro.codec import ChunkSets
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.distro.statistics import Sums
 from psyche.modeling.local.exchange import Part
 from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.model import get_parameters, get_shapes, get_tensors
-from psyche.modeling.trainer.batch import Gradients, Share, compute_gradients
+from psyche.modeling.trainer.batch import Gradients, PieceLog, Share, compute_gradients
 from psyche.modeling.trainer.decoding import PayloadDecoder
 from psyche.modeling.weights import Stored
 from psyche.wire.trainer import Contribution, SentResult
+
+
+class Ahead(NamedTuple):
+    """The look-ahead: the rate of the round before, 0 for none, and the own payload in flight, empty for none."""
+
+    lr: float = 0.0
+    own: bytes = b""
+
+
+STAY: Final = Ahead()
 
 
 class Replica:
@@ -60,17 +72,26 @@ class Replica:
         return self.optimizer
 
     def compute(
-        self, tokens: torch.Tensor, micro_batch_size: int, lookahead_lr: float, check: Callable[[], None]
-    ) -> Gradients:
-        """The gradients of a batch at the look-ahead point (none if `lookahead_lr` is 0)."""
-        with self.look_ahead(lookahead_lr) if lookahead_lr > 0 else nullcontext():
+        self, tokens: torch.Tensor, micro_batch_size: int, ahead: Ahead, check: Callable[[], None],
+        pieces: PieceLog | None = None,
+    ) -> Gradients:  # fmt: skip
+        """The gradients of a batch at the look-ahead point."""
+        with self.at(ahead):
             return compute_gradients(
                 self.model, self.parameters, tokens, micro_batch_size=micro_batch_size, device=self.device,
-                clip=self.settings.clip_grad_norm, check=check, share=self.share,
+                clip=self.settings.clip_grad_norm, check=check, share=self.share, pieces=pieces,
             )  # fmt: skip
 
-    def look_ahead(self, lr: float) -> AbstractContextManager[None]:
-        return self.distro.lookahead(lr)
+    def at(self, ahead: Ahead) -> AbstractContextManager[None]:
+        """The weights at the look-ahead point; where it follows the own result, without one in flight it is none."""
+        is_none = ahead.lr <= 0 or (not ahead.own and self.settings.lookahead is Lookahead.OWN)
+        return nullcontext() if is_none else self.look_ahead(ahead)
+
+    def look_ahead(self, ahead: Ahead) -> AbstractContextManager[None]:
+        return self.distro.lookahead(ahead.lr, self._find_own(ahead))
+
+    def _find_own(self, ahead: Ahead) -> Sequence[ChunkSets] | None:
+        return self.decoder.decode(ahead.own) if ahead.own else None
 
     def compress(
         self, gradients: Mapping[str, torch.Tensor], lr: float, decided: Sequence[SentResult], in_flight: bool,

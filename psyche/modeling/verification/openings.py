@@ -7,7 +7,7 @@ from plan and seed, so nothing else is read.
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from blake3 import blake3
 
@@ -21,6 +21,7 @@ OPEN_TAG: Final = b"psyche/open/1"
 _NODE: Final = b"\x01"
 _NUMBER_BYTES: Final = 4
 _FLOAT_BYTES: Final = 4
+Bytes: TypeAlias = bytes | memoryview
 
 
 class Chunk(NamedTuple):
@@ -38,17 +39,20 @@ class Opening(NamedTuple):
     coefficients: bytes
 
 
-def compute_leaf(group: int, chunk: int, coefficients: bytes) -> bytes:
+def compute_leaf(group: int, chunk: int, coefficients: Bytes) -> bytes:
     """The hash of one chunk: BLAKE3(tag | group u32 | chunk u32 | fp32 coefficients)."""
     place = group.to_bytes(_NUMBER_BYTES, "little") + chunk.to_bytes(_NUMBER_BYTES, "little")
-    return blake3(OPEN_TAG + place + coefficients).digest()
+    return blake3(b"".join((OPEN_TAG, place, coefficients))).digest()
 
 
 class MomentumTree:
-    """The tree over the coefficients of all groups, each the bytes of its chunks one after another."""
+    """The hashes over the coefficients of all groups, each the bytes of its chunks one after another.
 
-    def __init__(self, plan: TransformPlan, groups: Sequence[bytes]) -> None:
-        self._plan, self._groups = plan, groups
+    It does not keep them: who opens chunks passes them again, as they were.
+    """
+
+    def __init__(self, plan: TransformPlan, groups: Sequence[Bytes]) -> None:
+        self._plan = plan
         leaves: list[bytes] = []
         for number, (group, raw) in enumerate(zip(plan.groups, groups, strict=True)):
             size = group.area * _FLOAT_BYTES
@@ -62,12 +66,12 @@ class MomentumTree:
     def root(self) -> bytes:
         return self._levels[-1][0] if self._levels[-1] else ZERO32
 
-    def open(self, places: Sequence[Chunk]) -> bytes:
+    def open(self, places: Sequence[Chunk], groups: Sequence[Bytes]) -> bytes:
         """The coefficients of these chunks, each with its way up."""
-        parts: list[bytes] = []
+        parts: list[Bytes] = []
         for place in places:
             size = self._plan.groups[place.group].area * _FLOAT_BYTES
-            parts.append(self._groups[place.group][place.chunk * size : (place.chunk + 1) * size])
+            parts.append(groups[place.group][place.chunk * size : (place.chunk + 1) * size])
             parts += (level[min(place.leaf >> k ^ 1, len(level) - 1)] for k, level in enumerate(self._levels[:-1]))
         return b"".join(parts)
 

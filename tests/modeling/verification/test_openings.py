@@ -25,10 +25,11 @@ GROUPS = [
     ]
     for number, group in enumerate(PLAN.groups)
 ]
+OTHERS = [bytes(len(raw)) for raw in GROUPS]
 TREE = MomentumTree(PLAN, GROUPS)
 SEED = build_hash("seed")
 PLACES = draw_chunks(PLAN, SEED, 5)
-RAW = TREE.open(PLACES)
+RAW = TREE.open(PLACES, GROUPS)
 TOTAL = sum(group.chunks for group in PLAN.groups)
 
 
@@ -61,7 +62,7 @@ def get_all_chunks() -> list[tuple[Chunk, bytes]]:
 @pytest.mark.parametrize("leaf", range(TOTAL))
 def test_v5_every_chunk_can_be_opened(leaf: int) -> None:
     place, coefficients = get_all_chunks()[leaf]
-    (opening,) = decode_opening(PLAN, [place], TREE.root, TREE.open([place]))
+    (opening,) = decode_opening(PLAN, [place], TREE.root, TREE.open([place], GROUPS))
     assert opening == (place, coefficients)
 
 
@@ -90,9 +91,9 @@ def test_v11_any_changed_byte_is_noticed(at: int) -> None:
 @pytest.mark.parametrize(
     "forge",
     [
-        lambda: TREE.open(draw_chunks(PLAN, build_hash("other"), 5)),
-        lambda: TREE.open(PLACES[::-1]),
-        lambda: MomentumTree(PLAN, [bytes(len(raw)) for raw in GROUPS]).open(PLACES),
+        lambda: TREE.open(draw_chunks(PLAN, build_hash("other"), 5), GROUPS),
+        lambda: TREE.open(PLACES[::-1], GROUPS),
+        lambda: MomentumTree(PLAN, OTHERS).open(PLACES, OTHERS),
     ],
 )
 def test_v11_other_chunks_and_other_momenta_are_refused(forge: Callable[[], bytes]) -> None:
@@ -114,4 +115,4 @@ def test_v5_a_model_of_one_chunk_has_its_leaf_as_root() -> None:
     plan = compute_plan({"a": (4, 4)}, 4, 2, one_bit=True)
     tree = MomentumTree(plan, [bytes(64)])
     assert tree.root == compute_leaf(0, 0, bytes(64)) != ZERO32
-    assert decode_opening(plan, draw_chunks(plan, SEED, 9), tree.root, tree.open([Chunk(0, 0, 0)]))
+    assert decode_opening(plan, draw_chunks(plan, SEED, 9), tree.root, tree.open([Chunk(0, 0, 0)], [bytes(64)]))

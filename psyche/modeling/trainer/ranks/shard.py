@@ -27,7 +27,7 @@ from psyche.modeling.distro.momentum import find_group
 from psyche.modeling.distro.statistics import add_sums
 from psyche.modeling.local.exchange import Part
 from psyche.modeling.local.optimizer import LocalSteps
-from psyche.modeling.trainer.batch import Cancelled, Gradients, Share
+from psyche.modeling.trainer.batch import Cancelled, Gradients, PieceLog, Share
 from psyche.modeling.trainer.ranks.group import Group
 from psyche.modeling.trainer.ranks.parallel import (
     build_sharded,
@@ -36,7 +36,7 @@ from psyche.modeling.trainer.ranks.parallel import (
     get_index,
     get_local,
 )
-from psyche.modeling.trainer.replica import Replica
+from psyche.modeling.trainer.replica import Ahead, Replica
 from psyche.modeling.weights import Stored
 from psyche.wire.trainer import Contribution, SentResult
 
@@ -128,11 +128,13 @@ class Shard(Replica):
             self._spread(name, self._named[name], owner, self.masters.get(name))
 
     def compute(
-        self, tokens: torch.Tensor, micro_batch_size: int, lookahead_lr: float, check: Callable[[], None] = lambda: None
-    ) -> Gradients:
-        self._group.send("compute", tokens, micro_batch_size, lookahead_lr)
+        self, tokens: torch.Tensor, micro_batch_size: int, ahead: Ahead, check: Callable[[], None] = lambda: None,
+        pieces: PieceLog | None = None,
+    ) -> Gradients:  # fmt: skip
+        assert pieces is None, "refused at the load"
+        self._group.send("compute", tokens, micro_batch_size, ahead)
         self._gradients = {}
-        gradients = super().compute(tokens, micro_batch_size, lookahead_lr, partial(self._agree, check))
+        gradients = super().compute(tokens, micro_batch_size, ahead, partial(self._agree, check))
         self._gradients = gradients.tensors
         return gradients
 
@@ -147,9 +149,10 @@ class Shard(Replica):
             raise Cancelled
 
     @contextmanager
-    def look_ahead(self, lr: float) -> Iterator[None]:
+    def look_ahead(self, ahead: Ahead) -> Iterator[None]:
+        own = self._find_own(ahead)
         try:
-            with self.distro.lookahead(lr):
+            with self.distro.lookahead(ahead.lr, None if own is None else self.layout.take(self._group.rank, own)):
                 self._publish()
                 yield
         except Cancelled:  # at all ranks; after another error they do not meet again

@@ -1,0 +1,44 @@
+"""The work table of a batch, made while it trains: a row after each piece, and one that calibrates (V2, V6)."""
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from psyche.core.encoding.work import WorkRow, encode_table
+from psyche.modeling.trainer.batch import compute_gradients, count_predicted, decode_tokens
+from psyche.modeling.trainer.replica import Replica
+from psyche.modeling.verification.sketch import Sketch
+from psyche.wire.trainer import TrainRequest, WorkRequest
+
+
+class WorkLog:
+    """The rows of one batch. A piece adds its gradient to those before it; only the calibration stands for itself."""
+
+    def __init__(self, request: WorkRequest, replica: Replica) -> None:
+        self.piece_samples = request.piece_samples
+        self._calibration, self._replica = request.calibration, replica
+        self._sketch = Sketch(request.seed, replica.device)
+        self._rows: list[WorkRow] = []
+
+    def begin(self) -> None:
+        """Begin the batch anew, after one that ran out of memory."""
+        self._rows = []
+
+    def add(self, loss: float, gradients: Mapping[str, Tensor]) -> None:
+        """Note a piece's summed loss, and the gradient of the batch up to it."""
+        self._rows.append(WorkRow(loss, self._sketch.compute(gradients)))
+
+    def finish(self, request: TrainRequest, vocab_size: int, check: Callable[[], None]) -> bytes:
+        """The table; in an epoch's first round with its calibration row.
+
+        Raises:
+            WireError: a number is not finite, or too large.
+        """
+        if self._calibration:
+            length, has_labels = request.sequence_length, request.has_labels
+            rows = decode_tokens(self._calibration, 1, length, vocab_size, has_labels=has_labels)
+            compute_gradients(
+                self._replica.model, self._replica.parameters, rows, micro_batch_size=1, device=self._replica.device,
+                clip=None, check=check, pieces=self, predicted=max(1, count_predicted(rows)),
+            )  # fmt: skip
+        return encode_table(self._rows)

@@ -1,4 +1,4 @@
-"""`psyche distro`: the updates that members send."""
+"""`psyche distro` and `psyche verify`: the updates that members send, and whether they worked for them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +9,15 @@ import typer
 
 from psyche.cli.helpers.common import make_group
 from psyche.cli.helpers.target import command
-from psyche.errors import ConfigError, WireError
+from psyche.errors import ConfigError, PsycheError, WireError
 from psyche.telemetry.text import format_bytes, format_tables
 
 if TYPE_CHECKING:
     from psyche.core.encoding.plan import TransformPlan
     from psyche.modeling.distro.codec import ChunkSets
 
+EXIT_GUILTY: Final = 3
+EXIT_UNDECIDED: Final = 4
 MAX_PLAN_BYTES: Final = 64 << 20  # a plan has some 100 bytes for each tensor
 group = make_group(
     "Read the updates that members send.",
@@ -82,3 +84,56 @@ def describe(plan: "TransformPlan", number: int, sets: "ChunkSets") -> list[list
         size, magnitude = tensor.chunks * group.area, f"{abs(chosen).sum():.4g}"
         rows.append([tensor.name, f"{size:,}", f"{tensor.chunks:,}", f"{chosen.size:,}", positive, magnitude])
     return rows
+
+
+def verify(
+    *,
+    file: Annotated[Path, typer.Argument(help="Evidence that a client kept.")],
+    weights: Annotated[Path, typer.Option(help="A snapshot of the weights that the epoch began with.")],
+    replay: Annotated[Path, typer.Option(help="The replay store of a client that followed the epoch.")],
+) -> None:
+    """Judge a member by evidence, without its run: compute the piece of its work again, and compare.
+
+    Exits with 0 if the member is innocent, 3 if it is guilty, and 4 if that cannot be said, which it explains.
+    """
+    import trio
+
+    try:
+        code, text = trio.run(_verify, file, weights, replay)
+    except (PsycheError, OSError) as error:
+        code, text = EXIT_UNDECIDED, f"cannot be said: {error}"
+    typer.echo(text)
+    raise typer.Exit(code)
+
+
+async def _verify(file: Path, weights: Path, replay: Path) -> tuple[int, str]:
+    from psyche.client.judging import compute_values, judge, read_case
+    from psyche.client.runtime.weights.replay import ReplayStore
+    from psyche.core.committee.verdicts import FAIL_FACTOR, Verdict
+    from psyche.core.encoding.evidence import MAX_PART_BYTES
+    from psyche.durable import read_file
+    from psyche.modeling.trainer.process import TrainerProcess
+    from psyche.wire.trainer import LoadRequest
+
+    case = read_case(read_file(file, MAX_PART_BYTES))
+    for folder in (weights, replay):
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: there is no such folder")
+    load = LoadRequest(
+        path=str(weights), is_snapshot=True, model=case.state.model, micro_batch_size=1, device="cpu",
+        keep_momentum=False, verifies=True,
+    )  # fmt: skip
+    trainer = TrainerProcess()
+    try:
+        found = judge(case, await compute_values(trainer, case, load, ReplayStore(replay, 0).read))
+    finally:
+        await trainer.stop()
+    code, word = {
+        Verdict.OK: (0, "innocent"), Verdict.FAIL: (EXIT_GUILTY, "guilty"),
+        Verdict.UNCLEAR: (EXIT_UNDECIDED, "cannot be said: neither right nor clearly wrong"),
+    }[found.verdict]  # fmt: skip
+    header, fail = case.header, FAIL_FACTOR * found.tolerance
+    return code, (
+        f"member {header.member}, round {header.height} of epoch {header.epoch}, piece {case.piece}: the values differ "
+        f"by {found.distance:.2g}, of which {found.tolerance:.2g} is noise and more than {fail:.2g} fails: {word}"
+    )

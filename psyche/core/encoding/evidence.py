@@ -29,15 +29,16 @@ _SIZES: Final = {
 class Evidence:
     """What an accuser or juror had of the accused member's work.
 
-    `record` is the account's bytes with the rounds that the header and the accusation name; `tokens` are the piece's
-    token ids as u32; `last_body` is the member's payload of the round before, empty if it has none.
+    `record` is the account's bytes with the rounds that the header and the accusation name; `tokens` are the whole
+    batch as `data_hash` covers it. `last_result` is the header that `prev_commitment` names and, if it is of the round
+    before, its payload; empty where no look-ahead is due.
     """
 
     piece: int
     header: bytes
     signature: bytes
     table: bytes
-    last_body: bytes
+    last_result: bytes
     tokens: bytes
     record: bytes
     values: Values  # the accuser's own

@@ -29,7 +29,7 @@ def seal(content: bytes) -> bytes:
 
 def test_v13_evidence_reads_back() -> None:
     assert decode_evidence(RAW) == GOOD
-    assert decode_evidence(encode_evidence(replace(GOOD, last_body=b""))).last_body == b""
+    assert decode_evidence(encode_evidence(replace(GOOD, last_result=b""))).last_result == b""
 
 
 def test_v13_a_file_that_is_cut_or_has_any_bit_flipped_is_refused() -> None:

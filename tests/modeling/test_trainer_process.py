@@ -26,7 +26,17 @@ from psyche.modeling.trainer.frames import (
 )
 from psyche.modeling.trainer.process import TrainerProcess, Watchdog, WatchdogLimits
 from psyche.wire.line.framing import FrameTimeout
-from psyche.wire.trainer import ApplyRequest, CheckRequest, LoadRequest, MemoryRequest, SnapshotRequest, TrainRequest
+from psyche.wire.trainer import (
+    ApplyRequest,
+    AuditReply,
+    AuditRequest,
+    AuditTarget,
+    CheckRequest,
+    LoadRequest,
+    MemoryRequest,
+    SnapshotRequest,
+    TrainRequest,
+)
 
 SAMPLES, LENGTH = 4, 16
 ROOT = Path(__file__).parents[2]
@@ -144,6 +154,35 @@ async def test_a_child_survives_its_faults_and_resumes_after_a_crash(load_reques
     assert trainer.pid is None
     with pytest.raises(TrainerFailure, match="stopped"):
         await trainer.train(train_request(6))
+
+
+async def test_v8_an_audit_gives_way_to_whatever_else_a_trainer_is_asked_for(load_request: LoadRequest) -> None:
+    trainer = TrainerProcess()
+    await trainer.load(msgspec.structs.replace(load_request, verifies=True))
+    first = ApplyRequest(height=0, lr=1e-2, payloads=(), run_update=False, full_digest=True, random_seed=0)
+    part = (await trainer.apply(first)).weight_part
+    samples = 16_000
+    target = AuditTarget(
+        tokens=train_request(0, samples).tokens, samples=samples, sequence_length=LENGTH, piece_samples=1,
+        pieces=tuple(range(samples)), numeric_class=0,
+    )  # fmt: skip
+    request = AuditRequest(height=0, seeds=(bytes(32),), targets=(target,), applies=())
+    replies = list[AuditReply]()
+
+    async def audit() -> None:
+        replies.append(await trainer.audit(request))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(audit)
+        await trio.sleep(0.3)  # of minutes
+        assert (await trainer.train(train_request(0))).payload
+    assert (replies[0].cancelled, len(replies[0].targets[0].pieces) < samples) == (True, True)
+    with trio.move_on_after(0.2):
+        await trainer.audit(request)
+    assert (await trainer.apply(first)).weight_part == part, "the weights are back"
+    few = msgspec.structs.replace(request, targets=(msgspec.structs.replace(target, pieces=(0, 9)),))
+    assert [one.piece for one in (await trainer.audit(few)).targets[0].pieces] == [0, 9], "nothing else cancels it"
+    await trainer.stop()
 
 
 async def test_a_cancel_waits_until_a_slow_child_has_taken_the_call(

@@ -101,6 +101,14 @@ def test_checkpointing_labels_and_the_micro_batch_show_in_the_activations(step: 
         assert plain[name] == again[name] == more[name] == labels[name]
 
 
+def test_a_run_that_verifies_needs_four_copies_more_in_host_memory(step: Step) -> None:
+    plain, audits = (
+        predict_bytes(one, CPU, 1, activation_checkpointing=False) for one in (step, replace(step, verifies=True))
+    )
+    assert audits.pop("copies for audits") == 4 * plain["weights"]
+    assert audits == plain
+
+
 def limit(monkeypatch: pytest.MonkeyPatch, free_bytes: float) -> None:
     monkeypatch.setattr(memory, "get_free_bytes", lambda _device: int(free_bytes))
 

@@ -28,7 +28,6 @@ PLAIN_EVERY_S: Final = 10.0
 CATCH_UP_S: Final = 2.0
 TELL_AGAIN_S: Final = 30.0  # what happens again and again
 LAST_LINE: Final = "Ctrl-C ends this"
-LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 FINISHED: Final = PHASES[RunState.FINISHED]
 
 

@@ -4,9 +4,7 @@ Strangers' pages in the same browser may try to read it: the names that it is ca
 are judged, and its own page may load nothing from elsewhere.
 """
 
-import ipaddress
 import re
-import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +14,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from psyche.analysis.run_view import RunView
-from psyche.watch.app import LOOPBACK, Watcher
+from psyche.watch.app import Watcher
 from psyche.watch.document import (
     Values,
     describe_member,
@@ -27,7 +25,7 @@ from psyche.watch.document import (
 )
 from psyche.watch.feed import Feed
 from psyche.watch.saved import STATIC
-from psyche.wire.web import App, Message, Receive, Send, bind, serve_app
+from psyche.wire.web import App, Message, Receive, Refused, Send, bind, check_caller, get_own_names, serve_app
 
 FRESH_S: Final = 2.0  # so long an answer stands while nothing new is known
 MAX_DRAWN: Final = 256
@@ -38,7 +36,6 @@ TYPES: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 _API: Final = re.compile(
     r"/api/runs/(?P<run>\d{1,4})(?:/(?P<part>rounds|timeline|events|members/(?P<key>[^/]{1,512})))?"
 )
-_HOST: Final = re.compile(r"(\[[\da-fA-F:.]+\]|[^:\[\]]+)(?::\d{1,5})?")
 _ALLOWED: Final = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
 _SAFE: Final[Headers] = [
     (b"content-security-policy", (_ALLOWED + "base-uri 'none'; form-action 'none'; frame-ancestors 'none'").encode()),
@@ -62,22 +59,12 @@ async def serve_page(watcher: Watcher, host: str, port: int, metrics: Metrics | 
         yield f"http://{name}:{listening.getsockname()[1]}/"
 
 
-class Refused(Exception):
-    """A request gets this status and these words."""
-
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
-        self.status = status
-
-
 class Site:
     """Answers for the runs of a watcher; `host` is what it is bound to."""
 
     def __init__(self, watcher: Watcher, host: str, metrics: Metrics | None = None) -> None:
         self._watcher = watcher
-        self._names = LOOPBACK | {host.lower().strip("[]")}
-        if host not in LOOPBACK:
-            self._names |= {socket.gethostname().lower()}
+        self._names = get_own_names(host)
         self._metrics = metrics
         self._files = {f"/{path.name}": path.read_bytes() for path in STATIC.iterdir()}
         self._files["/"] = self._files["/index.html"]
@@ -119,17 +106,7 @@ class Site:
     def _judge(self, method: str, headers: dict[str, str]) -> None:
         if method not in ("GET", "HEAD"):
             raise Refused(405, "this page is only read: GET and HEAD")
-        host = headers.get("host", "")
-        match = _HOST.fullmatch(host.lower())
-        name = "" if match is None else match[1].strip("[]")
-        if name not in self._names and not _is_address(name):
-            raise Refused(
-                421, "Host: this page does not answer to that name. Call it by its IP address, or start it with "
-                "--web-host and the name",
-            )  # fmt: skip
-        origin = headers.get("origin")
-        if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
-            raise Refused(403, "Origin: pages of other sites may not read this one")
+        check_caller(headers, self._names, "this page", "--web-host")
 
     async def _find(self, scope: Message, found: re.Match[str] | None) -> tuple[str, bytes]:
         path = scope["path"]
@@ -200,12 +177,3 @@ def _get_step(query: bytes) -> int:
     if not re.fullmatch(r"\d{1,18}", text):
         raise Refused(400, "after: must be a step, a whole number from 0 on")
     return int(text)
-
-
-def _is_address(name: str) -> bool:
-    """A name that no stranger's name server can answer for."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

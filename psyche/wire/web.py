@@ -1,8 +1,10 @@
 """Serves an ASGI application over HTTP/1.1 and WebSocket on hypercorn and trio, to strangers: all waits are bounded."""
 
+import ipaddress
 import logging
+import re
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -21,12 +23,58 @@ KEEP_ALIVE_S: Final = 75.0  # between requests
 SEND_TIMEOUT_S: Final = 20.0
 MAX_MESSAGE_BYTES: Final = 50 << 10  # of a WebSocket
 
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_HOST: Final = re.compile(r"(\[[\da-fA-F:.]+\]|[^:\[\]]+)(?::\d{1,5})?")
+
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """A request gets this status and these words; `field` is what of the request they are about."""
+
+    def __init__(self, status: int, words: str, field: str | None = None) -> None:
+        super().__init__(words)
+        self.status = status
+        self.field = field
+
+
+def get_own_names(host: str) -> frozenset[str]:
+    """The names that a server bound to `host` is called by, besides its addresses."""
+    other = () if host in LOOPBACK else (socket.gethostname().lower(),)
+    return LOOPBACK | {host.lower().strip("[]"), *other}
+
+
+def check_caller(headers: Mapping[str, str], names: Collection[str], what: str, option: str) -> None:
+    """Judge what strangers' pages in a browser cannot choose: the name that they call, and where they come from.
+
+    Raises:
+        Refused: `what` has other names, which `option` gives, or the caller is a page of another site.
+    """
+    host = headers.get("host", "").lower()
+    match = _HOST.fullmatch(host)
+    name = "" if match is None else match[1].strip("[]")
+    if name not in names and not _is_address(name):
+        raise Refused(
+            421, f"Host: {what} does not answer to that name. Call it by its IP address, or start it with "
+            f"{option} and the name", "Host",
+        )  # fmt: skip
+    origin = headers.get("origin")
+    if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
+        raise Refused(403, "Origin: pages of other sites may not read this one", "Origin")
+
+
+def _is_address(name: str) -> bool:
+    """A name that no stranger's name server can answer for."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class GuardedStream:

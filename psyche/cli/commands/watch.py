@@ -189,9 +189,9 @@ def show_screen(access: Access, logs: "list[Source]", alerts: "Alerts | None", *
 
 
 def _serve(host: str, port: int) -> "OpenPage":
-    from psyche.watch.app import LOOPBACK
     from psyche.watch.metrics import write_metrics
     from psyche.watch.routes import serve_page  # needs hypercorn
+    from psyche.wire.web import LOOPBACK
 
     if host not in LOOPBACK:
         say(f"warning: everybody who reaches {host} may read the page: there is no account")

@@ -75,7 +75,7 @@ async def open_watch(words: Sequence[str | Path], output: Path, leave_s: float =
     child = Child("watch", [*WATCH, *map(str, words)], output=output)
     try:
         async with open_plain_nursery() as nursery:
-            nursery.start_soon(_bound, output)
+            nursery.start_soon(keep_small, output)
             yield child
             nursery.cancel_scope.cancel()
     finally:
@@ -83,7 +83,8 @@ async def open_watch(words: Sequence[str | Path], output: Path, leave_s: float =
             await _stop(child, leave_s, signal.SIGINT)
 
 
-async def _bound(output: Path) -> None:
+async def keep_small(output: Path) -> None:
+    """Move what a child prints into a file aside, again and again."""
     while True:
         await trio.sleep(BOUND_S)
         await trio.to_thread.run_sync(_move_aside, output)

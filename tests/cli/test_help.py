@@ -30,7 +30,7 @@ def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 DOCUMENTED = {
     "": "doctor eval init train replay simulate trace watch",
     "data": "tokenize prepare manifest",
-    "model": "init convert sample chat inspect pull push",
+    "model": "init convert sample chat serve inspect pull push",
     "server": "run validate-config",
     "run": "pause resume allow disallow allowed set-future-epoch-rates update-config extend info collect "
     "create close tick checkpoint list can-join explain preview-lr",

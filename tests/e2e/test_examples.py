@@ -206,8 +206,11 @@ def test_each_group_of_commands_is_followed_by_one_of_these_tests() -> None:
 
 
 PROBED: Final = functools.cache(checks._probe)  # torch is loaded for the first example of doctor, not for each
-# Of the Hub, buckets, chats, trackers and kept updates: the tests of their pages and commands follow them.
-ELSEWHERE: Final = ("owner/", "https://", "gs://", "hf://", "--chat", "ada/", "pull my-model", "--wandb", "distro show")
+# Of the Hub, buckets, chats, trackers, kept updates, servers of models: the tests of their pages follow them.
+ELSEWHERE: Final = (
+    "owner/", "https://", "gs://", "hf://", "--chat", "ada/", "pull my-model", "--wandb", "distro show", "model serve",
+    "chat http:",
+)  # fmt: skip
 ALONE: Final = ("doctor", "init", "train", "simulate", "replay", "data", "model")
 
 

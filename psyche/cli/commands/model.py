@@ -5,17 +5,21 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from psyche.cli.helpers.common import format_examples, make_group, say
+from psyche.cli.helpers.common import format_examples, make_group, require_extra, run_async, say
+from psyche.cli.helpers.options import option, share_fields
 from psyche.cli.helpers.outputs import check_target, check_target_folder
 from psyche.cli.helpers.remote import SOURCES, Remote
 from psyche.cli.helpers.target import FINDING, Access, command
 from psyche.errors import ConfigError
+from psyche.serving.settings import ServeSettings
 
 if TYPE_CHECKING:
+    from psyche.serving.chat import RemoteChat
+    from psyche.standalone.chat import Chat
     from psyche.standalone.sample import Sample
 
 group = make_group(
@@ -144,28 +148,36 @@ def format_sample(found: "Sample") -> str:
     epilog=format_examples(
         "psyche model chat my-run/model",
         "echo 'Why is the sky blue?' | psyche model chat my-run/model --temperature 0",
+        "psyche model chat http://127.0.0.1:8000  # what `psyche model serve` serves",
     ),
 )
 def chat(
-    folder: Annotated[Path, typer.Argument(help="A model's folder with its tokenizer, as clients export it.")],
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER|URL",
+            help="A model's folder with its tokenizer; or the address of a server of OpenAI's API.",
+        ),
+    ],
     *,
-    tokens: Annotated[int, typer.Option(min=1, help="The most that an answer has.")] = 256,
-    temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.7,
-    seed: Annotated[int, typer.Option(help="Seed of the random choices.")] = 0,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="The most that an answer has. Default: 256, or what the server takes.")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0, help="0: always the most likely token. Default: 0.7, or what the server takes."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the random choices. Default: 0, or what the server takes.")
+    ] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File with the key for the server.")] = None,
 ) -> None:
     """Talk with a trained model.
 
     A line is a message, and the answer comes as it is written. Messages are put together by the chat template in the
     model's folder. Where there is none, the model goes on with the text of all that was said. Ctrl-D ends it.
     """
-    from psyche.telemetry.loading import loading
-
-    if not (folder / "config.json").is_file():  # before the seconds that torch takes
-        raise ConfigError(f"{folder}: no config.json there; name a model's folder, as clients export it")
-    with loading("torch and the model"):
-        from psyche.standalone.chat import Chat
-
-        talk = Chat(folder, tokens=tokens, temperature=temperature, seed=seed)
+    talk = _open_chat(place, tokens, temperature, seed, api_key_file)
     if not talk.has_template:
         say("note: the model has no chat template, so it goes on with your text instead of answering it")
     while message := _read_message():
@@ -176,6 +188,24 @@ def chat(
         typer.echo()
         if note:
             say(f"note: {note}")
+
+
+def _open_chat(
+    place: str, tokens: int | None, temperature: float | None, seed: int | None, key_file: Path | None
+) -> "Chat | RemoteChat":
+    if place.startswith(("http://", "https://")):
+        from psyche.serving.chat import RemoteChat
+
+        return RemoteChat(place, key_file, max_tokens=tokens, temperature=temperature, seed=seed)
+    from psyche.telemetry.loading import loading
+
+    if not (Path(place) / "config.json").is_file():  # before the seconds that torch takes
+        raise ConfigError(f"{place}: no config.json there; name a model's folder, as clients export it")
+    with loading("torch and the model"):
+        from psyche.standalone.chat import Chat
+
+        warmth = 0.7 if temperature is None else temperature
+        return Chat(Path(place), tokens=tokens or 256, temperature=warmth, seed=seed or 0)
 
 
 def _read_message() -> str | None:
@@ -191,6 +221,79 @@ def _read_message() -> str | None:
 def _show(text: str) -> str:
     """Text of a model, in which nothing commands the terminal."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in text)
+
+
+SERVING: Final = share_fields(
+    ServeSettings,
+    engine="What computes the answers: transformers as it is installed here, or a command on the PATH.",
+    host=option("Address to serve at; any but the default is reached by other machines.", metavar="NAME"),
+    port=option("Port to serve at; 0: any free one.", min=0, max=65_535),
+    api_key_file=option("File of keys, one on each line; callers must show one of them.", metavar="FILE"),
+    device="Of the engine transformers: auto, cpu, cuda or cuda:N.",
+    batch=option(
+        "Let transformers write several answers together, which is faster, but samples all of them alike: at "
+        "--temperature.",
+        "--batch",
+    ),
+    temperature=option("With --batch: how answers are sampled; 0: always the most likely token.", min=0, max=2),
+    parallel=option("Answers that are written at once; transformers without --batch writes one.", min=1, max=1024),
+    queue=option("Requests that wait beside them; further ones are refused (429).", min=0, max=100_000),
+    idle_s=option("Seconds that an engine may say nothing in the midst of an answer.", min=1),
+    deadline_s=option("Seconds that an answer may take, with its wait.", min=1),
+    swap=option(
+        "With --follow: both engines run until the new one answers, or the old one stops first, where memory holds "
+        "only one; requests are refused meanwhile (503)."
+    ),
+)
+
+
+@command(
+    group,
+    "serve",
+    "psyche model serve my-run/model",
+    "psyche model serve my-run/model --port 9000 --api-key-file keys.txt",
+    "psyche model serve --follow runs/demo/client-1",
+    "psyche model serve my-run/model --engine vllm",
+    shared=SERVING,
+)
+def serve(
+    *,
+    folder: Annotated[Path | None, typer.Argument(help="A model's folder with its tokenizer.")] = None,
+    follow: Annotated[
+        Path | None,
+        typer.Option(metavar="DATA_DIR", help="The data folder of a client: its newest certified weights."),
+    ] = None,
+    events: Annotated[
+        Path | None, typer.Option(help="With --follow: the client's event log, if it is elsewhere.")
+    ] = None,
+    settings: ServeSettings,
+) -> None:
+    """Serve a model to programs that speak OpenAI's API.
+
+    With --follow it is the newest certified weights of a run, while it trains. The routes are /v1/models,
+    /v1/completions, /v1/chat/completions and /health. Every answer names the digest of the weights that wrote it.
+    Ctrl-C ends it.
+    """
+    if (folder is None) == (follow is None):
+        raise ConfigError("name a model's folder, or a client's data folder with --follow")
+    if follow is not None and settings.engine == "llama-server":
+        raise ConfigError("--follow: not with llama-server, which needs GGUF; take another engine")
+    if settings.engine == "transformers":
+        require_extra("serve", "psyche model serve", "fastapi")
+    else:
+        settings.find_command()
+    from psyche.cli.helpers.watching import until_signal
+    from psyche.serving.model import read_model
+    from psyche.serving.serve import serve_folder, serve_run
+    from psyche.wire.web import LOOPBACK
+
+    if settings.host not in LOOPBACK and settings.api_key_file is None:
+        say(f"warning: everybody who reaches {settings.host} may use the model: there is no --api-key-file")
+    if follow is not None:
+        run_async(until_signal, lambda: serve_run(follow, events, settings, say))
+    elif folder is not None:
+        model = read_model(folder)
+        run_async(until_signal, lambda: serve_folder(model, settings, say))
 
 
 @command(

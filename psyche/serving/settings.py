@@ -1,0 +1,68 @@
+"""What a user sets of a gate and its engines."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from psyche.durable import read_file, warn_of_others
+from psyche.errors import ConfigError
+
+MAX_KEYS_BYTES: Final = 64 << 10
+EngineName = Literal["transformers", "vllm", "llama-server"]
+INSTALLING: Final = {
+    "vllm": "pip install vllm, best in an environment of its own, and put it on the PATH",
+    "llama-server": "it is part of llama.cpp (https://github.com/ggml-org/llama.cpp); put it on the PATH",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    engine: EngineName = "transformers"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key_file: Path | None = None
+    device: str = "auto"
+    batch: bool = False
+    temperature: float = 1.0
+    parallel: int = 8
+    queue: int = 32
+    idle_s: float = 60.0
+    deadline_s: float = 600.0
+    swap: Literal["both", "stop"] = "both"
+
+    @property
+    def is_sampling_fixed(self) -> bool:
+        """Whether all answers are sampled alike: a batch of transformers knows one way for all that is in it."""
+        return self.batch and self.engine == "transformers"
+
+    @property
+    def at_once(self) -> int:
+        """Answers that the engine writes at the same time."""
+        return 1 if self.engine == "transformers" and not self.batch else self.parallel
+
+    def find_command(self) -> str:
+        """The program of an engine that is not Psyche's own.
+
+        Raises:
+            ConfigError: it is not on the PATH.
+        """
+        found = shutil.which(self.engine)
+        if found is None:
+            raise ConfigError(f"--engine {self.engine}: no such command on the PATH: {INSTALLING[self.engine]}")
+        return found
+
+
+def read_keys(path: Path | None) -> tuple[bytes, ...]:
+    """The keys that callers show, a line each; none: there is no file, and no key.
+
+    Raises:
+        ConfigError: the file has none.
+    """
+    if path is None:
+        return ()
+    warn_of_others(path)
+    keys = tuple(filter(None, map(bytes.strip, read_file(path, MAX_KEYS_BYTES).splitlines())))
+    if not keys:
+        raise ConfigError(f"--api-key-file {path}: has no key; write one on each line")
+    return keys

@@ -5,14 +5,17 @@ agree is in integers; rules LS3 and LS4 of `docs/protocol-reference.md`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import structlog
 import torch
 from numpy.typing import NDArray
 
-from psyche.core.encoding.plan import TransformPlan
+from psyche.core.encoding.plan import TransformPlan, compute_plan
 from psyche.core.state.limits import MAX_CLIENTS, MAX_INNER_STEPS
 from psyche.errors import TrainerError
 from psyche.modeling.distro.blocks import (
@@ -29,6 +32,7 @@ from psyche.modeling.distro.codec import (
     MEAN_BITS,
     UNIT_BITS,
     ChunkSets,
+    decode_payload,
     encode_payload,
 )
 from psyche.modeling.distro.compiled import find_kernels
@@ -36,6 +40,7 @@ from psyche.modeling.distro.momentum import Chosen, Momentum
 from psyche.modeling.distro.transform import select
 from psyche.wire.trainer import SentResult
 
+_log: Final = structlog.get_logger("psyche.kernels")
 assert MAX_CLIENTS * MAX_INNER_STEPS * HIGH_LEVEL << UNIT_BITS < 1 << 53, "sums are exact in float64"
 
 
@@ -88,21 +93,72 @@ def join_sets(parts: Sequence[ChunkSets]) -> ChunkSets:
     return ChunkSets(indices, values, np.concatenate(exponents))
 
 
-class Exchange:
-    """What a member sends and applies. `parameters` are its fp32 masters by name, which `apply` changes in place."""
+def find_exchange_kernels(device: torch.device) -> Any:
+    """What computes faster than torch on a device, or None."""
+    if device.type == "cpu":
+        return find_kernels("psyche.modeling.local.kernels")
+    return find_exact_kernels(device) if device.type == "cuda" else None
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], plan: TransformPlan, error_decay: float) -> None:
+
+@cache
+def find_exact_kernels(device: torch.device) -> Any:
+    """Triton's kernels, if they give the bytes of torch on this device."""
+    try:
+        kernels = import_module("psyche.modeling.local.gpu_kernels")
+        if play_hostile(device, kernels) == play_hostile(device, None):
+            return kernels
+        reason = "its bytes are not those of torch"
+    except Exception as error:  # noqa: BLE001  # Triton needs a compiler on the machine, and raises errors of many kinds
+        reason = str(error)
+    _log.warning("torch exchanges local steps on this GPU, more slowly, since Triton does not work here", reason=reason)
+    return None
+
+
+def play_hostile(device: torch.device, kernels: Any) -> tuple[bytes, bytes]:
+    """Payload and weights of an exchange that rounds, ties, overflows and vanishes wherever numbers can."""
+    plan = compute_plan({"w": (48, 80), "x": (33,)}, 16, 20, one_bit=False, scaled_bits=2)
+    draw = torch.Generator().manual_seed(0)
+    scales = torch.tensor([1e-44, 1e-20, 2.0**-33, 1e-3, 0.25, 1e30])
+    weights = {tensor.name: torch.ones(tensor.dims, device=device) for tensor in plan.tensors}
+    exchange = Exchange(weights, plan, 0.95, lambda _: kernels)
+    parts: list[Part] = []
+    for height in range(3):
+        deltas = {
+            t.name: torch.randn(t.dims, generator=draw).mul(4).round() * scales[(height * 2 + place) % 6]
+            for place, t in enumerate(plan.tensors)
+        }
+        body = exchange.compress({name: delta.to(device) for name, delta in deltas.items()}, (), True, height)
+        parts.append(Part(decode_payload(plan, body), 1 + 700 * height))
+        exchange.apply(parts, 0.7)
+    body = b"".join(encode_payload(plan, part.sets) for part in parts)
+    state = (*exchange.memory.coefficients, *weights.values())
+    return body, b"".join(tensor.cpu().numpy().tobytes() for tensor in state)
+
+
+class Exchange:
+    """What a member sends and applies. `parameters` are its fp32 masters by name, which `apply` changes in place.
+
+    What is found for their device has `compress` and `apply` of tiles; if it is None, torch does it.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        plan: TransformPlan,
+        error_decay: float,
+        find: Callable[[torch.device], Any] = find_exchange_kernels,
+    ) -> None:
         assert plan.scaled_bits, "a plan of local steps"
         self._plan = plan
         self._strips = view_all_strips(plan, parameters)
         device = self._strips[0].device
-        self._kernels = find_kernels("psyche.modeling.local.kernels") if device.type == "cpu" else None
+        self._kernels = kernels = find(device)
         self.memory = ErrorMemory(plan, error_decay, device)
         # an Apple GPU has no float64
         self._device = torch.device("cpu") if device.type == "mps" else device
-        elements = get_block_elements(device) if self._kernels is None else KERNEL_BLOCK
+        elements = KERNEL_BLOCK if kernels and device.type == "cpu" else get_block_elements(device)
         self._blocks = [compute_blocks(plan, group, elements) for group in plan.groups]
-        largest = max(elements, *(group.area for group in plan.groups))
+        largest = 0 if kernels else max(elements, *(group.area for group in plan.groups))
         self._gathered = torch.empty(largest, dtype=torch.float32, device=device)
         # One extra place collects the padding entries of the sets.
         self._sums = torch.empty(largest + 1, dtype=torch.float64, device=self._device)
@@ -182,7 +238,8 @@ class Exchange:
             places = np.where(indices < group.area, first + indices, count)
             units = torch.from_numpy(compute_units(sets, block.rows, steps)).to(self._device)
             sums.scatter_add_(0, torch.from_numpy(places).view(-1).to(self._device), units.view(-1))
-        moves = sums[:count].mul_(rate).to(torch.float32).view(block.chunks, *group.edges)
+        # A step of -0 would change a weight of -0 that nobody sent.
+        moves = sums[:count].mul_(rate).add_(0.0).to(torch.float32).view(block.chunks, *group.edges)
         for weight, move in iterate_chunks(block, self._strips, moves):
             weight.sub_(move.to(weight.device))
 

@@ -87,7 +87,7 @@ def _apply(
             begin = at + line * stride
             weight, units = weights[begin : begin + width], sums[line * width : (line + 1) * width]
             for place in range(width):
-                weight[place] -= np.float32(units[place] * rate)
+                weight[place] -= np.float32(units[place] * rate + 0.0)  # -0 would change a weight of -0
             units[:] = 0
 
 

@@ -238,6 +238,8 @@ def test_the_mean_is_over_all_members_by_their_steps_and_weights_that_nobody_sen
     assert weights["w"].view(-1)[1:].numpy().tobytes() == before.view(-1)[1:].numpy().tobytes()
     exchange.apply([], 1.0)
     assert weights["w"][0, 0] == 1.0 - value / 4
+    exchange.apply([Part(half, 2), Part(silent, 6)], -1.0)
+    assert weights["w"].numpy().tobytes() == before.numpy().tobytes()
 
 
 def test_256_members_with_the_largest_values_are_summed_exactly() -> None:

@@ -1,0 +1,41 @@
+"""Dividing a task among the members of a run: the order of its documents, their blocks, and who does which when.
+
+All members compute the same order, so they need no agreement. Each begins elsewhere and goes round, leaving out what
+others have done: so the parts of dead and slow members are taken over.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from psyche.wire.crypto import blake3_hash
+
+BLOCK_DOCUMENTS: Final = 32
+REPEATED_PERCENT: Final = 5  # of the blocks of others, which each member does once more
+_ORDER: Final = b"psyche/eval/1"
+_REPEAT: Final = b"psyche/eval-repeat/1"
+Block = tuple[int, ...]  # places of documents
+
+
+def cut_blocks(certified: bytes, task_hash: bytes, documents: int) -> list[Block]:
+    """Shuffle the documents of a task, for weights with this digest, and cut them into blocks; the last is shorter."""
+    order = sorted(range(documents), key=lambda place: _draw(_ORDER, certified, task_hash, place))
+    return [tuple(order[start : start + BLOCK_DOCUMENTS]) for start in range(0, documents, BLOCK_DOCUMENTS)]
+
+
+def walk(member: int, members: int, blocks: int, has_come: Callable[[int], bool]) -> Iterator[int]:
+    """The blocks that a member does, in its order; `has_come` says, when it gets there, that a block is done."""
+    first = member * blocks // members
+    for step in range(blocks):
+        block = (first + step) % blocks
+        if not has_come(block):
+            yield block
+
+
+def is_repeated(secret: bytes, certified: bytes, task_hash: bytes, block: int) -> bool:
+    """Whether a member with this secret repeats a block of another member's: nobody else can tell."""
+    drawn = int.from_bytes(_draw(_REPEAT + secret, certified, task_hash, block)[:8], "little")
+    return drawn * 100 < REPEATED_PERCENT << 64
+
+
+def _draw(purpose: bytes, certified: bytes, task_hash: bytes, number: int) -> bytes:
+    return blake3_hash(purpose, certified, task_hash, number.to_bytes(4, "little"))

@@ -1,0 +1,198 @@
+"""What a member has found of a block, as one signed message; and what many of them together say of a task."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Final
+
+from psyche.core.encoding.fields import enum, f32, pad, raw, u8, u16, u32, up_to
+from psyche.core.encoding.header import NumericClass
+from psyche.core.encoding.records import FieldLayout
+from psyche.core.state.limits import MAX_CLIENTS
+from psyche.errors import WireError
+from psyche.evals.division import BLOCK_DOCUMENTS
+from psyche.evals.requests import compute_standard_error
+from psyche.wire.crypto import Identity, verify
+
+TAG: Final = b"psyche/score/1"
+SIGNATURE_BYTES: Final = 64
+SHOWN_PERCENT: Final = 50  # of the blocks; below, a score is not shown
+# Answers of two members to the same 32 documents that may differ. Of two classes nothing is said.
+_TOLERANCE: Final = {NumericClass.FP32: 1, NumericClass.BF16: 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockResult:
+    """The right answers to a block, bit by bit in its order, of the `count` documents that fit into the model.
+
+    `score_sum` is the sum of the right choices' log-likelihoods.
+    """
+
+    run_uid: bytes
+    digest: bytes
+    task_hash: bytes
+    epoch: int
+    member: int
+    block: int
+    count: int
+    numeric_class: NumericClass
+    right: int
+    right_norm: int
+    score_sum: float
+    signature: bytes = b""
+
+
+LAYOUT: Final = FieldLayout(
+    "BlockResult",
+    [
+        raw("run_uid"), raw("digest"), raw("task_hash"), u16("epoch"), up_to(MAX_CLIENTS - 1, u16("member")),
+        u32("block"), up_to(BLOCK_DOCUMENTS, u8("count")), enum("numeric_class", NumericClass), u32("right"),
+        u32("right_norm"), f32("score_sum"), pad(1),
+    ],
+    is_aligned=False,
+)  # fmt: skip
+RESULT_BYTES: Final = len(TAG) + LAYOUT.size + SIGNATURE_BYTES
+
+
+def get_signed_bytes(result: BlockResult) -> bytes:
+    """Encode what the member's key signs.
+
+    Raises:
+        WireError: a value does not fit its field; the message names the field.
+    """
+    _check_bits(result)
+    return TAG + LAYOUT.write(result)
+
+
+def sign_result(identity: Identity, result: BlockResult) -> BlockResult:
+    return replace(result, signature=identity.sign(get_signed_bytes(result)))
+
+
+def encode_result(result: BlockResult) -> bytes:
+    return get_signed_bytes(result) + result.signature
+
+
+def decode_result(message: bytes) -> BlockResult:
+    """Decode a message; `is_result_of` checks the signature.
+
+    Raises:
+        WireError: unknown tag, wrong length, or a field without a valid value.
+    """
+    if len(message) != RESULT_BYTES or not message.startswith(TAG):
+        raise WireError(f"result of a block: {len(message)} bytes that begin with {message[:14]!r}, must be "
+                        f"{RESULT_BYTES} that begin with {TAG!r}")  # fmt: skip
+    body = message[len(TAG) : -SIGNATURE_BYTES]
+    LAYOUT.check_pads(body)
+    values = dict(zip(LAYOUT.places, LAYOUT.read_values(body), strict=True))
+    result = BlockResult(**values, signature=message[-SIGNATURE_BYTES:])
+    _check_bits(result)
+    return result
+
+
+def is_result_of(result: BlockResult, public: bytes) -> bool:
+    return verify(public, get_signed_bytes(result), result.signature)
+
+
+def _check_bits(result: BlockResult) -> None:
+    for name, bits in (("right", result.right), ("right_norm", result.right_norm)):
+        if bits >> result.count:
+            raise WireError(f"BlockResult.{name}: has a bit beyond the {result.count} documents of the block")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockVerdict:
+    """Which result of a block counts, if any, and whose are others than it."""
+
+    counted: BlockResult | None
+    differing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    right: int
+    documents: int
+
+    @property
+    def value(self) -> float | None:
+        return self.right / self.documents if self.documents else None
+
+    @property
+    def standard_error(self) -> float | None:
+        return compute_standard_error(self.right, self.documents)
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A task's score on weights with one digest; `disputes` has the members of blocks in which results differ."""
+
+    acc: Share
+    acc_norm: Share
+    blocks: int
+    blocks_counted: int
+    disputes: Mapping[int, tuple[int, ...]]
+
+    @property
+    def is_shown(self) -> bool:
+        return self.blocks_counted * 100 >= SHOWN_PERCENT * self.blocks > 0
+
+    @property
+    def is_final(self) -> bool:
+        return self.blocks_counted == self.blocks > 0
+
+
+def judge_block(results: Iterable[BlockResult]) -> BlockVerdict:
+    """Judge the results of one block, of which each member's first counts.
+
+    Where all agree, that of the lowest member counts. In a dispute it is the one that most others agree with, at least
+    one; where two results that differ have as many, none counts until another one comes.
+    """
+    by_member: dict[int, BlockResult] = {}
+    for one in results:
+        by_member.setdefault(one.member, one)
+    found = [by_member[member] for member in sorted(by_member)]
+    others = {one.member: [other for other in found if _differ(one, other)] for one in found}
+    disputed = tuple(member for member, against in others.items() if against)
+    if not disputed:
+        return BlockVerdict(found[0] if found else None)
+    support = {one.member: sum(_agree(one, other) for other in found) for one in found}
+    best = max(found, key=lambda one: support[one.member])  # of equal ones the lowest member
+    most = support[best.member]
+    if most == 0 or any(support[other.member] == most for other in others[best.member]):
+        return BlockVerdict(None, disputed)
+    return BlockVerdict(best, tuple(other.member for other in others[best.member]))
+
+
+def merge(results: Sequence[BlockResult], blocks: int) -> Merged:
+    """Put the results of one task on one digest together; results of a later block than there are have no place here.
+
+    Raises:
+        WireError: they are of several tasks, or of several weights.
+    """
+    if len({(one.run_uid, one.digest, one.task_hash) for one in results}) > 1:
+        raise WireError("results of several tasks or weights are not one score")
+    counted: list[BlockResult] = []
+    disputes: dict[int, tuple[int, ...]] = {}
+    known = sorted((one for one in results if one.block < blocks), key=lambda one: one.block)  # else as they came
+    for block, group in groupby(known, key=lambda one: one.block):
+        verdict = judge_block(group)
+        counted += [] if verdict.counted is None else [verdict.counted]
+        disputes |= {block: verdict.differing} if verdict.differing else {}
+    documents = sum(one.count for one in counted)
+    acc = Share(sum(one.right.bit_count() for one in counted), documents)
+    acc_norm = Share(sum(one.right_norm.bit_count() for one in counted), documents)
+    return Merged(acc, acc_norm, blocks, len(counted), disputes)
+
+
+def _differ(one: BlockResult, other: BlockResult) -> bool:
+    """Whether two results cannot both be honest; of two numeric classes nobody can tell."""
+    return one.numeric_class == other.numeric_class and not _are_close(one, other)
+
+
+def _agree(one: BlockResult, other: BlockResult) -> bool:
+    return one is not other and one.numeric_class == other.numeric_class and _are_close(one, other)
+
+
+def _are_close(one: BlockResult, other: BlockResult) -> bool:
+    pairs = ((one.right, other.right), (one.right_norm, other.right_norm))
+    limit = _TOLERANCE[one.numeric_class]
+    return one.count == other.count and all((first ^ second).bit_count() <= limit for first, second in pairs)

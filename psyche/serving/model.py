@@ -78,7 +78,10 @@ class ServedModel:
     def tokenizer(self) -> "Tokenizer":
         from tokenizers import Tokenizer
 
-        return Tokenizer.from_file(str(self.folder / TOKENIZER_NAME))
+        found = Tokenizer.from_file(str(self.folder / TOKENIZER_NAME))
+        found.no_truncation()  # which would count long texts as short ones
+        found.no_padding()
+        return found
 
     def _read_table(self, name: str) -> dict[str, Any]:
         path = self.folder / name
@@ -95,9 +98,10 @@ class ServedModel:
         text = self._render(asked) if is_chat else asked.prompt
         count = len(self.tokenizer.encode(text, add_special_tokens=not is_chat))
         field, wanted = asked.limit
-        left = self.positions - count
+        left, what = self.positions - count, "messages" if is_chat else "prompt"
+        if not count:
+            raise Refused(400, f"{what}: has no token; write something", what)
         if left < 1:
-            what = "messages" if is_chat else "prompt"
             raise Refused(400, f"{what}: {count:,} tokens, and the model has {self.positions:,} positions", what)
         if wanted is not None and wanted > left:
             raise Refused(

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 import trio
 from serving.letters import TEMPLATE, make_letters_model
+from tokenizers import Tokenizer
 
 from psyche.errors import ConfigError
 from psyche.serving import gate as gates
@@ -43,6 +44,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     (COMPLETE, {"prompt": SECRET, "seed": -1}, 400, "seed: Expected `int` >= 0"),
     (COMPLETE, {"prompt": SECRET, "stop": list("abcde")}, 400, "stop: Expected `array` of length <= 4"),
     (COMPLETE, {"prompt": SECRET, "max_tokens": 104}, 400, "max_tokens: 104, but 25 of the model's 128 positions are"),
+    (COMPLETE, {"prompt": ""}, 400, "prompt: has no token; write something"),
     (COMPLETE, {"prompt": "a" * 128}, 400, "prompt: 128 tokens, and the model has 128 positions"),
     (COMPLETE, {"prompt": SECRET, "model": "gpt-4"}, 404, "model: this server has model/"),
     (CHAT, {"messages": []}, 400, "messages: Expected `array` of length >= 1"),
@@ -57,6 +59,9 @@ REFUSED: list[tuple[str, Any, int, str]] = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_letters_model(tmp_path_factory.mktemp("gate") / "model", 0)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(4)  # as some published models have it
+    tokenizer.save(str(folder / "tokenizer.json"))
     refusing = "{% if '?' in messages[0].content %}{{ raise_exception('no questions') }}{% endif %}"
     (folder / "chat_template.jinja").write_text(refusing + TEMPLATE)
     return folder

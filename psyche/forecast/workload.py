@@ -17,6 +17,7 @@ from psyche.errors import ConfigError
 from psyche.modeling.model_check import check_model
 from psyche.modeling.trainer.describe import describe_model, predict_memory
 from psyche.telemetry.text import format_bytes, format_count
+from psyche.wire.trainer import OFFLOADED
 
 CONFIG_NAMES: Final = ("config.json", "model.json", "model.toml")
 LARGEST: Final = 10**13  # parameters; larger numbers are typing errors
@@ -100,7 +101,11 @@ def describe_memory(run: LoadedRun, model_config: Path | None = None) -> str:
     *others, (name, most) = reply.parts.items()
     parts = f"{format_bytes(sum(size for _, size in others))} of the model, {format_bytes(most)} of {name}"
     needed = format_bytes(sum(reply.parts.values()))
-    return f"training takes {needed} of a client's memory with --micro-batch-size 1 on a CPU ({parts})"
+    moved = format_bytes(sum(reply.parts.get(name, 0) for name in OFFLOADED))
+    return (
+        f"training takes {needed} of a client's memory with --micro-batch-size 1 on a CPU ({parts}); of a GPU's, "
+        f"--offload leaves about {moved} less"
+    )
 
 
 def build_workload(model: Model, shapes: Shapes, source: str, parameters: int) -> Workload:

@@ -1,7 +1,7 @@
 """Devices: their selection, their arithmetic, and out-of-memory errors."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -12,6 +12,8 @@ from psyche.core.encoding.header import NumericClass
 from psyche.errors import TrainerError
 from psyche.wire.trainer import Devices
 
+HOST: Final = torch.device("cpu")
+IDLE: Final = "--offload moves nothing here: {device} computes in the host's memory"
 # Where a control group of Linux says what it may use, uses, and can give up: of version 2, and of version 1.
 _GROUP_FILES: Final = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
@@ -71,6 +73,18 @@ def try_device(device: torch.device) -> None:
         raise TrainerError(
             f"device {str(device)!r}: torch cannot compute on it: {error}; `psyche doctor` says what it finds"
         ) from error
+
+
+def find_host(device: torch.device, *, offload: bool) -> torch.device | None:
+    """Where a trainer of this device keeps what it does not compute with; None: on the device."""
+    return HOST if offload and device.type == "cuda" else None
+
+
+def allocate(shape: Sequence[int], device: torch.device, host: torch.device | None) -> torch.Tensor:
+    """float32 zeros on the device, or if there is a host, there: in memory that a GPU can copy from by itself."""
+    if host is None:
+        return torch.zeros(shape, dtype=torch.float32, device=device)
+    return torch.zeros(shape, dtype=torch.float32, device=host, pin_memory=torch.cuda.is_available())
 
 
 def get_numeric_class(device: torch.device) -> NumericClass:

@@ -87,6 +87,7 @@ class TrainSettings:
     total_batch: int = 24
     micro_batch: int | None = None
     activation_checkpointing: bool = False
+    offload: bool = False
     steps: int = 240
     optimizer: OptimizerName = OptimizerName.DISTRO
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
@@ -125,6 +126,8 @@ class TrainSettings:
             raise ConfigError(f"--micro-batch: {self.micro_batch}, must be at least 1")
         if self.peers > self.total_batch:
             raise ConfigError(f"--peers: {self.peers} peers cannot share {self.total_batch} samples (--total-batch)")
+        if self.offload and self.optimizer is OptimizerName.ADAMW:
+            raise ConfigError("--offload: --optimizer adamw has nothing to offload; leave it out, or take another one")
         check_device_name(self.device)
         self._check_optimizer()
 

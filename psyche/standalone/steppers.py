@@ -12,6 +12,7 @@ from torch import nn
 from psyche.core.committee.schedule import compute_learning_rate
 from psyche.core.encoding.plan import compute_run_plan
 from psyche.errors import TrainerError
+from psyche.modeling.device import find_host
 from psyche.modeling.distro.codec import ChunkSets, decode_payload
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.local.exchange import Part
@@ -104,6 +105,7 @@ class _PeersStepper(Stepper, Generic[T]):
     ) -> None:
         super().__init__(model, parameters, settings, device)
         self._plan = compute_run_plan(get_shapes(parameters), settings.get_optimizer())
+        self._host = find_host(device, offload=settings.offload)
         self._delay = 2 if settings.overlap else 1
         self._on_their_way: deque[list[T]] = deque()
 
@@ -148,7 +150,7 @@ class DistroStepper(_PeersStepper[bytes]):
         self, model: nn.Module, parameters: Mapping[str, nn.Parameter], settings: TrainSettings, device: torch.device
     ) -> None:
         super().__init__(model, parameters, settings, device)
-        self._peers = [Distro(parameters, self._plan, settings.decay) for _ in range(settings.peers)]
+        self._peers = [Distro(parameters, self._plan, settings.decay, self._host) for _ in range(settings.peers)]
 
     def step(self, tokens: torch.Tensor, number: int, lr: float, previous_lr: float) -> StepReport:
         self._apply_due(lr)
@@ -186,7 +188,7 @@ class LocalStepper(_PeersStepper[Part]):
     ) -> None:
         super().__init__(model, parameters, settings, device)
         optimizer = settings.get_optimizer()
-        self._peers = [LocalSteps(parameters, self._plan, optimizer) for _ in range(settings.peers)]
+        self._peers = [LocalSteps(parameters, self._plan, optimizer, self._host) for _ in range(settings.peers)]
         self._schedule = settings.schedule.make(settings.steps)
 
     def step(self, tokens: torch.Tensor, number: int, lr: float, previous_lr: float) -> StepReport:  # noqa: ARG002

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+import structlog
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -16,7 +18,7 @@ from psyche.core.committee.schedule import compute_learning_rate
 from psyche.data.bytes_tokenizer import VOCAB_SIZE, write_tokenizer
 from psyche.errors import ConfigError, StorageError
 from psyche.modeling.architecture import Blueprint, read_blueprint
-from psyche.modeling.device import select_device
+from psyche.modeling.device import IDLE, find_host, select_device
 from psyche.modeling.export import export_model
 from psyche.modeling.model import (
     count_parameters,
@@ -38,6 +40,7 @@ from psyche.standalone.sources import ReadingLoop, fetch_model
 from psyche.standalone.steppers import STEPPERS, StepReport
 
 EVAL_MICRO_BATCH = 32
+_log: Final = structlog.get_logger("psyche.train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ def train_model(
         model.train()
         if settings.activation_checkpointing:
             enable_checkpointing(model)
+        if settings.offload and find_host(device, offload=True) is None:
+            _log.warning(IDLE.format(device=device))
         parameters = get_parameters(model)
         try_model(model, parameters, blueprint.vocab_size, settings.sequence_length, device)
         result = _Training(settings, model, parameters, blueprint, device, loop).execute(on_progress)
@@ -102,7 +107,8 @@ def train_model(
 def _check_memory(blueprint: Blueprint, settings: TrainSettings, device: torch.device) -> None:
     step = Step(blueprint.config, settings.get_optimizer(), settings.sequence_length, peers=settings.peers)
     share = -(-settings.total_batch // (settings.peers * settings.inner_batches))
-    Fitting(step, device).fit(Setup(settings.micro_batch or share, settings.activation_checkpointing), share)
+    setup = Setup(settings.micro_batch or share, settings.activation_checkpointing, offload=settings.offload)
+    Fitting(step, device).fit(setup, share)
 
 
 def build_training_card(settings: TrainSettings, result: TrainResult) -> str:

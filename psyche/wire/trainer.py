@@ -4,7 +4,7 @@ Payloads and token ids are bytes; tensors are exchanged only as files.
 """
 
 import math
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,9 @@ class SentResult(msgspec.Struct, frozen=True, kw_only=True):
 
     height: int
     applied: bool
+
+
+OFFLOADED: Final = ("optimizer", "look-ahead copy")  # parts of the memory that are on the host with `offload`
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +77,7 @@ class LoadRequest(Devices, frozen=True, kw_only=True, tag="load"):
     micro_batch_size: int
     keep_momentum: bool = True
     activation_checkpointing: bool = False
+    offload: bool = False
     batch_size: int = 0
     verifies: bool = False
 
@@ -103,7 +107,7 @@ class LoadReply(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     `plan` is the transform plan's canonical bytes (`core.encoding.plan`), `weight_root` the full weight part
     of the state digest, which covers the model's small files too (S2), `numeric_class` that of this device,
     `chain` the c of a snapshot (32 zero bytes for other sources), `train_count` the number of batches trained
-    with this momentum, `notices` what the trainer does otherwise than config.json says (AR5, AR7).
+    with this momentum, `notices` what the trainer does otherwise than config.json (AR5, AR7) or its options say.
     """
 
     plan: bytes

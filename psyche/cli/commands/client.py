@@ -16,6 +16,7 @@ from psyche.cli.helpers.common import format_examples, make_group, run_async, sa
 from psyche.cli.helpers.options import (
     CHECKPOINTING_HELP,
     LOGGING,
+    OFFLOAD_HELP,
     Logging,
     option,
     parse_micro_batch_size,
@@ -143,6 +144,7 @@ TRAINING: Final = share_fields(
         default="1", callback=parse_micro_batch_size,
     ),
     activation_checkpointing=option(CHECKPOINTING_HELP, "--activation-checkpointing"),
+    offload=option(OFFLOAD_HELP, "--offload"),
     checkpoint_dir="Where the trained model is written for you at each epoch's end, as from_pretrained reads it. "
     "Default: only at the run's end, to models in --data-dir, where the client also keeps what it continues from.",
     keep_steps=option("How many written models to keep.", min=1),

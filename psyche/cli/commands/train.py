@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from psyche.cli.helpers.options import CHECKPOINTING_HELP, option, share_fields
+from psyche.cli.helpers.options import CHECKPOINTING_HELP, OFFLOAD_HELP, option, share_fields
 from psyche.cli.helpers.outputs import check_page_name, check_target_folder
 from psyche.cli.helpers.remote import Remote
 from psyche.errors import ConfigError
@@ -43,6 +43,7 @@ SETTINGS: Final = share_fields(
     total_batch="Samples per step, over all peers; local: per round of --inner-steps.",
     micro_batch="Samples at a time; fewer need less memory.",
     activation_checkpointing=option(CHECKPOINTING_HELP, "--activation-checkpointing"),
+    offload=option(OFFLOAD_HELP, "--offload"),
     steps="How many steps; local: rounds.",
     optimizer="The optimizer.",
     clip="Clip gradients to this global norm; 0: never.",

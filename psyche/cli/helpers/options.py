@@ -29,6 +29,11 @@ CHECKPOINTING_HELP: Final = (
     "Takes less memory and more time: activations inside the layers are not kept, but computed again. "
     "Changes no bit of a result."
 )
+OFFLOAD_HELP: Final = (
+    "Takes less of a GPU's memory and more time: what a step does not compute with lies in the host's memory "
+    "(DisTrO: momentum and look-ahead copy; local steps: error memory, masters and inner state). Changes no bit of a "
+    "result."
+)
 
 
 class Option(NamedTuple):

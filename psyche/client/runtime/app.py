@@ -266,7 +266,7 @@ async def _check_memory(
     load = LoadRequest(
         path=str(folder), is_snapshot=False, model=state.model, micro_batch_size=settings.micro_batch_size,
         **settings.devices, activation_checkpointing=settings.activation_checkpointing,
-        batch_size=state.config.global_batch_size_end,
+        offload=settings.offload, batch_size=state.config.global_batch_size_end,
     )  # fmt: skip
     reply = await trainer.predict_memory(MemoryRequest(load=load))
     settings.micro_batch_size = settings.micro_batch_size or reply.micro_batch_size

@@ -39,6 +39,7 @@ class ClientSettings:
     micro_batch_size: int = 1  # 0: the largest that fits into memory
     is_memory_checked: bool = False  # whether training with these settings is known to fit
     activation_checkpointing: bool = False
+    offload: bool = False
     checkpoint_dir: Path | None = None
     keep_steps: int = 3
     share_checkpoints: bool = False  # all clients can read checkpoint_dir (S10)

@@ -307,6 +307,7 @@ class TrainerTasks:
                 **settings.devices,
                 keep_momentum=keep_momentum,
                 activation_checkpointing=settings.activation_checkpointing,
+                offload=settings.offload,
                 batch_size=0 if settings.is_memory_checked else self._x.state.config.global_batch_size_end,
             )
         )

@@ -4,7 +4,8 @@ Momentum accumulates lr * gradient of every round, decayed. Values that a result
 the next training. If the record decides against the result, they are given back (R8).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +13,7 @@ import torch
 
 from psyche.core.encoding.plan import PlanGroup, TransformPlan
 from psyche.errors import TrainerError
+from psyche.modeling.device import allocate
 from psyche.wire.trainer import SentResult
 
 _KEPT: Final = 2  # results that may be undecided at once: the last, and with overlap the one before
@@ -40,16 +42,30 @@ def find_group(plan: TransformPlan, name: str) -> tuple[int, int] | None:
 class Momentum:
     """The momentum of all groups, and the sent values of the last two own results.
 
-    `coefficients` holds one float32 tensor [chunks, area] per group of the plan, in its order.
+    `coefficients` holds one float32 tensor [chunks, area] per group of the plan, in its order: on `host`, if one is
+    given, and else on the device.
     """
 
-    def __init__(self, plan: TransformPlan, decay: float, device: torch.device) -> None:
-        self._plan = plan
+    def __init__(
+        self, plan: TransformPlan, decay: float, device: torch.device, host: torch.device | None = None
+    ) -> None:
+        self._plan, self._device, self._host = plan, device, host
         self.decay = decay
         self._sent: list[_Sent] = []  # oldest first
-        self.coefficients = [
-            torch.zeros((group.chunks, group.area), dtype=torch.float32, device=device) for group in plan.groups
-        ]
+        self.coefficients = [allocate((group.chunks, group.area), device, host) for group in plan.groups]
+
+    def read(self, place: int, rows: slice) -> torch.Tensor:
+        """The coefficients of some chunks of a group on the device, float32 [chunks, area], not to be changed."""
+        kept = self.coefficients[place][rows]
+        return kept if self._host is None else kept.to(self._device, copy=True)
+
+    @contextmanager
+    def change(self, place: int, rows: slice) -> Iterator[torch.Tensor]:
+        """The same, to be changed in place inside the context."""
+        lent = self.read(place, rows)
+        yield lent
+        if self._host is not None:
+            self.coefficients[place][rows].copy_(lent)
 
     def settle(self, decided: Sequence[SentResult], height: int, *, in_flight: bool) -> None:
         """Take out or give back sent values, before training round `height`.
@@ -84,10 +100,12 @@ class Momentum:
         These are two separate operations, so that values given back later are exactly what would have been here.
         `gradient` is lr times the transformed gradient, float32 [chunks, h, w].
         """
-        coefficients = self.coefficients[place][rows]
-        return coefficients.mul_(self.decay).add_(gradient.view(coefficients.shape))
+        with self.change(place, rows) as coefficients:
+            return coefficients.mul_(self.decay).add_(gradient.view(coefficients.shape))
 
     def record_sent(self, height: int, chosen: Sequence[Chosen]) -> None:
+        kept_on = self._host or self._device
+        chosen = [(indices.to(kept_on), values.to(kept_on)) for indices, values in chosen]
         for sent in self._sent:
             for _, values in sent.chosen:
                 values.mul_(self.decay)  # as they would have decayed in the momentum
@@ -95,7 +113,8 @@ class Momentum:
 
     def get_last_sent(self, place: int) -> Chosen:
         """What the last result took of a group."""
-        return self._sent[-1].chosen[place]
+        indices, values = self._sent[-1].chosen[place]
+        return indices.to(self._device), values.to(self._device)
 
     def get_state(self) -> dict[str, torch.Tensor]:
         """The whole state as tensors by name, for a snapshot; they are not copies."""
@@ -127,18 +146,15 @@ class Momentum:
 
     def _read_sent(self, state: Mapping[str, torch.Tensor], number: int, height: int, is_taken_out: int) -> _Sent:
         chosen: list[Chosen] = []
+        kept_on = self._host or self._device
         for group in self._plan.groups:
             shape = (group.chunks, group.k)
             indices = _read(state, f"sent.{number}.{name_group(group)}.indices", shape, torch.int32)
             values = _read(state, f"sent.{number}.{name_group(group)}.values", shape, torch.float32)
             if int(indices.min()) < 0 or int(indices.max()) > group.area:
                 raise TrainerError(f"momentum snapshot: sent.{number}: an index is not between 0 and {group.area}")
-            chosen.append((indices.to(self._device, copy=True), values.to(self._device, copy=True)))
+            chosen.append((indices.to(kept_on, copy=True), values.to(kept_on, copy=True)))
         return _Sent(height, bool(is_taken_out), chosen)
-
-    @property
-    def _device(self) -> torch.device:
-        return self.coefficients[0].device
 
     def _take_out(self, places: torch.Tensor, values: torch.Tensor, coefficients: torch.Tensor) -> None:
         del values

@@ -13,6 +13,7 @@ import torch
 
 from psyche.core.encoding.plan import TransformPlan
 from psyche.errors import TrainerError
+from psyche.modeling.device import allocate
 from psyche.modeling.distro.apply import Applier, decay_weights
 from psyche.modeling.distro.blocks import Block, iterate_chunks, view_all_strips
 from psyche.modeling.distro.codec import ChunkSets, decode_payload
@@ -32,7 +33,8 @@ class Distro:
     """The optimizer of one trainer over one set of fp32 master weights, `parameters` by name.
 
     They must be exactly the plan's tensors, float32, contiguous and on one device; they are changed in place and must
-    keep their storage. `decay` is the momentum's per trained round, 0 <= decay < 1.
+    keep their storage. `decay` is the momentum's per trained round, 0 <= decay < 1. Momentum and copies are on `host`,
+    if one is given.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Distro:
         parameters: Mapping[str, torch.Tensor],
         plan: TransformPlan,
         decay: float,
+        host: torch.device | None = None,
     ) -> None:
         if not 0.0 <= decay < 1.0:
             raise TrainerError(f"compression_decay: {decay} is not at least 0 and below 1")
@@ -48,7 +51,8 @@ class Distro:
         self._strips = view_all_strips(plan, parameters)
         self._copies: list[torch.Tensor] = []  # of the weights: 4 bytes per parameter, allocated at the first use
         device = self._strips[0].device
-        self.momentum = Momentum(plan, decay, device)
+        self._host = host
+        self.momentum = Momentum(plan, decay, device, host)
         self._applier = Applier(plan, self._strips)
         largest = self._applier.largest
         self._gathered, self._scratch = (torch.empty(largest, dtype=torch.float32, device=device) for _ in range(2))
@@ -87,7 +91,7 @@ class Distro:
                 dense = values.new_zeros((block.chunks, group.area + 1))  # the last place is for padding
                 dense.scatter_(1, indices[block.rows].long(), values[block.rows])
                 update = invert(dense[:, : group.area].contiguous().view(shape))
-                momentum = self.momentum.coefficients[place][block.rows].view(shape)
+                momentum = self.momentum.read(place, block.rows).view(shape)
                 parts += (
                     {self._plan.tensors[tile.tensor].name: measure_tile(
                         tile, strips[tile.tensor][tile.strips, :, tile.columns], update, momentum)}
@@ -137,7 +141,7 @@ class Distro:
         changes 2 to 3 % of the weights in their last bits. So a copy is kept. Calls must not be nested.
         """
         if not self._copies:
-            self._copies = [torch.empty_like(weight) for weight in self._strips]
+            self._copies = [allocate(weight.shape, weight.device, self._host) for weight in self._strips]
         _copy(self._strips, self._copies)
         try:
             if own is None:
@@ -150,15 +154,15 @@ class Distro:
 
     @torch.no_grad()
     def _step_ahead(self, lr: float) -> None:
-        for group, blocks, momentum in zip(
-            self._plan.groups, self._applier.blocks, self.momentum.coefficients, strict=True
-        ):
+        for place, (group, blocks) in enumerate(zip(self._plan.groups, self._applier.blocks, strict=True)):
             for block in blocks:
                 if (kernels := self._applier.find_kernels(group)) is not None:
                     for tile in block.tiles:
-                        kernels.look_ahead(self._strips[tile.tensor], tile, momentum[tile.get_rows(block)], lr)
+                        momentum = self.momentum.read(place, tile.get_rows(block))
+                        kernels.look_ahead(self._strips[tile.tensor], tile, momentum, lr)
                     continue
-                steps = invert(momentum[block.rows].view(block.chunks, *group.edges)).sign_().mul_(lr)
+                momentum = self.momentum.read(place, block.rows)
+                steps = invert(momentum.view(block.chunks, *group.edges)).sign_().mul_(lr)
                 for weight, step in iterate_chunks(block, self._strips, steps):
                     weight.sub_(step)
 
@@ -188,8 +192,9 @@ class Distro:
         for block in self._applier.blocks[place]:
             for tile in block.tiles:
                 rows = tile.get_rows(block)
-                chosen, memory = (indices[rows], values[rows]), self.momentum.coefficients[place][rows]
-                kernels.compress(strips[tile.tensor], tile, lr, memory, self.momentum.decay, chosen)
+                with self.momentum.change(place, rows) as memory:
+                    chosen = indices[rows], values[rows]
+                    kernels.compress(strips[tile.tensor], tile, lr, memory, self.momentum.decay, chosen)
         return indices, values
 
 

@@ -147,13 +147,14 @@ class Exchange:
         plan: TransformPlan,
         error_decay: float,
         find: Callable[[torch.device], Any] = find_exchange_kernels,
+        host: torch.device | None = None,
     ) -> None:
         assert plan.scaled_bits, "a plan of local steps"
         self._plan = plan
         self._strips = view_all_strips(plan, parameters)
         device = self._strips[0].device
         self._kernels = kernels = find(device)
-        self.memory = ErrorMemory(plan, error_decay, device)
+        self.memory = ErrorMemory(plan, error_decay, device, host)
         # an Apple GPU has no float64
         self._device = torch.device("cpu") if device.type == "mps" else device
         elements = KERNEL_BLOCK if kernels and device.type == "cpu" else get_block_elements(device)
@@ -190,19 +191,12 @@ class Exchange:
     def _compress_block(self, place: int, block: Block, strips: Sequence[torch.Tensor]) -> ChunkSets:
         group = self._plan.groups[place]
         if self._kernels is not None:
-            memory = self.memory.coefficients[place]
-            made = (
-                self._kernels.compress(
-                    memory[tile.get_rows(block)],
-                    strips[tile.tensor],
-                    tile,
-                    self.memory.decay,
-                    group.scaled_bits,
-                    group.k,
-                )
-                for tile in block.tiles
-            )
-            return join_sets(list(made))
+            made: list[ChunkSets] = []
+            for tile in block.tiles:
+                with self.memory.change(place, tile.get_rows(block)) as memory:
+                    delta, bits = strips[tile.tensor], group.scaled_bits
+                    made.append(self._kernels.compress(memory, delta, tile, self.memory.decay, bits, group.k))
+            return join_sets(made)
         gathered = self._gathered[: block.chunks * group.area].view(block.chunks, *group.edges)
         for delta, part in iterate_chunks(block, strips, gathered):
             part.copy_(delta)

@@ -10,6 +10,8 @@ from psyche.core.encoding.plan import TransformPlan
 from psyche.core.state.enums import ANEW, MUON
 from psyche.core.state.state import Optimizer
 from psyche.errors import TrainerError
+from psyche.modeling.device import allocate
+from psyche.modeling.local.offload import OffloadedState
 from psyche.modeling.local.state import COUNTS, gather_chunks, scatter_chunks
 
 BETAS: Final = (0.9, 0.95)
@@ -34,8 +36,11 @@ class InnerSteps:
     Its state is the member's own, and is kept from round to round or begins anew in each (LS2).
     """
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], settings: Optimizer) -> None:
-        self._parameters, self._settings = parameters, settings
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], settings: Optimizer, host: torch.device | None = None
+    ) -> None:
+        self._parameters, self._settings, self._host = parameters, settings, host
+        self._offloaded = None if host is None else OffloadedState(host)
         self._optimizers = self._make()
         self._done = 0  # inner steps since the member joined
 
@@ -67,22 +72,39 @@ class InnerSteps:
 
     def step(self, gradients: Mapping[str, torch.Tensor], rate: float) -> None:
         """One step with gradients that are finite and clipped."""
-        for name, parameter in self._parameters.items():
-            parameter.grad = gradients[name]
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        for group in (group for optimizer in self._optimizers for group in optimizer.param_groups):
+            group["lr"] = rate
+        if self._offloaded is None:
+            self._step(gradients)
+        else:  # a tensor at a time: only its moments are on the device
+            for name, gradient in gradients.items():
+                self._step_offloaded(self._offloaded, name, gradient)
         self._done += 1
+
+    def _step(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Move the tensors that have gradients."""
+        for name, gradient in gradients.items():
+            self._parameters[name].grad = gradient
+        for optimizer in self._optimizers:
+            optimizer.step()
+        for name in gradients:
+            self._parameters[name].grad = None
+
+    def _step_offloaded(self, offloaded: OffloadedState, name: str, gradient: torch.Tensor) -> None:
+        parameter = self._parameters[name]
+        for optimizer in self._optimizers:
+            offloaded.bring(parameter, optimizer.state.get(parameter, {}))
+        self._step({name: gradient})
+        for optimizer in self._optimizers:
+            offloaded.put_back(parameter, optimizer.state.get(parameter, {}))
 
     def allocate(self, steps: int = 0) -> None:
         """Make the moments, zero, as they are after so many steps; else the first step makes them."""
         for optimizer in self._optimizers:
             for parameter in optimizer.param_groups[0]["params"]:
                 names = _MUON_STATE if isinstance(optimizer, torch.optim.Muon) else _ADAMW_STATE
-                optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in names}
+                shape, device = parameter.shape, parameter.device
+                optimizer.state[parameter] = {name: allocate(shape, device, self._host) for name in names}
                 if names is _ADAMW_STATE:
                     optimizer.state[parameter]["step"] = torch.tensor(float(steps))
 

@@ -6,6 +6,7 @@ import torch
 
 from psyche.core.encoding.plan import TransformPlan
 from psyche.core.state.state import Optimizer
+from psyche.modeling.device import allocate
 from psyche.modeling.local.exchange import Exchange, Part
 from psyche.modeling.local.inner import InnerSteps
 
@@ -13,21 +14,34 @@ from psyche.modeling.local.inner import InnerSteps
 class LocalSteps:
     """The optimizer of one member over its fp32 masters, `parameters` by name, which it changes in place.
 
-    While a round is open they are the member's own weights, and a copy of the masters lies beside them.
+    While a round is open they are the member's own weights, and a copy of the masters lies beside them. Error memory,
+    copy and inner state are on `host`, if one is given.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], plan: TransformPlan, settings: Optimizer) -> None:
-        self._parameters, self._plan, self._rate = parameters, plan, settings.outer_rate
-        self.exchange = Exchange(parameters, plan, settings.error_decay)
-        self.inner = InnerSteps(parameters, settings)
-        self._masters: list[torch.Tensor] = []  # while a round is open
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        plan: TransformPlan,
+        settings: Optimizer,
+        host: torch.device | None = None,
+    ) -> None:
+        self._parameters, self._plan, self._rate, self._host = parameters, plan, settings.outer_rate, host
+        self.exchange = Exchange(parameters, plan, settings.error_decay, host=host)
+        self.inner = InnerSteps(parameters, settings, host)
+        self._masters: list[torch.Tensor] = []  # allocated at the first use
+        self._is_open = False
         self._guess: Sequence[Part] = ()  # what the round takes for the set that is in flight
 
     @torch.no_grad()
     def begin(self, own: Sequence[Part] = ()) -> None:
         """Begin a round where the own result in flight, if there is one, would lead alone (LS5)."""
         self.abandon()
-        self._masters = [weight.detach().clone() for weight in self._parameters.values()]
+        weights = self._parameters.values()
+        if not self._masters:
+            self._masters = [allocate(weight.shape, weight.device, self._host) for weight in weights]
+        for weight, master in zip(weights, self._masters, strict=True):
+            master.copy_(weight)
+        self._is_open = True
         self._guess = own
         self.exchange.apply(own, self._rate)
         self.inner.begin_round()
@@ -46,7 +60,7 @@ class LocalSteps:
     @torch.no_grad()
     def end(self) -> dict[str, torch.Tensor]:
         """End the round: what its inner steps moved. The masters have their own bits again."""
-        assert self._masters, "a round is open"
+        assert self._is_open, "a round is open"
         weights = self._parameters.values()
         deltas = {name: weight.detach().clone() for name, weight in self._parameters.items()}
         self._restore()
@@ -58,9 +72,9 @@ class LocalSteps:
 
     def abandon(self) -> None:
         """End the round, if one is open, as if it had never begun; only the inner state goes on from where it is."""
-        if self._masters:
+        if self._is_open:
             self._restore()
-        self._masters, self._guess = [], ()
+        self._is_open, self._guess = False, ()
 
     @torch.no_grad()
     def _restore(self) -> None:
@@ -69,7 +83,7 @@ class LocalSteps:
 
     def apply(self, parts: Sequence[Part]) -> None:
         """Apply a decided set (LS4); no round may be open."""
-        assert not self._masters, "the masters are in their place"
+        assert not self._is_open, "the masters are in their place"
         self.exchange.apply(parts, self._rate)
 
     def get_state(self) -> dict[str, torch.Tensor]:

@@ -212,11 +212,11 @@ class TrainerEngine:
             enable_checkpointing(model)
         self._try(model, source, request.model, device, beat)
         if request.ranks == 1:
-            return Replica(model, request.model.optimizer, device)
+            return Replica(model, request.model.optimizer, device, offload=request.offload)
         from psyche.modeling.trainer.ranks.shard import make_shard
 
         group = self._open_group(request, beat)
-        return make_shard(group, model, request.model.optimizer, request.activation_checkpointing)
+        return make_shard(group, model, request.model.optimizer, request.activation_checkpointing, request.offload)
 
     def _describe(self, loaded: _Loaded, info: SnapshotInfo | None, root: bytes) -> LoadReply:
         return LoadReply(
@@ -229,7 +229,7 @@ class TrainerEngine:
             chain=ZERO32 if info is None else info.chain,
             train_count=loaded.train_count,
             prev_commitment=ZERO32 if info is None or loaded.train_count == 0 else info.prev_commitment,
-            notices=loaded.blueprint.notices,
+            notices=loaded.blueprint.notices + loaded.replica.notices,
         )
 
     def _get_loaded(self) -> _Loaded:

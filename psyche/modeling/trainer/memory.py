@@ -21,13 +21,13 @@ from psyche.core.encoding.plan import compute_run_plan
 from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.errors import ConfigError
 from psyche.modeling.architecture import build_meta
-from psyche.modeling.device import get_free_bytes
+from psyche.modeling.device import allocate, find_host, get_free_bytes
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.model import enable_checkpointing, get_parameters, get_shapes
 from psyche.modeling.trainer.batch import compute_loss_sum
 from psyche.telemetry.text import format_bytes
-from psyche.wire.trainer import MemoryReply
+from psyche.wire.trainer import LoadRequest, MemoryReply
 
 USABLE_SHARE: Final = 0.9  # of what is free; the rest is for what no tensor shows, such as workspaces of kernels
 MOST_RANKS: Final = 64
@@ -61,11 +61,20 @@ class Setup:
     activation_checkpointing: bool = False
     ranks: int = 1
     tensor_parallelism: int = 1  # of these ranks, how many share their samples
+    offload: bool = False
 
     def describe(self) -> str:
-        checkpointing = " with --activation-checkpointing" if self.activation_checkpointing else ""
+        options = {"--activation-checkpointing": self.activation_checkpointing, "--offload": self.offload}
+        chosen = " and ".join(name for name, is_set in options.items() if is_set)
         ranks = f" on {self.ranks} devices" if self.ranks > 1 else ""
-        return f"a micro-batch of {self.micro_batch_size}{checkpointing}{ranks}"
+        return f"a micro-batch of {self.micro_batch_size}{chosen and ' with ' + chosen}{ranks}"
+
+
+def make_setup(request: LoadRequest) -> Setup:
+    return Setup(
+        request.micro_batch_size, request.activation_checkpointing, request.ranks, request.tensor_parallelism,
+        request.offload,
+    )  # fmt: skip
 
 
 def bound_bytes(step: Step, micro_batch_size: int) -> int | None:
@@ -88,9 +97,14 @@ def bound_bytes(step: Step, micro_batch_size: int) -> int | None:
 
 
 def predict_bytes(
-    step: Step, device: torch.device, micro_batch_size: int, *, activation_checkpointing: bool
+    step: Step,
+    device: torch.device,
+    micro_batch_size: int,
+    *,
+    activation_checkpointing: bool,
+    host: torch.device | None = None,
 ) -> dict[str, int]:
-    """The bytes of each part at the peak of a step.
+    """The bytes of each part at the peak of a step: those on the device, not those on a host.
 
     That is in a micro-batch after the first, which adds to gradients that are there already.
     """
@@ -99,7 +113,7 @@ def predict_bytes(
         model.train()
         if activation_checkpointing:
             enable_checkpointing(model)
-        return _count(step, device, model, _make_rows(step, micro_batch_size))
+        return _count(step, device, model, _make_rows(step, micro_batch_size), host)
 
 
 def _make_rows(step: Step, samples: int) -> torch.Tensor:
@@ -107,7 +121,9 @@ def _make_rows(step: Step, samples: int) -> torch.Tensor:
     return rows if step.has_labels else rows[..., 0]
 
 
-def _count(step: Step, device: torch.device, model: Any, rows: torch.Tensor) -> dict[str, int]:
+def _count(
+    step: Step, device: torch.device, model: Any, rows: torch.Tensor, host: torch.device | None
+) -> dict[str, int]:
     parameters = get_parameters(model)
     place = next(iter(parameters.values())).device
     tracker = MemTracker()
@@ -125,11 +141,11 @@ def _count(step: Step, device: torch.device, model: Any, rows: torch.Tensor) -> 
         for parameter in parameters.values():
             parameter.grad = torch.empty_like(parameter)
         parts["gradients"] = note()
-        optimizers = [_make_optimizer(step.optimizer, parameters) for _ in range(step.peers)]
+        optimizers = [_make_optimizer(step.optimizer, parameters, host) for _ in range(step.peers)]
         parts["optimizer"] = note()
         number = {OptimizerKind.DISTRO: len(optimizers), OptimizerKind.LOCAL_STEPS: 1}  # that of one round at a time
         copied = range(number.get(step.optimizer.kind, 0))
-        copies = [torch.empty_like(parameter) for parameter in parameters.values() for _ in copied]
+        copies = [allocate(parameter.shape, place, host) for parameter in parameters.values() for _ in copied]
         parts["look-ahead copy"] = note()
         if step.verifies and device.type == "cpu":
             copies += [torch.empty_like(parameter) for parameter in parameters.values() for _ in range(AUDIT_COPIES)]
@@ -142,11 +158,12 @@ def _count(step: Step, device: torch.device, model: Any, rows: torch.Tensor) -> 
     return parts
 
 
-def _make_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> object:
-    if optimizer.kind is OptimizerKind.DISTRO:
-        return Distro(parameters, compute_run_plan(get_shapes(parameters), optimizer), optimizer.compression_decay)
-    if optimizer.kind is OptimizerKind.LOCAL_STEPS:
-        local = LocalSteps(parameters, compute_run_plan(get_shapes(parameters), optimizer), optimizer)
+def _make_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], host: torch.device | None) -> object:
+    if optimizer.kind in (OptimizerKind.DISTRO, OptimizerKind.LOCAL_STEPS):
+        plan = compute_run_plan(get_shapes(parameters), optimizer)
+        if optimizer.kind is OptimizerKind.DISTRO:
+            return Distro(parameters, plan, optimizer.compression_decay, host)
+        local = LocalSteps(parameters, plan, optimizer, host)
         local.inner.allocate()
         return local
     return [torch.empty_like(parameter) for parameter in parameters.values() for _ in range(2)]  # AdamW's moments
@@ -172,14 +189,17 @@ class Fitting:
     ) -> None:
         self._step, self._device, self._beat, self._is_shared = step, device, beat, is_shared
         self._free = get_free_bytes(device)
-        self._known: dict[tuple[int, bool], dict[str, int]] = {}
+        self._known: dict[tuple[int, bool, bool], dict[str, int]] = {}
 
     def predict(self, setup: Setup) -> dict[str, int]:
         """The bytes of each part on each of the ranks."""
-        key = (setup.micro_batch_size, setup.activation_checkpointing)
+        key = (setup.micro_batch_size, setup.activation_checkpointing, setup.offload)
         if key not in self._known:
             self._beat()
-            self._known[key] = predict_bytes(self._step, self._device, key[0], activation_checkpointing=key[1])
+            host = find_host(self._device, offload=setup.offload)
+            self._known[key] = predict_bytes(
+                self._step, self._device, key[0], activation_checkpointing=key[1], host=host
+            )
         parts = {name: -(-size // (setup.ranks if name in SHARDED else 1)) for name, size in self._known[key].items()}
         if setup.ranks > setup.tensor_parallelism:
             parts["gathered layers"] = self._gathered_bytes // setup.tensor_parallelism
@@ -253,6 +273,11 @@ class Fitting:
             "are used; " + (f"take {advice}" if advice else "take a device with more memory, or a smaller model")
         )
 
+    @property
+    def _can_offload(self) -> bool:
+        is_ours = self._step.optimizer.kind in (OptimizerKind.DISTRO, OptimizerKind.LOCAL_STEPS)
+        return is_ours and find_host(self._device, offload=True) is not None
+
     def _suggest(self, setup: Setup) -> Iterator[Setup]:
         """Settings that fit, the fewest changes first."""
         if smaller := self.find_largest(setup, setup.micro_batch_size):
@@ -261,5 +286,8 @@ class Fitting:
             again = replace(setup, activation_checkpointing=True)
             if again != setup and (found := self.find_largest(again, setup.micro_batch_size)):
                 yield found
+        lighter = replace(setup, offload=True)
+        if self._can_offload and lighter != setup and (found := self.find_largest(lighter, setup.micro_batch_size)):
+            yield found
         more = (replace(setup, ranks=2**power) for power in range(1, MOST_RANKS.bit_length()))
         yield from islice((found for found in more if found.ranks > setup.ranks and self._fits(found)), 1)

@@ -13,6 +13,7 @@ from torch import nn
 from psyche.core.encoding.plan import TransformPlan, compute_run_plan
 from psyche.core.state.state import Lookahead, Optimizer, OptimizerKind
 from psyche.errors import TrainerError
+from psyche.modeling.device import IDLE, find_host
 from psyche.modeling.distro.codec import ChunkSets
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.distro.statistics import Sums
@@ -41,8 +42,10 @@ class Replica:
     share = Share()
     is_group = False  # whether other ranks take part, which no failure may leave behind
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device, *, offload: bool = False) -> None:
         self.model, self.device, self.settings = model, device, optimizer
+        self.host = find_host(device, offload=offload)
+        self.notices = (IDLE.format(device=device),) if offload and self.host is None else ()
         self.parameters = get_parameters(model)
         self.tensors: dict[str, torch.Tensor | Stored] = {**get_tensors(model)}
         self.plan = compute_run_plan(get_shapes(self.parameters), optimizer)
@@ -54,8 +57,8 @@ class Replica:
     def _make_optimizer(self) -> Distro | LocalSteps:
         masters, plan = self._divide()
         if self.settings.kind is OptimizerKind.LOCAL_STEPS:
-            return LocalSteps(masters, plan, self.settings)
-        return Distro(masters, plan, self.settings.compression_decay)
+            return LocalSteps(masters, plan, self.settings, self.host)
+        return Distro(masters, plan, self.settings.compression_decay, self.host)
 
     def _divide(self) -> tuple[Mapping[str, torch.Tensor], TransformPlan]:
         """The masters that this rank moves, and their plan."""

@@ -18,7 +18,7 @@ from psyche.modeling.snapshot import (
     read_snapshot_files,
     read_snapshot_info,
 )
-from psyche.modeling.trainer.memory import Fitting, Setup, Step
+from psyche.modeling.trainer.memory import Fitting, Step, make_setup
 from psyche.wire.trainer import LoadRequest, MemoryReply
 
 Beat = Callable[[], None]
@@ -57,7 +57,7 @@ def fit_memory(request: LoadRequest, blueprint: Blueprint, beat: Beat, *, must_f
         sequence_length=request.model.max_seq_len,
         has_labels=request.model.data_type is DataType.FINETUNING, verifies=request.verifies,
     )  # fmt: skip
-    setup = Setup(request.micro_batch_size, request.activation_checkpointing, request.ranks, request.tensor_parallelism)
+    setup = make_setup(request)
     device = select_device(request.device) if request.ranks == 1 else list_devices(request.device)[0]
     fitting = Fitting(step, device, beat, is_shared=device.type == "cpu" and not request.rendezvous)
     return fitting.fit(setup, -(-request.batch_size // request.data_parallelism)) if must_fit else fitting.reply(setup)

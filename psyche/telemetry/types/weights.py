@@ -53,7 +53,7 @@ class ModelLoaded(Event, level=INFO):
 
 
 class ModelAdapted(Event, level=INFO):
-    """The trainer does otherwise than the model's config.json says, as the rules AR5 and AR7 ask."""
+    """The trainer does otherwise than the model's config.json says (AR5, AR7), or than its options say."""
 
     change: str
 

@@ -79,7 +79,7 @@ class RankShare(Share):
 class Shard(Replica):
     is_group = True
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, group: Group) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, group: Group, *, offload: bool) -> None:
         self._group = group
         self._gradients: dict[str, torch.Tensor] = {}
         self._named = dict(model.named_parameters())
@@ -87,7 +87,7 @@ class Shard(Replica):
         self._all_held = group.share(self._held)
         earlier = self._all_held[: group.rank]
         self._first_held = {n for n, own in self._held.items() if not any(_is_equal(held[n], own) for held in earlier)}
-        super().__init__(model, optimizer, group.device)
+        super().__init__(model, optimizer, group.device, offload=offload)
         self.share = RankShare(self, group)
         for name, parameter in self._named.items():
             self.tensors[name] = Stored(tuple(parameter.shape), partial(self.read, name))
@@ -266,17 +266,19 @@ def _is_equal(held: Held, other: Held) -> bool:
     return all(map(np.array_equal, held, other))
 
 
-def make_shard(group: Group, model: Any, optimizer: Optimizer, checkpointing: bool) -> Shard:
+def make_shard(group: Group, model: Any, optimizer: Optimizer, checkpointing: bool, offload: bool) -> Shard:
     """Divide a whole model among all ranks; called at rank 0."""
     check_tensor_parallelism(model, group.tensor)
     if optimizer.kind is OptimizerKind.LOCAL_STEPS and optimizer.inner_optimizer in MUON:
         raise TrainerError("Muon takes whole matrices: it trains on one device only; take AdamW as inner optimizer")
-    made = type(model), model.config, optimizer, checkpointing
+    made = type(model), model.config, optimizer, checkpointing, offload
     group.send("build", *made)
     shard = build_shard(group, *made)
     shard.fill({**dict(model.named_parameters()), **dict(model.named_buffers())})
     return shard
 
 
-def build_shard(group: Group, kind: type[Any], config: Any, optimizer: Optimizer, checkpointing: bool) -> Shard:
-    return Shard(build_sharded(kind, config, optimizer, checkpointing, group), optimizer, group)
+def build_shard(
+    group: Group, kind: type[Any], config: Any, optimizer: Optimizer, checkpointing: bool, offload: bool
+) -> Shard:
+    return Shard(build_sharded(kind, config, optimizer, checkpointing, group), optimizer, group, offload=offload)

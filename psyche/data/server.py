@@ -7,7 +7,7 @@ malformed or foreign connection is closed and logged; it does not affect others.
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
@@ -93,6 +93,22 @@ class _Assignments:
     ranges: Mapping[bytes, tuple[int, int]]
     members: frozenset[bytes]
     replaced: trio.Event
+    audited: Mapping[int, "Audited"] = field(default_factory=dict)  # rounds before it, by height
+
+
+AUDITED_ROUNDS: Final = 4  # rounds in which the samples of one may be asked for again
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """The samples of a round, first and last, and the p2p keys that may have them to check its members."""
+
+    first: int
+    last: int
+    keys: frozenset[bytes]
+
+    def has(self, key: bytes, request: FetchRequest) -> bool:
+        return key in self.keys and self.first <= request.start <= request.end <= self.last
 
 
 class PortStatus(Protocol):
@@ -128,16 +144,17 @@ class DataServer:
         height: int,
         assignments: Mapping[bytes, tuple[int, int]],
         members: Collection[bytes] = (),
+        audited: Mapping[int, Audited] | None = None,
     ) -> None:
-        """Serve this round from now on, and refuse all others.
+        """Serve this round from now on, rounds before it to who audits them, and refuse all others.
 
         `assignments` maps a p2p key to its (first, last) sample, both included; it is empty in a drain round.
         `members` are the p2p keys of the epoch's members; their idle connections are kept even if they have no
-        samples in this round.
+        samples in this round. `audited` has rounds of the same epoch by height.
         """
         former = self._now
         keys = frozenset(assignments) | frozenset(members)
-        self._now = _Assignments((epoch, height), dict(assignments), keys, trio.Event())
+        self._now = _Assignments((epoch, height), dict(assignments), keys, trio.Event(), dict(audited or {}))
         former.replaced.set()
 
     async def serve(self, host: str, port: int, *, task_status: PortStatus = trio.TASK_STATUS_IGNORED) -> None:
@@ -224,6 +241,13 @@ class DataServer:
 
     def _find_refusal(self, key: bytes, request: FetchRequest) -> str:
         now = self._now
+        audited = now.audited.get(request.height) if request.epoch == now.round[0] else None
+        if (
+            audited is not None
+            and key in audited.keys
+            and audited.first <= request.start <= request.end <= audited.last
+        ):
+            return self._find_excess(request)
         if (request.epoch, request.height) != now.round:
             return f"round {(request.epoch, request.height)} is not the running one, {now.round} (epoch, height)"
         assigned = now.ranges.get(key)
@@ -231,6 +255,9 @@ class DataServer:
             return "no samples are assigned to this key in this round"
         if not assigned[0] <= request.start <= request.end <= assigned[1]:
             return f"samples {request.start} to {request.end} are not yours, {assigned[0]} to {assigned[1]}"
+        return self._find_excess(request)
+
+    def _find_excess(self, request: FetchRequest) -> str:
         row_bytes = self._source.sequence_length * self._source.token_size_bytes
         if (request.end - request.start + 1) * row_bytes > max(MAX_ROWS_BYTES, row_bytes):
             return f"samples {request.start} to {request.end} are more than {MAX_ROWS_BYTES} bytes; ask for fewer"

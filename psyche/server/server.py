@@ -9,8 +9,8 @@ state machine ends the server with a clear message.
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,13 +20,16 @@ import trio
 from psyche import __version__
 from psyche.config.load import LoadedRun
 from psyche.core.committee.assignment import compute_assignments
+from psyche.core.committee.elections import get_verifiers
 from psyche.core.encoding.account import decode_state
+from psyche.core.rules.audits import get_jury
 from psyche.core.state.bits import get_members
 from psyche.core.state.limits import MAX_CLIENTS
-from psyche.core.state.state import Coordinator, DataLocationKind, DataType
+from psyche.core.state.state import ChallengeState, Coordinator, DataLocationKind, DataType, RoundFlag
+from psyche.core.state.timeline import get_round
 from psyche.data.local import find_difference
 from psyche.data.provider import LocalFiles, open_files
-from psyche.data.server import DataServer, PortStatus
+from psyche.data.server import AUDITED_ROUNDS, Audited, DataServer, PortStatus
 from psyche.errors import BackendError, ConfigError
 from psyche.server.access import AllowList
 from psyche.server.connections.hub import Hub
@@ -84,20 +87,51 @@ class RunData:
         self.kept_files = kept_files
         self._host, self._port = host, port
         self._round: tuple[int, int] | None = None
+        self._audited: dict[int, Audited] = {}  # by height, of the running epoch
 
     def update(self, state: Coordinator) -> None:
         """Serve the current round of `state`; call this before clients see that state."""
         now = (state.progress.epoch, state.current.height)
         if not state.in_round or now == self._round:
             return
+        if self._round is not None and self._round[0] != now[0]:
+            self._audited.clear()
         self._round = now
         keys = {member: state.clients[member].p2p for member in get_members(state.current.members)}
         ranges = compute_assignments(state.current, state.config)
         assigned = {keys[member]: samples for member, samples in ranges.items()}
-        self.server.set_assignments(*now, assigned, frozenset(keys.values()))
+        if state.config.verification_percent:
+            self._follow_audits(state, keys)
+            first = state.current.data_index  # of the epoch: the calibration row of everybody is of it (V6)
+            audited = self._audited if state.current.height else {0: Audited(first, first, frozenset(keys.values()))}
+        else:
+            audited = {}
+        self.server.set_assignments(*now, assigned, frozenset(keys.values()), audited)
+
+    def _follow_audits(self, state: Coordinator, keys: Mapping[int, bytes]) -> None:
+        """Let verifiers and jurors of a round have the samples of the four rounds before it (V8)."""
+        round_, height = state.current, state.current.height
+        auditors = set(get_verifiers(round_, state.config)) | _find_jurors(state)
+        found = {h: one for h, one in self._audited.items() if height - AUDITED_ROUNDS <= h < height}
+        asking = frozenset(keys[member] for member in auditors if member in keys)
+        self._audited = {h: replace(one, keys=one.keys | asking) for h, one in found.items()}
+        last = round_.data_index + round_.batch_size - 1
+        if not round_.flags & RoundFlag.DRAIN and last >= round_.data_index:
+            self._audited[height] = Audited(round_.data_index, last, frozenset())
 
     async def serve(self, *, task_status: PortStatus = trio.TASK_STATUS_IGNORED) -> None:
         await self.server.serve(self._host, self._port, task_status=task_status)
+
+
+def _find_jurors(state: Coordinator) -> set[int]:
+    """The members that judge open challenges in the running round (V12)."""
+    jurors: set[int] = set()
+    for challenge in state.challenges:
+        elected = challenge.deadline_height - 1
+        round_ = get_round(state, elected) if state.current.height in (elected, elected + 1) else None
+        if challenge.state is ChallengeState.OPEN and round_ is not None:
+            jurors.update(get_jury(state, round_, challenge))
+    return jurors
 
 
 def open_run_data(

@@ -233,6 +233,10 @@ class ClientHost(Host):
         clients = self.get_state().clients
         return next((member for member, client in enumerate(clients) if client.p2p in honest), 0)
 
+    def get_friends(self) -> frozenset[bytes]:
+        honest = self.world.get_honest_keys()
+        return frozenset(one.p2p for one in self.get_state().registry.slots if one.p2p not in honest)
+
     @property
     def codec(self) -> PayloadCodec:
         return self.world.codec
@@ -319,6 +323,8 @@ class ClientHost(Host):
         )  # fmt: skip
         for program in self.programs:
             self.trainer.tamper = program.change_payload
+            self.trainer.works.distort = program.change_works
+            self.trainer.spoil = program.change_audit
         await self.trainer.start()  # M2: join only once the trainer is up
         async with AsyncExitStack() as stack:
             self.network = await stack.enter_async_context(self.world.hub.open_node(

@@ -39,14 +39,21 @@ from psyche.modeling.snapshot import (
     write_model_files,
 )
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
+from psyche.sim.works import SimWorks
 from psyche.wire.crypto import blake3_hash, blob_id_of
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,
+    AuditedPiece,
+    AuditedTarget,
+    AuditReply,
+    AuditRequest,
     Contribution,
     LoadReply,
     LoadRequest,
     MergeRequest,
+    OpenReply,
+    OpenRequest,
     SnapshotReply,
     SnapshotRequest,
     TrainReply,
@@ -71,6 +78,7 @@ class MachineModel:
     load_s: float = 0.3  # loading weights
     snapshot_s: float = 0.1  # writing a snapshot
     restart_s: float = 3.0  # restarting a failed trainer
+    noise: float = 0.0  # of the work tables that it shows and checks
     numeric_class: int = 0  # the class of its gradient arithmetic; machines of one class compute equal gradients
 
 
@@ -164,11 +172,13 @@ class SimTrainer:
     rng: random.Random
     faults: TrainerFaults = field(default_factory=TrainerFaults)
     tamper: Callable[[bytes], bytes] | None = None  # set by a dishonest owner
+    spoil: Callable[[AuditRequest, AuditReply], AuditReply] | None = None  # likewise
     weights: NDArray[np.float32] | None = None
     momentum: bytes = ZERO32
     trained: int = 0
     complaints: list[str] = field(default_factory=list)
     parts: int = 1
+    works: SimWorks = field(init=False)
     files: dict[str, bytes] = field(default_factory=dict)  # the model's small files; their contents change the payloads
     on_outcome: Callable[[int, int, bool], None] | None = None  # called with epoch, height and outcome of an own result
     is_corrupt: bool = False  # a weight was flipped since the last load
@@ -177,6 +187,9 @@ class SimTrainer:
     _cancel: trio.Event | None = None
     _batch: "_Batch | None" = None  # the one that is trained, or waits for its merge
     _computing: trio.CancelScope | None = None
+
+    def __post_init__(self) -> None:
+        self.works = SimWorks(self.rng, self.machine.noise)
 
     async def start(self) -> None:
         await trio.sleep(self.machine.restart_s)
@@ -187,6 +200,7 @@ class SimTrainer:
 
     def _lose(self) -> None:
         self.weights, self.momentum, self.trained = None, ZERO32, 0
+        self.works.lose()
         self._batch = None
         self._sent.clear()
 
@@ -305,7 +319,7 @@ class SimTrainer:
         self._epochs[request.height] = request.epoch
         payload = self.codec.make(self.momentum)
         payload = payload if self.tamper is None else self.tamper(payload)
-        return self._reply(batch, payload)
+        return msgspec.structs.replace(self._reply(batch, payload), work=self.works.show(request))
 
     async def _is_cancelled_in(self, batch: "_Batch", steps: int) -> bool:
         """Compute until so many steps of a batch are done, or it is cut short (LS9), or it is cancelled."""
@@ -369,6 +383,7 @@ class SimTrainer:
             moved = (weights - np.float32(request.lr) * total).astype(np.float32)
             self._flip(moved)
             self.weights = moved
+        self.works.note_weights(request.height, self._get_weights())
         return ApplyReply(weight_part=self.compute_part(), is_full=True, seconds=self.machine.apply_s)
 
     def _flip(self, weights: NDArray[np.float32]) -> None:
@@ -377,6 +392,32 @@ class SimTrainer:
             self.faults.flip = None
             self.faults.struck += 1
             self.is_corrupt = True
+
+    async def audit(self, request: AuditRequest) -> AuditReply:
+        reply = await self._audit(request)
+        return reply if self.spoil is None else self.spoil(request, reply)
+
+    async def _audit(self, request: AuditRequest) -> AuditReply:
+        """Recompute piece by piece, until another call cancels it. Signs are not compared: payloads here have none."""
+        self._check_alive()
+        if not self.works.has(request.height):
+            return AuditReply(targets=(), seconds=0.0, refused="the weights of that round are not here")
+        self._cancel = cancelled = trio.Event()
+        targets: list[AuditedTarget] = []
+        for target in request.targets:
+            done: list[AuditedPiece] = []
+            for piece in target.pieces:
+                with trio.move_on_after(target.piece_samples * self.machine.sample_s):
+                    await cancelled.wait()
+                self._check_alive()
+                if cancelled.is_set():
+                    return AuditReply(targets=tuple(targets), seconds=0.0, cancelled=True)
+                done.append(self.works.recompute(request.height, target, piece, request.seeds))
+            targets.append(AuditedTarget(pieces=tuple(done)))
+        return AuditReply(targets=tuple(targets), seconds=0.0)
+
+    async def open(self, request: OpenRequest) -> OpenReply:
+        raise TrainerError(f"open: round {request.height}: a simulated momentum has no chunks")
 
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
         self._check_alive()

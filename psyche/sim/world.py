@@ -98,7 +98,7 @@ class World:
         self.scenario = scenario
         self.folder = folder
         self.config = build_run_config(scenario)
-        self.model = build_small_model()
+        self.model = build_small_model(is_verified=self.config.verification_percent > 0)
         self.codec = PayloadCodec(self.model.optimizer)
         self.trace = Trace(str(folder), keep_lines=keep_lines)
         self.links = Links(build_rng(scenario.seed, "links"))

@@ -16,7 +16,7 @@ from psyche.data import client as client_module
 from psyche.data import server as server_module
 from psyche.data.client import RemoteData
 from psyche.data.local import TokenRows
-from psyche.data.server import DataServer
+from psyche.data.server import Audited, DataServer
 from psyche.errors import DataError, HandshakeError, WireError
 from psyche.testing.builders import build_identity
 from psyche.wire.crypto import Identity
@@ -400,3 +400,15 @@ async def test_whoever_takes_its_port_for_that_of_the_run_s_server_is_told_the_o
             HandshakeError, match=rf"the port of the run's data.*--server-addr 127\.0\.0\.1:{port - 1}$"
         ):
             await dial(parse_server(address), ALICE)
+
+
+async def test_samples_of_a_round_before_are_for_its_auditors_alone(tmp_path: Path) -> None:
+    """V8: the round's own samples stay its trainers'."""
+    server = make_server(tmp_path)
+    audited = {4: Audited(0, 9, frozenset({BOB.public}))}
+    server.set_assignments(3, 5, {ALICE.public: (10, 19)}, [BOB.public], audited)
+    async with serving(server, ALICE, BOB) as (alice, bob):
+        assert await bob.get(2, 3, epoch=3, height=4) == expected(2, 3)
+        for client, epoch, first, last in ((alice, 3, 2, 3), (bob, 3, 9, 10), (bob, 2, 2, 3)):
+            with pytest.raises(DataError, match="is not the running one"):
+                await client.get(first, last, epoch=epoch, height=4)

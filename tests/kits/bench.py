@@ -25,21 +25,24 @@ from kits.results import (
     sign,
 )
 from kits.runs import Run, StateMachine, get_equal_keys
+from kits.work import HONEST, accumulate, answer_audit, build_table, build_work, sketch
 from psyche.client.engine import actions as act
+from psyche.client.engine.auditing.works import is_verified
 from psyche.client.engine.records import KnownResult, RoundRecord
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.engine.weights import Diverged, Divergence
 from psyche.core.committee.assignment import compute_assignments
 from psyche.core.encoding.account import decode_state, encode_state
-from psyche.core.encoding.header import ResultHeader
+from psyche.core.encoding.header import ResultHeader, ResultKind
+from psyche.core.encoding.work import AuditRow, Values, compute_piece_samples, encode_report, encode_table
 from psyche.core.state.bits import compute_bits, get_members
 from psyche.core.state.gossip import Finished, Gossip, GossipBody, Ready, ReadyFlag, Result
 from psyche.core.state.messages import Message, WitnessMessage
-from psyche.core.state.state import ZERO32, RunState, WitnessFlag
-from psyche.core.state.timeline import get_attested_round
+from psyche.core.state.state import ZERO32, Round, RunState, WitnessFlag
+from psyche.core.state.timeline import get_attested_round, get_round
 from psyche.telemetry import types
 from psyche.testing.builders import START_UNIX, build_config, build_hash, build_identity, build_state
-from psyche.wire.crypto import Identity, blake3_hash
+from psyche.wire.crypto import Identity, blake3_hash, blob_id_of
 from psyche.wire.gossip import decode_gossip, encode_gossip
 from psyche.wire.trainer import ApplyReply, SnapshotReply
 
@@ -58,6 +61,8 @@ class Bench(StateMachine):
     part: bytes = WEIGHTS
     last_train: act.Train | None = None
     blind: bool = False  # the engine sees no state
+    claims: dict[int, float] = field(default_factory=dict)  # member -> the scale of the work that it makes up
+    tables: dict[int, bytes] = field(default_factory=dict)  # member -> its table of round 0
 
     def __post_init__(self) -> None:
         self.engine = RoundEngine(self.identities[self.own])
@@ -88,6 +93,8 @@ class Bench(StateMachine):
                 return self.build_loaded(action)
             case act.Apply():
                 return self.build_applied(action)
+            case act.Audit():
+                return answer_audit(action)
             case act.WriteSnapshot():
                 reply = SnapshotReply(path="", size_bytes=1, weight_root=ZERO32, seconds=0.0)
                 return act.SnapshotWritten(action.epoch, action.height, action.digest, reply)
@@ -220,12 +227,66 @@ class Bench(StateMachine):
         """The header of an honest result; its body is `build_body`."""
         named = self.state.current.height if height is None else height
         facts = self.engine._x.facts
-        known = {"plan_hash": facts.plan_hash, "config_hash": facts.config_hash}
+        known: dict[str, Any] = {"plan_hash": facts.plan_hash, "config_hash": facts.config_hash}
+        if table := self.build_table(member, named):
+            start, end = compute_assignments(self.get_round(named), self.state.config)[member]
+            known |= {"work_root": blob_id_of(table), "piece_samples": compute_piece_samples(end - start + 1)}
         known |= {"base_digest": self.engine.weights.digests.get(named, ZERO32)}
         return build_header(self.state, member, self.get_identity(member).public, height=named, **(known | changes))
 
     def build_result(self, member: int, height: int | None = None, **changes: Any) -> Gossip:
         return self.sign(member, build_result(self.build_header(member, height, **changes)), height)
+
+    def get_round(self, height: int) -> Round:
+        found = get_round(self.state, height)
+        assert found is not None, f"round {height} is not kept any more"
+        return found
+
+    def build_table(self, member: int, height: int) -> bytes:
+        """The work table of a trainer in a verified run, as `claims` says; empty where there is none."""
+        owed = compute_assignments(self.get_round(height), self.state.config)
+        if not is_verified(self.state) or member not in owed:
+            return b""
+        if not height and member in self.tables:
+            return self.tables[member]
+        return build_table(self.state, member, height, self.claims.get(member, HONEST))
+
+    def build_report(
+        self, member: int, *, distance: float = 0.0, scale: float = HONEST, most: int = 99, **changes: Any
+    ) -> tuple[Gossip, act.PayloadArrived] | None:
+        """The report of another verifier in the running round, about batches alone, and its arrival; None: of nothing.
+
+        The batches are judged by `claims`.
+        """
+        record = self.get_record()
+        before = self.get_record(record.height - 1)
+        rows: list[AuditRow] = []
+        values: list[Values] = []
+        for task in [task for task in record.tasks[member] if not task.is_report][:most]:
+            known = before.get_single(task.target)
+            if known is not None and known.work is not None:
+                piece = task.get_piece(len(known.work.table) - (known.work.calibration is not None))
+                sample = known.header.batch_start + known.header.piece_samples * piece
+                own = sketch(before.seed, before.height, sample, scale)
+                rows.append(AuditRow(task.target, piece, False, distance, own))
+                values.append(sketch(record.seed, before.height, sample, scale))
+        if not rows:
+            return None
+        body, table = changes.pop("body", encode_report(rows)), changes.pop("table", encode_table(accumulate(values)))
+        fields: dict[str, Any] = {
+            "result_kind": ResultKind.AUDIT, "batch_start": 0, "batch_end": 0, "data_hash": ZERO32, "train_count": 0,
+            "body_hash": blob_id_of(body), "body_len": len(body), "work_root": blob_id_of(table), "inner_steps": 0,
+        }  # fmt: skip
+        message = self.build_result(member, **(fields | changes))
+        assert isinstance(message.body, Result)
+        return message, act.PayloadArrived(message.body.commitment, table, body)
+
+    def report(self, *members: int) -> None:
+        """Announce reports of these verifiers, and deliver them."""
+        for member in members:
+            if built := self.build_report(member):
+                self.hear(built[0])
+                self.feed(built[1])
 
     def build_finished(self, member: int, height: int | None = None, seen: int = 0) -> Gossip:
         return self.sign(member, Finished(0, ZERO32, seen), height)
@@ -239,7 +300,7 @@ class Bench(StateMachine):
             message = self.build_result(member, height)
             self.hear(message)
             assert isinstance(message.body, Result)
-            self.feed(act.PayloadArrived(message.body.commitment))
+            self.feed(act.PayloadArrived(message.body.commitment, self.build_table(member, message.height)))
 
     def train(self, **changes: Any) -> None:
         """The trainer answers the newest training; `changes` replace fields of its reply."""
@@ -247,6 +308,8 @@ class Bench(StateMachine):
         assert action is not None, "it was asked to train"
         values: dict[str, Any] = {"payload": build_body(self.state, self.index, action.height)}
         values["inner_steps"] = min(self.state.model.optimizer.inner_steps, action.end - action.start + 1)
+        if table := self.build_table(self.index, action.height):
+            values["work"] = build_work(table)
         merged = changes.pop("merged", 0)
         reply = build_train_reply(**(values | changes))
         self.feed(act.Trained(action.epoch, action.height, reply, ZERO32, merged))
@@ -308,6 +371,7 @@ class Bench(StateMachine):
         """Let every member train and deliver in the running round."""
         owed = compute_assignments(self.state.current, self.state.config)
         self.deliver(*(m for m in owed if m != self.index))
+        self.report(*(m for m in self.get_record().tasks if m != self.index))
         if self.index in owed and self.engine.training.in_flight == (
             self.state.progress.epoch,
             self.state.current.height,

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+from kits.runs import accuse, build_run, find_jury, find_verifiers
 from kits.server import CLIENTS, SERVER, Members, RunFile, build_file, build_handler
 
 from psyche.config.load import LoadedData
@@ -126,3 +127,38 @@ def test_a_server_with_other_data_than_the_record_s_does_not_serve_it_and_names_
         open_run_data(state, data, SERVER, "127.0.0.1", manifest)
     with pytest.raises(ConfigError, match="only its manifest says"):
         open_run_data(state, data, SERVER, "127.0.0.1")
+
+
+def test_verifiers_and_jurors_of_the_four_rounds_after_it_may_have_a_rounds_samples(tmp_path: Path) -> None:
+    """V8."""
+    run = build_run(8, verification_percent=30, convict=True, rounds_per_epoch=30, witness_nodes=3).warm_up()
+    data = open_run_data(build_training(), write_data(tmp_path), SERVER, "127.0.0.1")
+    seen: dict[int, set[bytes]] = {}
+    jury: set[int] = set()
+
+    def follow() -> None:
+        data.update(run.state)
+        height = run.state.current.height
+        entitled = {run.state.clients[m].p2p for m in (*find_verifiers(run), *jury)}
+        for before in range(max(0, height - 4), height):
+            seen.setdefault(before, set()).update(entitled)
+        audited = data.server._now.audited
+        if height:
+            assert {h: one.keys for h, one in audited.items() if h < height} == {
+                h: seen[h] for h in range(max(0, height - 4), height)
+            }
+        else:  # everybody computes the epoch's first sample (V6)
+            assert {(one.first, one.last, len(one.keys)) for one in audited.values()} == {(0, 0, 8)}
+
+    follow()
+    while not find_verifiers(run) or run.state.current.height < 2:
+        run.run_round()
+        follow()
+    accuse(run)
+    for _ in range(5):
+        run.run_round()
+        challenge = run.state.challenges[0]
+        judged = run.state.current.height in (challenge.deadline_height - 1, challenge.deadline_height)
+        jury = set(find_jury(run)) if judged and run.state.current.height < challenge.deadline_height else jury
+        jury = jury if judged else set()
+        follow()

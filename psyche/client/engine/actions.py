@@ -10,8 +10,9 @@ from typing import NamedTuple, dataclass_transform
 
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.messages import Message
+from psyche.core.state.state import ZERO32
 from psyche.telemetry import types
-from psyche.wire.trainer import ApplyReply, LoadReply, SentResult, SnapshotReply, TrainReply
+from psyche.wire.trainer import ApplyReply, AuditReply, LoadReply, SentResult, SnapshotReply, TrainReply
 
 
 @dataclass_transform(frozen_default=True)
@@ -36,13 +37,14 @@ class Publish(Told):
 
 
 class Announce(Told):
-    """Offer the body as a blob, then gossip the signed result."""
+    """Offer the body as a blob, and the work table if there is one, then gossip the signed result."""
 
     raw: bytes
     body: bytes
     blob_id: bytes
     epoch: int
     height: int
+    table: bytes = b""
 
 
 class FetchPayload(Told):
@@ -56,6 +58,9 @@ class FetchPayload(Told):
     size_bytes: int
     sources: tuple[bytes, ...]
     deadline: float
+    is_report: bool = False  # the body is a report of audits, which the engine checks
+    table: bytes = ZERO32  # blob id of the work table, of `table_bytes`; zero: there is none
+    table_bytes: int = 0
 
 
 class FetchData(Told):
@@ -87,6 +92,47 @@ class Train(Told):
     blobs: tuple[bytes, ...] = ()
     inner_steps: tuple[int, ...] = ()
     deadline: float = math.inf
+    seed: bytes = b""  # of the round, where the run is verified: the work table is made under it (V3)
+    first_sample: int | None = None  # the epoch's, in its first round: the calibration row is of it (V6)
+
+
+class Case(NamedTuple):
+    """A member's batch of a round, of which pieces are recomputed (V8)."""
+
+    member: int
+    height: int  # of the round, at whose weights it was trained
+    start: int
+    end: int
+    piece_samples: int
+    pieces: tuple[int, ...]
+    numeric_class: int
+    payload: bytes  # blob id of what it sent
+    last: bytes = ZERO32  # blob id of its payload of the round before, where it looked ahead with it
+    lookahead_lr: float = 0.0
+
+
+class Audit(Told):
+    """Recompute pieces of members, all at the weights of round `height`. Answer with `Audited`."""
+
+    epoch: int
+    height: int
+    seeds: tuple[bytes, ...]  # of the sketches to make
+    cases: tuple[Case, ...]
+
+
+class CancelAudit(Told):
+    """End the running audit: what is done counts."""
+
+
+class KeepEvidence(Told):
+    """Write what a piece was judged by to a file, for anybody to judge it again (V13)."""
+
+    epoch: int
+    case: Case
+    raw: bytes  # the signed result
+    table: bytes
+    values: tuple[float, ...]
+    last_header: bytes = b""  # of the result that its member names as its last one
 
 
 class Held(NamedTuple):
@@ -278,7 +324,7 @@ Action = (
     Submit | Publish | Announce
     | FetchPayload | FetchData | Train | CancelTrain | ShortenTrain | Apply | Load | Heal | AskWeights | Compare
     | WriteSnapshot | Export | ShareCheckpoint | FetchSnapshot | FetchAhead | AskAnnouncements | AskTable | SetPeers
-    | SetPlan | Expire | ReconnectSoon | Exit
+    | SetPlan | Expire | ReconnectSoon | Audit | CancelAudit | KeepEvidence | Exit
     | types.Event  # to be logged; the deadline of a wait is on the caller's clock, which is not the log's
 )  # fmt: skip
 
@@ -329,9 +375,11 @@ class WeightsPromised(Told):
 
 
 class PayloadArrived(Told):
-    """A payload is here and checked (R4)."""
+    """A payload is here and checked (R4); with its work table, and the body if it is a report."""
 
     commitment: bytes
+    table: bytes = b""
+    report: bytes = b""
 
 
 class PayloadFailed(Told):
@@ -350,6 +398,14 @@ class Trained(Told):
     reply: TrainReply
     data_hash: bytes
     merged: int = 0
+
+
+class Audited(Told):
+    """The answer to an audit; `reply` None: nothing could be recomputed, and `reason` says why."""
+
+    audit: Audit
+    reply: AuditReply | None
+    reason: str = ""
 
 
 class TrainFailed(Told):
@@ -409,5 +465,5 @@ class SnapshotFetched(Told):
 
 EngineEvent = (
     Loaded | LoadFailed | Healed | HealFailed | WeightsPromised | PayloadArrived | PayloadFailed | Trained
-    | TrainFailed | Applied | TrainerLost | SnapshotWritten | TableArrived | SnapshotFetched | FetchedAhead
+    | TrainFailed | Applied | Audited | TrainerLost | SnapshotWritten | TableArrived | SnapshotFetched | FetchedAhead
 )  # fmt: skip

@@ -3,21 +3,34 @@
 from bisect import bisect_left
 from collections.abc import Iterator
 from enum import Enum
+from functools import partial
+from typing import Any
 
-from psyche.client.engine.actions import FetchPayload, PayloadArrived, PayloadFailed, ReconnectSoon, Submit
+from psyche.client.engine.actions import Announce, FetchPayload, PayloadArrived, PayloadFailed, ReconnectSoon, Submit
+from psyche.client.engine.auditing.works import (
+    Work,
+    count_rows,
+    find_slip,
+    get_table_bytes,
+    is_calibrated,
+    is_verified,
+    read_work,
+)
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.client.engine.weights import Weights
+from psyche.core.committee.audits import AuditTask
 from psyche.core.committee.schedule import compute_learning_rate, get_cold_start, get_lr_bits, round_f32
-from psyche.core.encoding.header import ResultHeader, decode_header
+from psyche.core.encoding.header import NumericClass, ResultHeader, ResultKind, decode_header, encode_header
 from psyche.core.state.gossip import Evidence, Finished, Gossip, Leave, Ready, ReadyFlag, Result
 from psyche.core.state.messages import ReportEquivocation
-from psyche.core.state.state import Coordinator, OptimizerKind, RoundFlag, RunState
+from psyche.core.state.state import ZERO32, Coordinator, OptimizerKind, RoundFlag, RunState
 from psyche.core.state.timeline import get_round
 from psyche.errors import WireError
 from psyche.telemetry import types
 from psyche.telemetry.types import Refusable
-from psyche.wire.gossip import decode_gossip, encode_gossip, is_signed_by
+from psyche.wire.crypto import blob_id_of, compute_commitment
+from psyche.wire.gossip import decode_gossip, encode_gossip, is_signed_by, sign_gossip
 
 MAX_COMMITMENTS = 2  # per member and round: two are evidence, a third adds nothing
 MAX_EARLY = 6  # messages per member and round: two each of Ready and Result, one of each other kind
@@ -172,9 +185,13 @@ class Announcements:
 
     def _find_problem(self, header: ResultHeader, message: Gossip, record: RoundRecord) -> str:
         state, facts = self._x.state, self._x.facts
+        is_report = header.result_kind is ResultKind.AUDIT
         batch = record.assignments.get(message.member)
+        if is_report:
+            batch = (0, 0) if message.member in record.reporters else None
         if batch is None:
-            return f"member {message.member} owes no batch in round {record.height}"
+            owed = "report" if is_report else "batch"
+            return f"member {message.member} owes no {owed} in round {record.height}"
         wanted = (
             ("run_uid", header.run_uid, state.run_uid),
             ("epoch", header.epoch, record.epoch),
@@ -190,7 +207,9 @@ class Announcements:
         for name, is_value, should in wanted:
             if is_value != should:
                 return f"header field {name} is not what this round asks for"
-        if not 0 < header.body_len <= facts.max_body_bytes:
+        if slip := find_slip(header, len(record.tasks.get(message.member, ())), is_shown=is_verified(state)):
+            return f"header field {slip}"
+        if not is_report and not 0 < header.body_len <= facts.max_body_bytes:
             return f"header field body_len {header.body_len} is not in 1..{facts.max_body_bytes}"
         least, most = self._get_inner_steps(batch)
         if not least <= header.inner_steps <= most:
@@ -235,13 +254,48 @@ class Announcements:
         self._note_result(result, record, message.member, now)
         self._fetch(result, record, message.member, now)
 
-    def add_own(self, message: Gossip, header: ResultHeader, record: RoundRecord, *, now: float) -> None:
-        assert isinstance(message.body, Result), "only results are added"
-        result = KnownResult(encode_gossip(message), header, message.body.commitment, PayloadStatus.HELD, held_at=now)
-        self._note_result(result, record, message.member, now)
-        record.signed.setdefault(message.member, {})[result.commitment] = result.raw
+    def announce(
+        self, record: RoundRecord, fields: dict[str, Any], body: bytes, *, now: float, table: bytes = b""
+    ) -> bytes:
+        """Sign and announce an own result, and hold it; return its commitment. `fields` are the header's own ones."""
+        x = self._x
+        assert x.member is not None, "only members announce"
+        header = self._build_header(record, x.member, fields, body, table)
+        raw = encode_header(header)
+        message = sign_gossip(
+            x.identity, x.state.run_uid, record.epoch, record.height, x.member, Result(compute_commitment(raw), raw)
+        )
+        result = KnownResult(encode_gossip(message), header, compute_commitment(raw), PayloadStatus.HELD, held_at=now)
+        if table:
+            result.work = self._read_work(result, record, x.member, table, body)
+        self._note_result(result, record, x.member, now)
+        record.signed.setdefault(x.member, {})[result.commitment] = result.raw
         record.timely.add(result.commitment)
-        record.heard |= 1 << message.member
+        record.heard |= 1 << x.member
+        x.do(Announce(result.raw, body, header.body_hash, record.epoch, record.height, table))
+        return result.commitment
+
+    def _build_header(
+        self, record: RoundRecord, member: int, fields: dict[str, Any], body: bytes, table: bytes
+    ) -> ResultHeader:
+        x = self._x
+        return ResultHeader(
+            run_uid=x.state.run_uid,
+            epoch=record.epoch,
+            member=member,
+            height=record.height,
+            step=record.step,
+            lr_bits=get_lr_bits(compute_step_lr(x.state, record.step)),
+            plan_hash=x.facts.plan_hash,
+            config_hash=x.facts.config_hash,
+            base_digest=self._weights.digests[record.height],
+            body_hash=blob_id_of(body),
+            body_len=len(body),
+            work_root=blob_id_of(table) if table else ZERO32,
+            numeric_class=NumericClass(x.facts.numeric_class),
+            trainer_key=x.identity.public,
+            **fields,
+        )
 
     def _note_result(self, result: KnownResult, record: RoundRecord, member: int, now: float) -> None:
         record.results.setdefault(member, {})[result.commitment] = result
@@ -263,6 +317,9 @@ class Announcements:
                 size_bytes=result.header.body_len,
                 sources=self._order_sources(record, member, result.attempts - 1),
                 deadline=now + x.round_limit_s,
+                is_report=result.header.result_kind is ResultKind.AUDIT,
+                table=result.header.work_root,
+                table_bytes=get_table_bytes(result.header),
             )
         )
 
@@ -284,7 +341,7 @@ class Announcements:
             if result.status is PayloadStatus.HELD:
                 continue
             if isinstance(event, PayloadArrived):
-                result.status, result.held_at = PayloadStatus.HELD, now
+                self._hold(result, record, member, event, now)
             elif event.refused:
                 result.status = PayloadStatus.REFUSED
                 self._refuse(Refusable.PAYLOAD, event.reason, height=record.height)
@@ -292,6 +349,23 @@ class Announcements:
                 result.status = PayloadStatus.ANNOUNCED
                 result.retry_at = now + min(RETRY_S * 2 ** min(result.attempts - 1, 16), MAX_RETRY_S)
                 self._failed[record.height, member, result.commitment] = result
+
+    def _hold(self, result: KnownResult, record: RoundRecord, member: int, event: PayloadArrived, now: float) -> None:
+        """Count a payload as held; where its work is shown, only with a table, and a report, that keep the rules."""
+        if result.header.work_root != ZERO32:
+            try:
+                result.work = self._read_work(result, record, member, event.table, event.report)
+            except WireError as error:
+                result.status = PayloadStatus.REFUSED
+                self._refuse(Refusable.WORK, str(error), member=member, height=record.height)
+                return
+        result.status, result.held_at = PayloadStatus.HELD, now
+
+    def _read_work(self, result: KnownResult, record: RoundRecord, member: int, table: bytes, report: bytes) -> Work:
+        """Read a table or report; raises WireError."""
+        audited = self._x.book.get(record.height - 1)
+        tasks = record.tasks.get(member, [])
+        return read_work(result.header, table, report, tasks, partial(_find_pieces, audited))
 
     def _iter_failed(self) -> Iterator[tuple[RoundRecord, int, KnownResult]]:
         for (height, member, commitment), result in list(self._failed.items()):
@@ -317,3 +391,11 @@ class Announcements:
     def _refuse(self, what: Refusable, reason: str, *, member: int | None = None, height: int | None = None) -> None:
         self.refused += 1
         self._x.log(types.Refused(what=what, reason=reason, member=member, height=height))
+
+
+def _find_pieces(audited: RoundRecord | None, task: AuditTask) -> int | None:
+    """How many pieces or rows a task's target has; None if this client knows no single result of it."""
+    known = None if audited is None else audited.get_single(task.target)
+    if known is None or (known.header.result_kind is ResultKind.AUDIT) != task.is_report:
+        return None
+    return count_rows(known.header) - is_calibrated(known.header)

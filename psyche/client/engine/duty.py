@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from psyche.client.engine.actions import Publish, SnapshotWritten, Submit
+from psyche.client.engine.auditing.audits import Audits
 from psyche.client.engine.chain import Chain
 from psyche.client.engine.context import EngineContext, describe_awaited
 from psyche.client.engine.records import RoundRecord, compute_pace
@@ -52,6 +53,7 @@ class Duty:
     chain: Chain
     training: Training
     weights: Weights
+    audits: Audits
     own: OwnRound = field(default_factory=OwnRound)
     _standing: RoundStanding | None = None  # as of the last `act`
 
@@ -68,7 +70,9 @@ class Duty:
         self.own = OwnRound(height=x.height)
         self._standing = None
         record = x.current
-        self.training.enter_round(record if record is not None and self._is_in(record) else None, x.height)
+        joined = record if record is not None and self._is_in(record) else None
+        self.training.enter_round(joined, x.height)
+        self.audits.enter_round(joined)
         x.end_wait("work", WaitOutcome.ROUND_OVER)
         x.end_wait("finished", WaitOutcome.ROUND_OVER)
         x.end_wait("witness", WaitOutcome.ROUND_OVER)
@@ -91,6 +95,7 @@ class Duty:
         record = x.book.get(x.height)
         if record is not None and self._is_in(record):
             self._take_snapshot(record)
+        self.audits.finish_epoch()
 
     def act(self, now: float) -> None:
         x = self.context
@@ -99,7 +104,9 @@ class Duty:
             return
         attested = x.get_attested(record.height)
         self._send_ready(record, now)
-        self.training.act(record)
+        self.audits.act(record, now, is_idle=self.training.work.is_done, is_time_up=self._is_time_up(record))
+        if not self.audits.holds_training:
+            self.training.act(record, has_other_work=self.audits.is_verifying(record.height))
         if self.training.is_shortenable:
             self.training.shorten(compute_work_deadline(x.state, record, now))
         self._take_snapshot(record)
@@ -111,6 +118,14 @@ class Duty:
                 standing = compute_standing(x.state, record, attested)
             self._send_witness(record, attested, standing, now)
             self._standing = standing
+
+    def _is_time_up(self, record: RoundRecord) -> bool:
+        """Whether others wait for this member: the round's training is over, or a quorum of those awaited is done."""
+        x = self.context
+        if x.state.run_state is RunState.ROUND_WITNESS or not self.audits.is_verifying(record.height):
+            return True
+        awaited = get_pacing(record, get_awaited(x.state, record))
+        return compute_pace(awaited, record.finished_at, record.started_at) is not None
 
     def _may_report(self, record: RoundRecord) -> bool:
         """Whether a message may be due: its own work is done (or time is up), and not everything has been sent."""
@@ -327,6 +342,8 @@ class Duty:
         standing = self._standing
         patience = (standing.patience_s, standing.fetch_patience_s) if standing is not None else ()
         times = [record.started_at + p for p in (*patience, PRESENCE_S) if p is not None]
+        if (waiting := self.audits.get_deadline()) is not None:
+            times.append(waiting)
         if self.own.witness_since is not None:
             times.append(self.own.witness_since + self.context.state.config.round_witness_time / 2)
         return times

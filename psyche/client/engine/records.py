@@ -4,14 +4,21 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
+from typing import Final
 
+from psyche.client.engine.auditing.works import Work, is_verified
 from psyche.core.committee.assignment import compute_assignments
+from psyche.core.committee.audits import AuditTask, compute_audits
 from psyche.core.committee.elections import compute_quorum, get_witnesses
 from psyche.core.encoding.header import ResultHeader
+from psyche.core.rules.audits import get_doubted
 from psyche.core.state.bits import BitCounter, compute_bits, get_members
 from psyche.core.state.gossip import Finished, Gossip, Ready
 from psyche.core.state.limits import MIN_STRAGGLER_SLACK_S, STORED_ROUNDS
 from psyche.core.state.state import Coordinator, Round, RoundFlag
+from psyche.core.state.timeline import get_round
+
+AUDITED_ROUNDS: Final = 2  # kept longer where the run is verified
 
 
 class PayloadStatus(Enum):
@@ -30,6 +37,7 @@ class KnownResult:
     held_at: float = 0.0
     retry_at: float = 0.0
     attempts: int = 0
+    work: Work | None = None  # what its member shows of it, in a run with verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,9 @@ class RoundRecord:
     started_at: float
     assignments: dict[int, tuple[int, int]]
     witnesses: tuple[int, ...]
+    audits: tuple[AuditTask, ...] = ()  # of its verifiers, in their order (V7)
+    tasks: dict[int, list[AuditTask]] = field(default_factory=dict)  # the same by verifier
+    excused: int = 0  # bitmap of reporters that this client knows no result for to audit: they owe nothing
     has_deadline: bool = False  # R5: a commitment counts only if it was out before the next round began
     timely: set[bytes] = field(default_factory=set)  # commitments that were in time
     results: dict[int, dict[bytes, KnownResult]] = field(default_factory=dict)
@@ -81,12 +92,13 @@ class RoundRecord:
 
     def compute_held(self) -> int:
         """Bitmap of the members that this client reports as held: it has what they owed the round (W1)."""
-        bits = compute_bits(m for m, _ in self.iter_held() if m in self.assignments)
+        bits = compute_bits(m for m, _ in self.iter_held() if m in self.assignments or m in self.reporters)
         if self.has_deadline:  # R5
             known = ((m, self.get_single(m)) for m in get_members(bits & ~self.get_widely_seen()))
             bits &= ~compute_bits(m for m, result in known if result is None or result.commitment not in self.timely)
-        idle = self.finished.keys() - self.assignments.keys()  # no batch, or a verifier: Finished is enough
-        return (bits | compute_bits(idle)) & self.members
+        owing = compute_bits(self.reporters) & ~self.excused
+        idle = compute_bits(self.finished.keys() - self.assignments.keys()) & ~owing  # nothing to show but Finished
+        return (bits | idle) & self.members
 
     def iter_held(self) -> Iterable[tuple[int, KnownResult]]:
         """Members with exactly one known result whose payload is held, and that result."""
@@ -94,6 +106,15 @@ class RoundRecord:
             result = self.get_single(member)
             if result is not None and result.status is PayloadStatus.HELD:
                 yield member, result
+
+    @property
+    def reporters(self) -> Collection[int]:
+        """The verifiers that have audits."""
+        return self.tasks.keys()
+
+    def is_held(self, member: int) -> bool:
+        known = self.get_single(member)
+        return known is not None and known.status is PayloadStatus.HELD
 
     def get_widely_seen(self) -> int:
         """Bitmap of the members whose Result more than a third of the electors say they have seen (R5)."""
@@ -149,7 +170,16 @@ class RoundRecord:
         return {member: result.held_at for member, result in self.iter_held()}
 
 
+def _find_audits(state: Coordinator, round_: Round) -> tuple[AuditTask, ...]:
+    """The audits of a round, as long as the record still has what they follow from."""
+    audited = get_round(state, round_.height - 1) if round_.height else None
+    if audited is None or round_.height < state.current.height - 1 or not is_verified(state):
+        return ()
+    return tuple(compute_audits(round_, audited, state.config, get_doubted(state, round_.height)))
+
+
 def _make_record(state: Coordinator, round_: Round, now: float) -> RoundRecord:
+    audits = _find_audits(state, round_)
     return RoundRecord(
         epoch=state.progress.epoch,
         height=round_.height,
@@ -162,6 +192,8 @@ def _make_record(state: Coordinator, round_: Round, now: float) -> RoundRecord:
         started_at=now,
         assignments=compute_assignments(round_, state.config),
         witnesses=tuple(get_witnesses(round_)),
+        audits=audits,
+        tasks={v: [task for task in audits if task.verifier == v] for v in dict.fromkeys(t.verifier for t in audits)},
         has_deadline=state.config.verification_percent > 0,
     )
 
@@ -179,7 +211,8 @@ class RoundBook:
         unknown = sorted((r for r in rounds if r.height not in self._records), key=lambda r: r.height)
         new = [_make_record(state, r, now) for r in unknown]
         self._records.update((record.height, record) for record in new)
-        oldest = state.current.height - STORED_ROUNDS + 1
+        # audits of reports look at rounds before those of the record (V7)
+        oldest = state.current.height - STORED_ROUNDS + 1 - AUDITED_ROUNDS * is_verified(state)
         if needed is not None:
             oldest = min(oldest, needed)
         self._records = {h: r for h, r in self._records.items() if h >= oldest}

@@ -9,12 +9,16 @@ from typing import Final
 from psyche.client.engine import actions as act
 from psyche.client.engine.actions import ExportTime
 from psyche.client.engine.announcements import Announcements
+from psyche.client.engine.auditing.audits import Audits
+from psyche.client.engine.auditing.challenges import find_changes
+from psyche.client.engine.auditing.works import is_verified
 from psyche.client.engine.chain import APPLY_STATES, Chain
 from psyche.client.engine.context import ACTIVE_STATES, EngineContext
 from psyche.client.engine.duty import Duty
 from psyche.client.engine.gossip_repair import GossipRepair
 from psyche.client.engine.healing import Healing
 from psyche.client.engine.membership import Membership
+from psyche.client.engine.records import AUDITED_ROUNDS
 from psyche.client.engine.tables import Tables
 from psyche.client.engine.training import Training
 from psyche.client.engine.weights import Weights
@@ -37,7 +41,8 @@ class RoundEngine:
         self.tables = Tables(self._x, self.announcements)
         self.chain = Chain(self._x, self.announcements, self.tables, self.weights)
         self.training = Training(self._x, self.chain, self.announcements, self.weights)
-        self.duty = Duty(self._x, self.chain, self.training, self.weights)
+        self.audits = Audits(self._x, self.announcements, self.weights)
+        self.duty = Duty(self._x, self.chain, self.training, self.weights, self.audits)
         self.membership = Membership(self._x, self.chain, self.training, self.weights, export=export, share=share)
         self.healing = Healing(self._x, self.weights, self.chain, self.training, self.membership)
         self.gossip_repair = GossipRepair(self._x)
@@ -100,6 +105,7 @@ class RoundEngine:
             self._go_back(before, state)
         else:
             self._note_loss(before, state)
+            self._note_challenges(before, state)
         if before.run_uid != state.run_uid:
             x.do(act.SetPlan(state.run_uid, x.facts.plan_hash))  # zero until a model is loaded; peers accept that
         self.membership.follow_registry()
@@ -139,6 +145,8 @@ class RoundEngine:
                 self.announcements.on_payload(event, now)
             case act.Trained():
                 self.training.on_trained(event, now)
+            case act.Audited():
+                self.audits.on_audited(event)
             case act.TrainFailed():
                 self.training.on_train_failed(event)
                 if event.trainer_lost:
@@ -235,6 +243,12 @@ class RoundEngine:
             reason = "Warmup abandoned" if failed else before.epoch.stop_reason.name.lower()
             self._x.log(types.EpochFailed(epoch=before.progress.epoch, reason=reason, steps_lost=max(0, lost)))
 
+    def _note_challenges(self, before: Coordinator, state: Coordinator) -> None:
+        if before.run_uid == state.run_uid and before.challenges != state.challenges:
+            for event in find_changes(before, state):
+                self._x.log(event)
+            self.audits.jury.follow()
+
     def _is_new_epoch(self, state: Coordinator) -> bool:
         """Whether this epoch, or this attempt to form it, is seen for the first time.
 
@@ -253,6 +267,7 @@ class RoundEngine:
         x.book.clear()
         self._round_key = None
         self.announcements.clear()
+        self.audits.clear()
         self.chain.clear()
         if x.epoch:
             x.do(act.Expire(x.epoch - 1, U32_MAX))
@@ -289,7 +304,7 @@ class RoundEngine:
         self.announcements.replay_early(now)
         self.announcements.review_deferred(now)
         needed = self.chain.needed_height
-        oldest = x.height - STORED_ROUNDS
+        oldest = x.height - STORED_ROUNDS - AUDITED_ROUNDS * is_verified(x.state)
         oldest = oldest if needed is None else min(oldest, needed)  # C6: keep what is not applied yet
         if oldest >= 0:
             x.do(act.Expire(x.epoch, oldest))

@@ -2,10 +2,9 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from psyche.client.engine.actions import (
-    Announce,
     CancelTrain,
     FetchData,
     Held,
@@ -16,18 +15,16 @@ from psyche.client.engine.actions import (
     WriteSnapshot,
 )
 from psyche.client.engine.announcements import Announcements, compute_step_lr
+from psyche.client.engine.auditing.works import is_verified
 from psyche.client.engine.chain import Chain
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.weights import Weights
-from psyche.core.committee.schedule import get_lr_bits
-from psyche.core.encoding.header import NumericClass, ResultHeader, encode_header
+from psyche.core.encoding.header import ResultKind
+from psyche.core.encoding.work import compute_piece_samples
 from psyche.core.state.bits import get_members, to_bytes32
-from psyche.core.state.gossip import Result
 from psyche.core.state.state import ZERO32, Lookahead, OptimizerKind
 from psyche.telemetry import types
-from psyche.wire.crypto import blob_id_of, compute_commitment
-from psyche.wire.gossip import encode_gossip, sign_gossip
 from psyche.wire.trainer import SentResult
 
 TRAIN_SHARE: Final = 0.9  # of max_round_train_time; the rest is for payload and messages (LS9)
@@ -90,9 +87,11 @@ class Training:
     def _get_batch(self, record: RoundRecord) -> tuple[int, int] | None:
         return record.assignments.get(self.context.member if self.context.member is not None else -1)
 
-    def act(self, record: RoundRecord) -> None:
+    def act(self, record: RoundRecord, *, has_other_work: bool = False) -> None:
+        """Train the batch, if there is one; `has_other_work`: this member verifies others and is not done."""
         self._start(record)
-        self._settle(record)
+        if not has_other_work:
+            self._settle(record)
 
     def _start(self, record: RoundRecord) -> None:
         x = self.context
@@ -106,8 +105,8 @@ class Training:
         self._cancelling = False
         overlap = x.state.config.overlap
         self._told = self.chain.own.take()
-        is_local, is_own = self._is_local, x.state.model.optimizer.lookahead is Lookahead.OWN  # V4
-        own = [one for one in self._find_in_flight(record) if one.member == x.member] if is_local or is_own else []
+        is_local, is_shown = self._is_local, is_verified(x.state)
+        own = self._find_own_in_flight(record)
         limit_s = TRAIN_SHARE * x.state.config.max_round_train_time if is_local else math.inf
         self._deadline = record.started_at + limit_s
         x.do(
@@ -118,28 +117,45 @@ class Training:
                 start=batch[0],
                 end=batch[1],
                 lr=compute_step_lr(x.state, record.step),
-                lookahead_lr=self._get_lookahead_lr(record),
+                lookahead_lr=self._get_lookahead_lr(record, own),
                 decided=self._told,
                 in_flight=overlap,
                 next_lr=compute_step_lr(x.state, record.step + 1) if is_local else 0.0,
                 blobs=tuple(one.blob for one in own),
                 inner_steps=tuple(one.inner_steps for one in own),
                 deadline=self._deadline,
+                seed=record.seed if is_shown else b"",
+                first_sample=record.data_index if is_shown and not record.height else None,
             )
         )
 
-    def _get_lookahead_lr(self, record: RoundRecord) -> float:
+    def _get_lookahead_lr(self, record: RoundRecord, own: list[Held]) -> float:
         x = self.context
-        if self._is_local or not x.state.config.overlap or not record.height:
+        has_none = self._is_local or (self._looks_at_own and not own)
+        if has_none or not x.state.config.overlap or not record.height:
             return 0.0
         return compute_step_lr(x.state, record.step - 1)
+
+    @property
+    def _looks_at_own(self) -> bool:
+        return self.context.state.model.optimizer.lookahead is Lookahead.OWN
+
+    def _find_own_in_flight(self, record: RoundRecord) -> list[Held]:
+        """The own result in flight, for trainers that begin from it: of local steps (LS5), or to look ahead (V4)."""
+        own = [one for one in self._find_in_flight(record) if one.member == self.context.member]
+        if self._looks_at_own:
+            before = self.context.book.get(record.height - 1)
+            named = {} if before is None else before.results.get(self.context.member or 0, {})
+            return own if self.prev_commitment in named else []
+        return own if self._is_local else []
 
     def _find_in_flight(self, record: RoundRecord) -> list[Held]:
         """The results of the round before this one that are here, while none of them has been applied (LS5)."""
         before = self.context.book.get(record.height - 1)
         if before is None or not self.context.state.config.overlap:
             return []
-        return [Held(m, r.header.body_hash, r.header.inner_steps) for m, r in sorted(before.iter_held())]
+        held = [(m, r.header) for m, r in sorted(before.iter_held()) if r.header.result_kind is ResultKind.TRAINED]
+        return [Held(member, header.body_hash, header.inner_steps) for member, header in held]
 
     def find_mergeable(self, epoch: int, height: int) -> list[Held]:
         """What a training of local steps merges: those in flight whose members' results may count (M8)."""
@@ -202,50 +218,35 @@ class Training:
         if x.member is None or not x.is_healthy(x.member):
             self.chain.own.note_unsent(event.height)
             return
-        header = self._make_header(record, event)
-        raw_header = encode_header(header)
-        body = Result(compute_commitment(raw_header), raw_header)
-        message = sign_gossip(x.identity, x.state.run_uid, record.epoch, record.height, x.member, body)
-        self.announcements.add_own(message, header, record, now=now)
-        self.chain.own.note_sent(record.height, body.commitment)
-        self.prev_commitment = body.commitment
+        reply = event.reply
+        fields, table = self._get_fields(record, event), reply.work.table if reply.work else b""
+        commitment = self.announcements.announce(record, fields, reply.payload, now=now, table=table)
+        self.chain.own.note_sent(record.height, commitment)
+        self.prev_commitment = commitment
         x.log(
             types.ResultSent(
-                epoch=record.epoch, height=record.height, step=record.step, bytes=len(event.reply.payload),
-                loss=event.reply.loss, commitment=body.commitment,
+                epoch=record.epoch, height=record.height, step=record.step, bytes=len(reply.payload), loss=reply.loss,
+                commitment=commitment,
             )
         )  # fmt: skip
-        if header.inner_steps:
+        if reply.inner_steps:
             merged = tuple(get_members(event.merged))
-            x.log(types.InnerStepsDone(height=record.height, inner_steps=header.inner_steps, merged=merged))
-        x.do(Announce(encode_gossip(message), event.reply.payload, header.body_hash, record.epoch, record.height))
+            x.log(types.InnerStepsDone(height=record.height, inner_steps=reply.inner_steps, merged=merged))
 
-    def _make_header(self, record: RoundRecord, event: Trained) -> ResultHeader:
-        x = self.context
-        assert x.member is not None, "checked by _announce"
-        start, end = record.assignments[x.member]
-        return ResultHeader(
-            run_uid=x.state.run_uid,
-            epoch=record.epoch,
-            member=x.member,
-            height=record.height,
-            step=record.step,
-            lr_bits=get_lr_bits(compute_step_lr(x.state, record.step)),
-            batch_start=start,
-            batch_end=end,
-            plan_hash=x.facts.plan_hash,
-            config_hash=x.facts.config_hash,
-            base_digest=self.weights.digests[record.height],
-            data_hash=event.data_hash,
-            prev_commitment=self.prev_commitment,
-            body_hash=blob_id_of(event.reply.payload),
-            body_len=len(event.reply.payload),
-            train_count=event.reply.train_count,
-            lookahead_root=to_bytes32(event.merged),
-            inner_steps=event.reply.inner_steps,
-            numeric_class=NumericClass(x.facts.numeric_class),
-            trainer_key=x.identity.public,
-        )
+    def _get_fields(self, record: RoundRecord, event: Trained) -> dict[str, Any]:
+        """The fields of a header that say what was trained."""
+        assert self.context.member is not None, "checked by _announce"
+        start, end = record.assignments[self.context.member]
+        fields: dict[str, Any] = {
+            "batch_start": start, "batch_end": end, "data_hash": event.data_hash,
+            "prev_commitment": self.prev_commitment, "train_count": event.reply.train_count,
+            "lookahead_root": to_bytes32(event.merged), "inner_steps": event.reply.inner_steps,
+        }  # fmt: skip
+        work = event.reply.work
+        if work is not None:
+            fields |= {"momentum_before": work.momentum_before, "momentum_after": work.momentum_after}
+            fields["piece_samples"] = compute_piece_samples(end - start + 1)
+        return fields
 
     def make_snapshot(self, record: RoundRecord) -> WriteSnapshot:
         return WriteSnapshot(

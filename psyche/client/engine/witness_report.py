@@ -98,7 +98,8 @@ def get_announced(attested: RoundRecord) -> int:
     No payload is expected from the others: commitments must be out before the next round begins.
     """
     seen = get_members(attested.get_widely_seen())
-    return compute_bits(attested.results) | compute_bits(m for m in seen if m in attested.assignments)
+    owing = attested.assignments.keys() | attested.reporters
+    return compute_bits(attested.results) | compute_bits(m for m in seen if m in owing)
 
 
 def _get_settled(attested: RoundRecord) -> int:

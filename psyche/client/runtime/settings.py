@@ -56,6 +56,7 @@ class ClientSettings:
     write_gradients: Literal["own", "all"] = "own"  # which ones
     optim_stats_steps: int = 0  # between two rounds whose tensors are measured; 0: never
     replay_quota_bytes: int = 8 << 30
+    keep_evidence: int = 32  # files of what members were judged by (V13); 0: none
     max_concurrent_downloads: int = _USUAL.fetches
     max_concurrent_parameter_requests: int = _USUAL.blobs_in_flight
     storage: StorageOptions = field(default_factory=StorageOptions)  # of remote data and weights

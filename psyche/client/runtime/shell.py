@@ -110,6 +110,8 @@ class Shell:
             act.Announce: self._announce,
             act.FetchPayload: self._fetch_payload,
             act.CancelTrain: self._tasks.cancel,
+            act.CancelAudit: self._tasks.audits.cancel,
+            act.KeepEvidence: self._keep_evidence,
             act.ShortenTrain: self._tasks.shorten,
             act.AskAnnouncements: self._queries.ask_announcements,
             act.AskTable: self._queries.ask_table,
@@ -203,6 +205,8 @@ class Shell:
             # S7: stored first, so that a replay finds also the set whose apply went wrong
             self._replay_writes += 1
             self._start(self._store_replay, action, self._payloads.find(action.blobs))
+        elif not isinstance(action, act.Audit) and self._tasks.audits.is_running:
+            self._start(self._tasks.audits.cancel, action)  # training comes first
         self._tasks.put(action)
 
     def _start_on(self, action: act.Action) -> None:
@@ -364,7 +368,8 @@ class Shell:
         await self._parts.network.publish(action.raw)
 
     async def _announce(self, action: act.Announce) -> None:
-        await self._parts.network.provide(action.body, expires=(action.epoch, action.height + 4))
+        for blob in filter(None, (action.body, action.table)):
+            await self._parts.network.provide(blob, expires=(action.epoch, action.height + 4))
         await self._parts.network.publish(action.raw)
         await self._prepare(action.body)
         await self._write_update(f"epoch-{action.epoch:05d}-round-{action.height:06d}", action.body)
@@ -387,9 +392,11 @@ class Shell:
     async def _fetch_payload(self, action: act.FetchPayload) -> None:
         try:
             async with AtOnce(self._fetches):
-                body = await self._parts.network.fetch(
-                    action.blob_id, action.sources, size_bytes=action.size_bytes, deadline=action.deadline
-                )
+                body = await self._fetch(action, action.blob_id, action.size_bytes)
+                table = await self._fetch(action, action.table, action.table_bytes) if action.table_bytes else b""
+            if action.is_report:  # the engine reads it
+                self._feed_soon(act.PayloadArrived(action.commitment, table, body))
+                return
             if len(body) > SMALL_BODY_BYTES:
                 await trio.to_thread.run_sync(self._parts.check_payload, body)
             else:
@@ -401,11 +408,22 @@ class Shell:
         else:
             self._payloads.keep(action.blob_id, action.epoch, action.height, body)
             self.log(types.PayloadReceived(from_member=action.member, height=action.height, bytes=len(body)))
-            self._feed_soon(act.PayloadArrived(action.commitment))
+            self._feed_soon(act.PayloadArrived(action.commitment, table))
             await self._prepare(body)
             if self._settings.write_gradients == "all":
                 name = f"epoch-{action.epoch:05d}-round-{action.height:06d}-member-{action.member:03d}"
                 await self._write_update(name, body)
+
+    async def _fetch(self, action: act.FetchPayload, blob: bytes, size_bytes: int) -> bytes:
+        fetch = self._parts.network.fetch
+        return await fetch(blob, action.sources, size_bytes=size_bytes, deadline=action.deadline)
+
+    async def _keep_evidence(self, action: act.KeepEvidence) -> None:
+        settings = self._settings
+        if settings.keep_evidence:
+            folder = settings.data_dir / "evidence"
+            path = await self._tasks.audits.write_evidence(action, folder, settings.keep_evidence)
+            self.log(types.EvidenceKept(path=str(path), member=action.case.member, height=action.case.height))
 
     async def _store_replay(self, action: act.Apply, bodies: tuple[bytes, ...] | None) -> None:
         try:

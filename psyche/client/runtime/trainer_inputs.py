@@ -67,7 +67,7 @@ class DataAhead:
     """Samples by epoch and height: requested at a round's start, taken when its training begins."""
 
     def __init__(self, provider: DataProvider) -> None:
-        self._provider = provider
+        self.provider = provider
         self._pending: dict[tuple[int, int], PendingData] = {}
 
     def expect(self, action: FetchData) -> PendingData:
@@ -78,7 +78,7 @@ class DataAhead:
     async def fetch(self, action: FetchData, pending: PendingData) -> None:
         try:
             with pending.scope:
-                pending.tokens = await self._provider.get(
+                pending.tokens = await self.provider.get(
                     action.start, action.end, epoch=action.epoch, height=action.height
                 )
         except PsycheError as error:
@@ -92,7 +92,7 @@ class DataAhead:
         """Take the tokens of samples `start` to `end` (u32 little-endian); a prefetch can be taken once."""
         pending = self._pending.pop((epoch, height), None)
         if pending is None:
-            return await self._provider.get(start, end, epoch=epoch, height=height)
+            return await self.provider.get(start, end, epoch=epoch, height=height)
         try:
             await pending.done.wait()  # bounded by the provider's own retries
         except trio.Cancelled:

@@ -12,24 +12,25 @@ import msgspec
 import trio
 
 from psyche.client.engine import actions as act
+from psyche.client.runtime.audit_tasks import AuditTasks
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.trainer_inputs import DataAhead, PayloadCache
 from psyche.client.runtime.weights.exporting import build_run_card, get_export_path, measure_export, remove_old_exports
 from psyche.client.runtime.weights.heal_tasks import HealContext, HealTasks
-from psyche.client.runtime.weights.loading import Loader, Source, get_snapshot_folder
+from psyche.client.runtime.weights.loading import Loader, Reasons, Source, get_snapshot_folder
 from psyche.client.runtime.weights.remote import list_places
 from psyche.client.runtime.weights.replay import ReplayStore, make_apply_request
 from psyche.core.rules.rounds import get_next_data_index
 from psyche.core.state.bits import compute_bits
 from psyche.core.state.state import ZERO32, DataType
 from psyche.core.state.timeline import get_round
-from psyche.errors import DataError, NetworkError, PsycheError, TrainerError, UnusableDataError, UnusableModelError
+from psyche.errors import DataError, NetworkError, PsycheError, TrainerError, UnusableDataError
 from psyche.modeling.trainer.failure import TrainerFailure
 from psyche.network.streams import Signal
 from psyche.telemetry import types
 from psyche.telemetry.types import WeightSource
 from psyche.wire.crypto import compute_data_hash, compute_state_digest
-from psyche.wire.ports import Trainer
+from psyche.wire.ports import AuditingTrainer
 from psyche.wire.trainer import (
     Contribution,
     LoadReply,
@@ -38,16 +39,16 @@ from psyche.wire.trainer import (
     SnapshotRequest,
     TrainReply,
     TrainRequest,
+    WorkRequest,
 )
 
 QUEUE: Final = 64  # the engine has at most a handful of requests out
-CHECKED_SOURCES: Final = (WeightSource.OWN_SNAPSHOT, WeightSource.PEERS)  # known by the digest on record
 KeptAction = act.Load | act.Heal | act.Compare | act.FetchSnapshot | act.FetchAhead  # needs no weights in the trainer
-TrainerAction = KeptAction | act.Train | act.Apply | act.WriteSnapshot | act.Export
+TrainerAction = KeptAction | act.Train | act.Apply | act.Audit | act.WriteSnapshot | act.Export
 _Queued = tuple[TrainerAction, tuple[bytes, ...] | None]  # with the bodies to apply
 
 
-class RestartableTrainer(Trainer, Protocol):
+class RestartableTrainer(AuditingTrainer, Protocol):
     """A trainer whose process can be started again after a failure."""
 
     async def restart(self) -> None:
@@ -59,17 +60,6 @@ class TrainerContext(HealContext, Protocol):
     def feed(self, event: act.EngineEvent) -> None: ...
 
     def find_mergeable(self, epoch: int, height: int) -> Sequence[act.Held]: ...
-
-
-class Reasons(list[str]):
-    """Why no source gave the weights; `for_good`: the run's model itself cannot be trained, whoever brings it."""
-
-    for_good = False
-
-    def note(self, source: Source, error: TrainerError, action: act.Load) -> None:
-        self.append(f"{source.name}: {error}")
-        is_the_run_s = action.certified is None or source.name in CHECKED_SOURCES
-        self.for_good |= isinstance(error, UnusableModelError) and is_the_run_s
 
 
 class TrainerTasks:
@@ -89,6 +79,7 @@ class TrainerTasks:
         self._payloads = payloads
         self._data = data
         self._heal = HealTasks(trainer, loader, replay, context, self._request_load, snapshots=snapshots)
+        self.audits = AuditTasks(trainer, data, payloads, replay, context)
         self._ahead = ZERO32  # digest of the weights that were last fetched before their Warmup
         self._cancelled: set[tuple[int, int]] = set()
         self._deadlines: dict[tuple[int, int], float] = {}  # of the newest round (LS9)
@@ -107,6 +98,10 @@ class TrainerTasks:
         self.open_requests += 1
         bodies = self._payloads.find(action.blobs) if isinstance(action, act.Apply | act.Train) else None
         self._send.send_nowait((action, bodies))
+
+    def _has_waiting(self) -> bool:
+        """Whether another request waits; audits are asked for one at a time."""
+        return self.open_requests > 1
 
     async def cancel(self, action: act.CancelTrain) -> None:
         key = (action.epoch, action.height)
@@ -162,7 +157,7 @@ class TrainerTasks:
         for queued in kept:
             self._send.send_nowait(queued)
         self._close(len(waiting) - len(kept))
-        return [action for action, _ in waiting if isinstance(action, act.Train | act.WriteSnapshot)]
+        return [action for action, _ in waiting if isinstance(action, act.Train | act.Audit | act.WriteSnapshot)]
 
     async def _do(self, action: TrainerAction, bodies: tuple[bytes, ...] | None) -> None:
         match action:
@@ -172,6 +167,8 @@ class TrainerTasks:
                 await self._train(action, bodies)
             case act.Apply():
                 await self._apply(action, bodies)
+            case act.Audit():
+                self._x.feed(await self.audits.do(action, is_in_the_way=self._has_waiting))
             case act.Heal() | act.Compare():
                 self._x.feed(await self._heal.do(action))
             case act.WriteSnapshot():
@@ -198,6 +195,8 @@ class TrainerTasks:
             case act.Load():
                 self._x.feed(act.LoadFailed(action.epoch, reason))
                 return
+            case act.Audit():
+                self._x.feed(act.Audited(action, None, reason))
             case act.Heal() | act.Compare():
                 self._x.feed(act.HealFailed(action.epoch, reason, weights_kept=False))
                 return
@@ -284,7 +283,7 @@ class TrainerTasks:
         except TrainerFailure:
             raise
         except TrainerError as error:
-            reasons.note(source, error, action)
+            reasons.note(source, error, action.certified)
             return None
         for change in set(reply.notices) - self._told:
             self._told.add(change)
@@ -309,6 +308,7 @@ class TrainerTasks:
                 activation_checkpointing=settings.activation_checkpointing,
                 offload=settings.offload,
                 batch_size=0 if settings.is_memory_checked else self._x.state.config.global_batch_size_end,
+                verifies=self._x.state.config.verification_percent > 0,
             )
         )
         settings.is_memory_checked = settings.micro_batch_size > 0
@@ -343,13 +343,14 @@ class TrainerTasks:
         if bodies is None:
             raise TrainerError(f"training of round {action.height}: the own payload in flight is no longer here")
         key = (action.epoch, action.height)
-        tokens, run_tokens = b"", self._count_run_tokens(action.height)
+        tokens, work, run_tokens = b"", None, self._count_run_tokens(action.height)
         with trio.move_on_after(math.inf) as scope:  # A4: waiting for data delays the next apply
             self._waiting_for_data = (key, scope)
             if key in self._cancelled:
                 scope.cancel()
             try:
                 tokens = await self._data.take(action.epoch, action.height, action.start, action.end)
+                work = await self.audits.make_work(action)
             except (DataError, NetworkError) as error:
                 for_good = isinstance(error, UnusableDataError)
                 self._x.feed(act.TrainFailed(action.epoch, action.height, f"data: {error}", False, for_good))
@@ -361,7 +362,7 @@ class TrainerTasks:
             return
         self._training = key
         try:
-            reply, merged = await self._train_whole(self._make_request(action, tokens, bodies))
+            reply, merged = await self._train_whole(self._make_request(action, tokens, bodies, work))
         finally:
             self._training = None
             self._cancelled = {k for k in self._cancelled if k > key}
@@ -402,7 +403,9 @@ class TrainerTasks:
         round_ = get_round(state, height)
         return 0 if round_ is None else get_next_data_index(round_) * state.model.max_seq_len
 
-    def _make_request(self, action: act.Train, tokens: bytes, bodies: tuple[bytes, ...]) -> TrainRequest:
+    def _make_request(
+        self, action: act.Train, tokens: bytes, bodies: tuple[bytes, ...], work: WorkRequest | None
+    ) -> TrainRequest:
         return TrainRequest(
             epoch=action.epoch,
             height=action.height,
@@ -421,6 +424,7 @@ class TrainerTasks:
                 for body, steps in zip(bodies, action.inner_steps, strict=True)
             ),
             within_s=self._get_time_left(action.epoch, action.height, action.deadline),
+            work=work,
             with_statistics=bool(every := self._settings.optim_stats_steps) and action.step % every == 0,
         )
 

@@ -1,7 +1,7 @@
 """The base of all dishonest programs: the hooks that it can override, and the lies that it counts."""
 
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,15 +10,17 @@ import trio
 from psyche.backends.port import Backend
 from psyche.client.engine.records import RoundRecord
 from psyche.core.state.errors import CoordinatorError
-from psyche.core.state.messages import WitnessMessage
+from psyche.core.state.messages import JudgeChallenge, WitnessMessage
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError
 from psyche.network.memory.node import MemoryNode
 from psyche.sim.trainer import PayloadCodec
+from psyche.sim.works import Piece
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity
 from psyche.wire.line.tls import TlsConnection
 from psyche.wire.ports import Network, SyncReply, SyncRequest
+from psyche.wire.trainer import AuditReply, AuditRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,10 @@ class Participant(Protocol):
 
     def get_victim(self) -> int:
         """The member that all dishonest members deny, so that they agree."""
+        ...
+
+    def get_friends(self) -> Collection[bytes]:
+        """The keys of all dishonest clients."""
         ...
 
     def send_to(self, key: bytes, raw: bytes) -> None: ...
@@ -107,3 +113,17 @@ class ByzantineProgram:
     def change_payload(self, payload: bytes) -> bytes:
         """The payload returned instead of the trainer's."""
         return payload
+
+    def change_works(self, height: int, pieces: list[Piece]) -> list[Piece]:
+        """The pieces that its work table shows instead."""
+        del height
+        return pieces
+
+    def change_audit(self, request: AuditRequest, reply: AuditReply) -> AuditReply:
+        """What its trainer finds instead of others' work."""
+        del request
+        return reply
+
+    def change_judgement(self, message: JudgeChallenge) -> JudgeChallenge:
+        """The vote sent instead."""
+        return message

@@ -19,11 +19,19 @@ from psyche.core.committee.bloom import BLOOM_BYTES
 from psyche.core.encoding.gossip import RESULT_TAG
 from psyche.core.state.gossip import Evidence, Gossip, Result
 from psyche.core.state.limits import BLOOM_BITS
-from psyche.core.state.messages import HealthCheck, Message, ReportEquivocation, WarmupWitness, WitnessMessage
+from psyche.core.state.messages import (
+    HealthCheck,
+    JudgeChallenge,
+    Message,
+    ReportEquivocation,
+    WarmupWitness,
+    WitnessMessage,
+)
 from psyche.core.state.state import RoundFlag, WitnessFlag
 from psyche.core.state.timeline import get_attested_round
 from psyche.errors import BackendError
 from psyche.network.memory.node import MemoryNode
+from psyche.sim.byzantine.cheats import CHEATS
 from psyche.sim.byzantine.forgery import STRANGE_COUNT, Forge, Impersonate, OtherFiles, Swap, build_result
 from psyche.sim.byzantine.program import ByzantineMember, ByzantineProgram, Participant
 from psyche.wire.crypto import blake3_hash, blob_id_of
@@ -316,6 +324,9 @@ class _ByzantineBackend(_Wrapped):
             return
         if isinstance(message, WitnessMessage):
             changed = self._change_witness(message)
+        if isinstance(message, JudgeChallenge):
+            for program in self._programs:
+                changed = message = program.change_judgement(message)
         if changed is not None:
             await self._inner.submit(changed, proof)
 
@@ -365,4 +376,4 @@ def wrap_network(node: MemoryNode, programs: Sequence[ByzantineProgram]) -> Netw
 
 
 def build_program(member: ByzantineMember, host: Participant, rng: random.Random) -> ByzantineProgram:
-    return KINDS[member.kind](host, member.share, rng)
+    return (KINDS | CHEATS)[member.kind](host, member.share, rng)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from psyche.core.committee.assignment import compute_assignments
 from psyche.core.committee.bloom import compute_positions
 from psyche.core.committee.results import compute_results_root
 from psyche.core.state.bits import get_members
@@ -155,13 +156,14 @@ class Agreement:
         if found is None or found.batch_size < found.members.bit_count():
             return  # a member without a batch is in the set without a result (W1)
         commitments: dict[int, bytes] = {}
-        for member in get_members(round_.agreed_held):
+        owing = [m for m in get_members(round_.agreed_held) if m in compute_assignments(found, state.config)]
+        for member in owing:
             name = self._find_honest(state, member)
             if name is not None:  # what a liar signed is unknown here
                 signed = self._signed.get((name, state.progress.epoch, attested))
                 self._check(signed, "I9", f"no result of {name} in round {attested}: it sent none", "it is agreed")
                 commitments[member] = signed or ZERO32
-        if len(commitments) < round_.agreed_held.bit_count():
+        if len(commitments) < len(owing):
             return
         root = compute_results_root(state.progress.epoch, attested, round_.agreed_held, commitments)
         self._check(root == round_.agreed_root, "I9", "the root of what the members signed", round_.agreed_root.hex())
@@ -197,8 +199,7 @@ class Agreement:
         """C1, C2: an honest member is in the set exactly if the records list the one result that it signed."""
         must, may, ruled_out = set[int](), set[int](), 0
         q = self._count_needed(state, deciding)
-        all_trained = attested.batch_size >= attested.members.bit_count()
-        for member in get_members(attested.members):
+        for member in compute_assignments(attested, state.config):  # only results of batches are in a set
             name = self._find_honest(state, member)
             holders = [w for w in deciding.witnesses if w.held >> member & 1]
             listed = root[1] >> member & 1 if root is not None else len(holders) >= q
@@ -206,7 +207,7 @@ class Agreement:
                 continue
             if name is None:
                 may.add(member)
-                if root is not None and all_trained:
+                if root is not None:
                     must.add(member)
                 continue
             signed = self._signed.get((name, state.progress.epoch, attested.height))

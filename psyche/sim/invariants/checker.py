@@ -13,6 +13,7 @@
 | I9 | agreed and accepted results were signed by their members; a member's message is accepted only from itself |
 | W4 | a member has one record for a round, which names only members that took part |
 | K1 | nobody is shown a state, or gets an answer, that is not on disk |
+| V12 | who is put out by an accusation has a quorum of a jury against it that was drawn after the accusation |
 | R7, M9 | an honest member signs one result for a round, over all its lives, and is never ejected |
 | R8 | a trainer is told the outcome of each of its results, once |
 | H3 | a close never drops more than half of the electors |
@@ -31,6 +32,7 @@ from psyche.server.journal.changes import Change
 from psyche.sim.invariants.agreement import Agreement, Outcomes
 from psyche.sim.invariants.authenticity import Authenticity
 from psyche.sim.invariants.draws import Draws
+from psyche.sim.invariants.juries import Juries
 from psyche.sim.invariants.liveness import Liveness
 from psyche.sim.invariants.resource_limits import ResourceLimits
 from psyche.sim.invariants.views import ClientView, WorldView
@@ -89,6 +91,7 @@ class Invariants:
         self._draws = Draws(self.check)
         self._limits = ResourceLimits(world, self._note_held)
         self._authenticity = Authenticity(self._by_key, self.check)
+        self._juries = Juries(self._by_key, self.check)
         world.trace.listeners += [self.liveness.take_event, self.check_event]
 
     # --- saying so --------------------------------------------------------------------------------------
@@ -135,6 +138,7 @@ class Invariants:
         self._check_shadow()
         self._check_course(state)
         self._check_round(state)
+        self._juries.check_record(state, change)
         self._check_members(state)
         if not isinstance(change.message, ReportEquivocation | Tick):  # valid whoever submits them (R7, T3)
             key = self._find_key(change.sender)
@@ -211,7 +215,8 @@ class Invariants:
             if slot.state is SlotState.BANNED and slot.p2p not in self.ejected:
                 self.ejected.add(slot.p2p)
                 host = self._by_key.get(slot.p2p)
-                self.check(host is None or not host.is_honest, "R7", "only liars are ejected", host and host.name)
+                is_fair = host is None or not host.is_honest or slot.p2p in self._juries.excused
+                self.check(is_fair, "R7", "only liars are ejected", host and host.name)
         if state.in_round or self._seen.run_state in _ROUND:
             self._check_credits(state)
         for client in state.clients:
@@ -224,6 +229,8 @@ class Invariants:
         held = 0 if closed is None else closed.agreed_held
         for member, (was, client) in enumerate(zip(self._seen.credits, state.clients, strict=True)):
             allowed = (0,) if client.p2p in self.ejected else (was, was + (held >> member & 1))
+            if state.run_state is RunState.COOLDOWN:  # V15: an open challenge costs its target one
+                allowed = (*allowed, *(max(0, credit - 1) for credit in allowed))
             self.check(client.credits in allowed, "I2", f"credits of member {member} in {allowed}", client.credits)
         if self._seen.run_state in _ROUND:  # a Warmup that times out drops every member that is not ready (T8)
             before = self._seen.electors.bit_count()

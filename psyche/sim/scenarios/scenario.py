@@ -14,6 +14,7 @@ from psyche.core.state.state import (
     Checkpoint,
     CheckpointKind,
     Config,
+    Lookahead,
     LrSchedule,
     Metadata,
     Model,
@@ -172,13 +173,18 @@ def build_run_config(scenario: Scenario) -> Config:
     return Config(**values)
 
 
-def build_small_model() -> Model:
+def build_small_model(*, is_verified: bool = False) -> Model:
     return Model(
         max_seq_len=8,
         checkpoint=Checkpoint(CheckpointKind.LOCAL, MODEL_FOLDER),
         lr_schedule=LrSchedule(base_lr=1e-3),
         optimizer=Optimizer(
-            OptimizerKind.DISTRO, compression_decay=0.95, compression_topk=8, compression_chunk=16, quantize_1bit=True
+            OptimizerKind.DISTRO,
+            compression_decay=0.95,
+            compression_topk=8,
+            compression_chunk=16,
+            quantize_1bit=True,
+            lookahead=Lookahead.OWN if is_verified else Lookahead.MOMENTUM,
         ),
     )
 

@@ -13,5 +13,6 @@ from psyche.telemetry.types.run import *
 from psyche.telemetry.types.server import *
 from psyche.telemetry.types.simulator import *
 from psyche.telemetry.types.testnet import *
+from psyche.telemetry.types.verification import *
 from psyche.telemetry.types.waits import *
 from psyche.telemetry.types.weights import *

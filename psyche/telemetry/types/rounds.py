@@ -13,6 +13,7 @@ class Refusable(StrEnum):
     RESULT = "result"
     PAYLOAD = "payload"
     TABLE = "table"
+    WORK = "work"
 
 
 class RoundStarted(Event):

@@ -14,7 +14,7 @@ from psyche.core.encoding.manifest import decode_manifest, describe_file_differe
 from psyche.core.state.limits import NO_UPLOADER
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, Mark, Model
 from psyche.durable import resolve_path
-from psyche.errors import NetworkError, PsycheError, StorageError, TrainerError, WireError
+from psyche.errors import NetworkError, PsycheError, StorageError, TrainerError, UnusableModelError, WireError
 from psyche.modeling import snapshot as disk
 from psyche.modeling.model_files import REMOTE
 from psyche.storage.port import StorageOptions
@@ -31,6 +31,7 @@ FILES_HINT: Final = (
     "copy the run's model folder, or remove yours"
 )
 PARTS: Final = ".parts-"  # a failed fetch of the same weights is resumed from here
+CHECKED_SOURCES: Final = (WeightSource.OWN_SNAPSHOT, WeightSource.PEERS)  # known by the digest on record
 HEAL_FOLDER: Final = ".heal"  # where a comparison assembles the agreed weights (S7)
 
 
@@ -49,6 +50,17 @@ class Source:
     path: Path
     is_snapshot: bool
     name: WeightSource
+
+
+class Reasons(list[str]):
+    """Why no source gave the weights; `for_good`: the run's model itself cannot be trained, whoever brings it."""
+
+    for_good = False
+
+    def note(self, source: Source, error: TrainerError, certified: bytes | None) -> None:
+        self.append(f"{source.name}: {error}")
+        is_the_run_s = certified is None or source.name in CHECKED_SOURCES
+        self.for_good |= isinstance(error, UnusableModelError) and is_the_run_s
 
 
 class Loader:

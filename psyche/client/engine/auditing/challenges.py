@@ -1,0 +1,60 @@
+"""What two states of the record say about challenges between them, as events."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from psyche.core.state.state import AuditReason, Challenge, ChallengeState, Coordinator, SlotState
+from psyche.telemetry import types
+
+REASONS: Final = {
+    AuditReason.NONE: "nothing",
+    AuditReason.UNCLEAR: "a piece of its work is neither right nor clearly wrong",
+    AuditReason.GRADIENT: "a piece of its work is not the gradient of its samples",
+    AuditReason.REPEATED: "pieces of its work are unclear too often",
+    AuditReason.SIGNS: "what it sent does not agree with its gradient",
+    AuditReason.WITHHELD: "it did not open what it had committed to",
+    AuditReason.PATHS: "what it opened is not what it had committed to",
+    AuditReason.MOMENTUM: "its momentum is not that of its result before",
+    AuditReason.SELECTION: "what it sent is not the largest part of its momentum",
+    AuditReason.LINK: "its momentum grew by something else than its gradient",
+}
+_Key = tuple[int, int, int, bytes]
+
+
+def find_changes(before: Coordinator, after: Coordinator) -> Iterator[types.Challenged | types.ChallengeEnded]:
+    """The challenges opened and ended from one state to the other."""
+    was, now = _get_open(before), _get_open(after)
+    for key in now.keys() - was.keys():
+        one = now[key]
+        yield types.Challenged(
+            epoch=one.epoch, height=one.height, target=_name(after, one.target), accuser=_name(after, one.verifier),
+            piece=one.piece, reason=one.reason,
+        )  # fmt: skip
+    for key in was.keys() - now.keys():
+        one = was[key]
+        yield types.ChallengeEnded(
+            epoch=one.epoch, height=one.height, target=_name(before, one.target), accuser=_name(before, one.verifier),
+            reason=one.reason, guilty=one.guilty, innocent=one.innocent, outcome=_describe(after, one),
+        )  # fmt: skip
+
+
+def _get_open(state: Coordinator) -> dict[_Key, Challenge]:
+    opened = [one for one in state.challenges if one.state is ChallengeState.OPEN]
+    return {(one.epoch, one.height, one.target, one.target_commitment): one for one in opened}
+
+
+def _describe(state: Coordinator, one: Challenge) -> str:
+    kept = (c for c in state.challenges if c.state is ChallengeState.UNDECIDED and c.target == one.target)
+    if any(c.target_commitment == one.target_commitment for c in kept):
+        return "no quorum of the jury decided in time"
+    slots = state.registry.slots
+    if slots[one.target].state is SlotState.BANNED:
+        return f"put out: {REASONS[one.reason]}"
+    if one.reason is AuditReason.WITHHELD and one.guilty >= one.innocent:
+        return f"dropped with a strike: {REASONS[one.reason]}"
+    is_out = slots[one.verifier].state is SlotState.BANNED
+    return "not guilty" + (", and the accuser is put out for false accusations" if is_out else "")
+
+
+def _name(state: Coordinator, slot: int) -> str:
+    return state.registry.slots[slot].p2p.hex()[:16]

@@ -1,0 +1,80 @@
+"""One request to the trainer at a time: pieces to recompute, and what was found of each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from psyche.client.engine.actions import Audit, Audited, CancelAudit
+from psyche.client.engine.auditing.questions import Question
+from psyche.client.engine.context import EngineContext
+from psyche.core.encoding.work import MAX_MAGNITUDE, Values
+from psyche.wire.trainer import AuditedTarget
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A piece recomputed: its loss, and its values under the seed of the claim and under that of this round."""
+
+    loss: float
+    values: Values
+    resketched: Values
+    agreement: float  # of the payload's signs with the pieces recomputed (V11); negative: not known
+
+
+@dataclass(slots=True)
+class Desk:
+    context: EngineContext
+    _running: tuple[Audit, tuple[Question, ...], Callable[[Question, Answer | None], None]] | None = None
+    _is_cancelled: bool = False
+
+    @property
+    def is_busy(self) -> bool:
+        return self._running is not None
+
+    @property
+    def running(self) -> Audit | None:
+        return None if self._running is None else self._running[0]
+
+    def ask(
+        self, questions: Sequence[Question], seed: bytes, on_answer: Callable[[Question, Answer | None], None]
+    ) -> None:
+        """Have these pieces recomputed; all must be of one round's weights and of one round's claims.
+
+        `on_answer` gets each that was recomputed, or None for one that cannot be; one that was only cut short gets no
+        answer. `seed` is that of the running round.
+        """
+        assert self._running is None, "one request at a time"
+        first = questions[0]
+        audit = Audit(self.context.epoch, first.case.height, (first.seed, seed), tuple(q.case for q in questions))
+        self._running = audit, tuple(questions), on_answer
+        self._is_cancelled = False
+        self.context.do(audit)
+
+    def cancel(self) -> None:
+        """End it soon; what is done by then counts."""
+        if self._running is not None and not self._is_cancelled:
+            self._is_cancelled = True
+            self.context.do(CancelAudit())
+
+    def on_audited(self, event: Audited) -> None:
+        if self._running is None or event.audit is not self._running[0]:
+            return
+        (_, questions, on_answer), self._running = self._running, None
+        reply = event.reply
+        if reply is None or reply.refused:
+            for question in questions:
+                on_answer(question, None)
+            return
+        for question, target in zip(questions, reply.targets, strict=False):
+            if target.refused:
+                on_answer(question, None)
+            elif len(target.pieces) == len(question.case.pieces):
+                on_answer(question, _read(target))
+
+
+def _read(target: AuditedTarget) -> Answer | None:
+    """The answer about the last piece; None where numbers are beyond what a table can hold."""
+    piece = target.pieces[-1]
+    own, resketched = piece.values
+    if not all(abs(value) <= MAX_MAGNITUDE for value in (piece.loss, *own, *resketched)):
+        return None
+    return Answer(piece.loss, own, resketched, target.agreement)

@@ -1,0 +1,121 @@
+"""Judging the accused: as a witness of the round that the challenge names (V12, V15)."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from psyche.client.engine.actions import Submit
+from psyche.client.engine.auditing.desk import Answer, Desk
+from psyche.client.engine.auditing.questions import WHOLE_ROUND, Lack, Question, ask_whole, find_accused
+from psyche.client.engine.auditing.tolerances import Tolerances
+from psyche.client.engine.auditing.verifier import keep_evidence
+from psyche.client.engine.context import EngineContext
+from psyche.client.engine.weights import Weights
+from psyche.core.committee.verdicts import LEAST_AGREEMENT, Verdict, compute_distance, judge_piece
+from psyche.core.rules.audits import get_jury
+from psyche.core.state.messages import JudgeChallenge
+from psyche.core.state.state import AuditReason, Challenge, ChallengeState, RunState
+from psyche.core.state.timeline import get_round
+from psyche.telemetry import types
+
+_Key = tuple[int, int, int, bytes]  # epoch, height, slot and commitment of the accused work
+
+
+@dataclass(slots=True)
+class Jury:
+    context: EngineContext
+    weights: Weights
+    desk: Desk
+    tolerances: Tolerances
+    _verdicts: dict[_Key, bool | None] = field(default_factory=dict)  # guilty; None: this client cannot tell
+    _voted: dict[_Key, int] = field(default_factory=dict)  # the epoch in which the vote was sent
+    _asked_at: tuple[int, int] = (-1, -1)  # the round in which a piece was recomputed last
+
+    def act(self, *, is_idle: bool) -> None:
+        """Judge what this client is in the jury for; `is_idle`: its own work of the round is done.
+
+        In the last round for it a juror recomputes one piece before its own work; so no round is later by more.
+        """
+        x = self.context
+        for number, challenge in self._find_open():
+            key = _get_key(challenge)
+            if self._voted.get(key) == x.epoch or not self._is_juror(challenge):
+                continue
+            if key not in self._verdicts:
+                is_urgent = x.height >= challenge.deadline_height and self._asked_at != (x.epoch, x.height)
+                self._ask(challenge, may_ask=is_idle or is_urgent)
+            guilty = self._verdicts.get(key)
+            if guilty is not None:
+                assert x.member is not None, "a juror"
+                self._voted[key] = x.epoch
+                x.do(Submit(JudgeChallenge(x.epoch, x.height, x.member, number, int(guilty))))
+
+    def prepare(self) -> None:
+        """In Cooldown: come to a verdict on what the next epoch's jury decides, while the weights are here (V15)."""
+        x = self.context
+        if x.state.run_state is not RunState.COOLDOWN or x.member is None:
+            return
+        for _, challenge in self._find_open():
+            if challenge.epoch == x.epoch and _get_key(challenge) not in self._verdicts:
+                self._ask(challenge, may_ask=True)
+
+    def is_urgent(self) -> bool:
+        """Whether a piece is being recomputed for which the own work waits."""
+        x = self.context
+        if not self.desk.is_busy or self._asked_at != (x.epoch, x.height):
+            return False
+        return any(c.deadline_height <= x.height and self._is_juror(c) for _, c in self._find_open())
+
+    def follow(self) -> None:
+        """Forget what is decided."""
+        known = {_get_key(c) for c in self.context.state.challenges if c.state is not ChallengeState.FREE}
+        self._verdicts = {key: guilty for key, guilty in self._verdicts.items() if key in known}
+        self._voted = {key: epoch for key, epoch in self._voted.items() if key in known}
+
+    def _find_open(self) -> list[tuple[int, Challenge]]:
+        challenges = enumerate(self.context.state.challenges)
+        return [(number, one) for number, one in challenges if one.state is ChallengeState.OPEN]
+
+    def _is_juror(self, challenge: Challenge) -> bool:
+        state, elected = self.context.state, challenge.deadline_height - 1
+        round_ = get_round(state, elected) if state.current.height in (elected, elected + 1) else None
+        return round_ is not None and self.context.member in get_jury(state, round_, challenge)
+
+    def _ask(self, challenge: Challenge, *, may_ask: bool) -> None:
+        x = self.context
+        question = find_accused(x, challenge)
+        if question is Lack.GONE:
+            self._verdicts[_get_key(challenge)] = None
+        elif isinstance(question, Question) and may_ask and not self.desk.is_busy and not self.weights.is_diverged:
+            self._asked_at = (x.epoch, x.height)
+            asked = ask_whole(question) if challenge.reason in WHOLE_ROUND else question
+            self.desk.ask([asked], x.state.current.seed, partial(self._take, challenge))
+
+    def _take(self, challenge: Challenge, question: Question, answer: Answer | None) -> None:
+        guilty = None if answer is None else self._judge(challenge, question, answer)
+        self._verdicts[_get_key(challenge)] = guilty
+        distance = -1.0 if answer is None else compute_distance(question.claim, answer.values)
+        self.context.log(
+            types.Judged(
+                height=challenge.height, target=question.member, piece=question.piece, reason=challenge.reason,
+                distance=distance, guilty=guilty,
+            )
+        )  # fmt: skip
+        if answer is not None:
+            keep_evidence(self.context, challenge.epoch, question, answer)
+
+    def _judge(self, challenge: Challenge, question: Question, answer: Answer) -> bool | None:
+        if question.member in self.tolerances.odd or self.context.member in self.tolerances.odd:
+            return None
+        if challenge.reason is AuditReason.SIGNS:
+            return answer.agreement < LEAST_AGREEMENT if answer.agreement >= 0 else None
+        tolerance = self.tolerances.get(question.case.numeric_class)
+        verdict = judge_piece(compute_distance(question.claim, answer.values), tolerance)
+        if challenge.reason is AuditReason.REPEATED:
+            return verdict is not Verdict.OK
+        if challenge.reason is AuditReason.GRADIENT and verdict is not Verdict.UNCLEAR:
+            return verdict is Verdict.FAIL
+        return None  # neither right nor clearly wrong, or about what this client does not recompute
+
+
+def _get_key(challenge: Challenge) -> _Key:
+    return challenge.epoch, challenge.height, challenge.target, challenge.target_commitment

@@ -1,0 +1,140 @@
+"""What has to be recomputed to judge a piece of a member's work, and what that member says of it (V8, V9)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from psyche.client.engine.actions import Case
+from psyche.client.engine.announcements import compute_step_lr
+from psyche.client.engine.context import EngineContext
+from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
+from psyche.core.committee.audits import AuditTask
+from psyche.core.encoding.header import ResultHeader, ResultKind
+from psyche.core.encoding.work import Values, compute_pieces
+from psyche.core.state.roster import find_member
+from psyche.core.state.state import ZERO32, AuditReason, Challenge
+
+_COMING: Final = (PayloadStatus.ANNOUNCED, PayloadStatus.FETCHING)
+WHOLE_ROUND: Final = frozenset({AuditReason.SIGNS})  # reasons that are about all pieces of a batch
+
+
+class Lack(Enum):
+    """Why a piece cannot be recomputed."""
+
+    COMING = auto()  # something of it is being fetched
+    GONE = auto()  # for good
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Whether a member's claim about a piece, or about a row of its report, is right."""
+
+    member: int
+    piece: int
+    seed: bytes  # of the round that the claim was made in
+    result: KnownResult
+    claim: Values
+    case: Case  # the batch that the piece is of: the member's own, or of whom its report is about
+
+
+def find_task(x: EngineContext, record: RoundRecord, task: AuditTask) -> Question | Lack:
+    """The question of an audit of this round."""
+    audited = x.book.get(record.height - 1)
+    known = None if audited is None else audited.get_single(task.target)
+    if audited is None or known is None or (known.header.result_kind is ResultKind.AUDIT) != task.is_report:
+        return Lack.GONE
+    return _ask(x, audited, task.target, known, task.get_piece)
+
+
+def find_accused(x: EngineContext, challenge: Challenge) -> Question | Lack:
+    """The question of a challenge of the running epoch."""
+    audited, member = x.book.get(challenge.height), find_member(x.state, challenge.target)
+    if challenge.epoch != x.epoch or audited is None or member is None:
+        return Lack.GONE
+    known = audited.results.get(member, {}).get(challenge.target_commitment)
+    if known is None:
+        return Lack.GONE
+    return _ask(x, audited, member, known, lambda rows: challenge.piece if challenge.piece < rows else None)
+
+
+def ask_whole(question: Question) -> Question:
+    """The same of all pieces of its batch (V11)."""
+    case = question.case
+    pieces = range(compute_pieces(case.end - case.start + 1, case.piece_samples))
+    return Question(
+        question.member, question.piece, question.seed, question.result, question.claim,
+        case._replace(pieces=tuple(pieces)),
+    )  # fmt: skip
+
+
+def _ask(
+    x: EngineContext, record: RoundRecord, member: int, known: KnownResult, choose: Callable[[int], int | None]
+) -> Question | Lack:
+    if known.work is None:
+        return Lack.COMING if known.status in _COMING else Lack.GONE
+    report = known.work.report
+    piece = choose(len(report) or len(known.work.table) - (known.work.calibration is not None))
+    if piece is None:
+        return Lack.GONE
+    case = _find_case_of_row(x, record, known, piece) if report else _find_case(x, record, member, known, piece)
+    if isinstance(case, Lack):
+        return case
+    return Question(member, piece, record.seed, known, known.work.get_claim(piece), case)
+
+
+def _find_case_of_row(x: EngineContext, record: RoundRecord, known: KnownResult, row: int) -> Case | Lack:
+    """The batch that a row of a report is about, through reports of reports as far as rounds are kept."""
+    while known.work is not None and known.work.report:
+        if row >= len(known.work.report):
+            return Lack.GONE
+        audit = known.work.report[row]
+        before = x.book.get(record.height - 1)
+        target = None if before is None else before.get_single(audit.target)
+        if before is None or target is None:
+            return Lack.GONE
+        record, known, row = before, target, audit.piece
+        if not audit.is_report:
+            return _find_case(x, record, audit.target, known, row)
+    return Lack.COMING if known.status in _COMING else Lack.GONE
+
+
+def _find_case(x: EngineContext, record: RoundRecord, member: int, known: KnownResult, piece: int) -> Case | Lack:
+    header = known.header
+    if known.work is None:
+        return Lack.COMING if known.status in _COMING else Lack.GONE
+    if header.result_kind is ResultKind.AUDIT or piece >= len(known.work.table):
+        return Lack.GONE
+    last = _find_last(x, record, member, header)
+    if isinstance(last, Lack):
+        return last
+    return Case(
+        member=member,
+        height=record.height,
+        start=header.batch_start,
+        end=header.batch_end,
+        piece_samples=header.piece_samples,
+        pieces=(piece,),
+        numeric_class=header.numeric_class,
+        payload=header.body_hash,
+        last=last,
+        lookahead_lr=0.0 if last == ZERO32 else compute_step_lr(x.state, record.step - 1),
+    )
+
+
+def _find_last(x: EngineContext, record: RoundRecord, member: int, header: ResultHeader) -> bytes | Lack:
+    """The payload that the member looked ahead with (V4): its last one, if that is of the round before."""
+    if not x.state.config.overlap or not record.height:
+        return ZERO32
+    before = x.book.get(record.height - 1)
+    if before is None:
+        return Lack.GONE
+    sent = before.results.get(member, {})
+    known = sent.get(header.prev_commitment)
+    if known is None:  # without any result of that round nobody can tell whether it had one
+        return Lack.GONE if member in before.assignments and not sent else ZERO32
+    if known.header.result_kind is ResultKind.AUDIT:
+        return ZERO32
+    if known.status is PayloadStatus.HELD:
+        return known.header.body_hash
+    return Lack.COMING if known.status in _COMING else Lack.GONE

@@ -1,0 +1,53 @@
+"""How much honest machines differ in this epoch, and whose arithmetic is off (V6, V10)."""
+
+from dataclasses import dataclass, field
+
+from psyche.client.engine.context import EngineContext
+from psyche.client.engine.records import RoundRecord
+from psyche.core.committee.verdicts import compute_calibration, compute_tolerance, find_odd
+from psyche.core.encoding.header import NumericClass
+from psyche.core.encoding.work import Values
+from psyche.telemetry import types
+
+
+@dataclass(slots=True)
+class Tolerances:
+    context: EngineContext
+    odd: frozenset[int] = frozenset()  # they neither accuse nor are accused in this epoch
+    _distances: dict[NumericClass, dict[int, float]] = field(default_factory=dict)
+    _counted: int = -1
+
+    def clear(self) -> None:
+        self.odd = frozenset()
+        self._distances.clear()
+        self._counted = -1
+
+    def get(self, numeric_class: int) -> float:
+        kind = NumericClass(numeric_class)
+        return compute_tolerance(self.context.state.config, kind, self._distances.get(kind, {}))
+
+    def follow(self) -> None:
+        """Compare the calibration rows of the epoch's first round, as they arrive."""
+        first = self.context.book.get(0)
+        if first is None or len(rows := _get_rows(first)) == self._counted:
+            return
+        self._counted = len(rows)
+        for kind in NumericClass:
+            alike = {member: values for member, (of, values) in rows.items() if of is kind}
+            self._distances[kind] = compute_calibration(alike)
+        # with two rows the median lies between them, and nobody can say which one is off
+        odd = frozenset(
+            m for kind, known in self._distances.items() if len(known) > 2 for m in find_odd(known, self.get(kind))
+        )
+        for member in sorted(odd - self.odd):
+            distance = next(known[member] for known in self._distances.values() if member in known)
+            self.context.log(types.ArithmeticOff(member=member, epoch=first.epoch, distance=distance))
+        self.odd = odd
+
+
+def _get_rows(record: RoundRecord) -> dict[int, tuple[NumericClass, Values]]:
+    found: dict[int, tuple[NumericClass, Values]] = {}
+    for member, known in record.iter_held():
+        if known.work is not None and known.work.calibration is not None:
+            found[member] = known.header.numeric_class, known.work.calibration
+    return found

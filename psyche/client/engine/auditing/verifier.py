@@ -1,0 +1,296 @@
+"""This member's audits as an elected verifier, its report of them, and what it puts on record (V7, V9 to V11)."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from psyche.client.engine.actions import KeepEvidence, Submit
+from psyche.client.engine.announcements import Announcements
+from psyche.client.engine.auditing.desk import Answer, Desk
+from psyche.client.engine.auditing.questions import Lack, Question, ask_whole, find_task
+from psyche.client.engine.auditing.tolerances import Tolerances
+from psyche.client.engine.context import EngineContext
+from psyche.client.engine.records import RoundRecord
+from psyche.client.engine.weights import Weights
+from psyche.core.committee.audits import AuditTask
+from psyche.core.committee.schedule import round_f32
+from psyche.core.committee.verdicts import (
+    LEAST_AGREEMENT,
+    Verdict,
+    compute_distance,
+    find_suspect,
+    is_repeated,
+    judge_piece,
+)
+from psyche.core.encoding.header import ResultHeader, ResultKind, encode_header
+from psyche.core.encoding.work import SKETCH_VALUES, AuditRow, WorkRow, encode_report, encode_table
+from psyche.core.state.bits import compute_bits
+from psyche.core.state.limits import NOBODY
+from psyche.core.state.messages import ReportAudit
+from psyche.core.state.state import ZERO32, AuditReason
+from psyche.core.state.timeline import get_round
+from psyche.telemetry import types
+
+PATIENCE_S: Final = 2.0  # for work to audit that is on its way
+LINK_EVERY: Final = 5  # one in so many verifiers looks at a whole round
+SUSPECTED_ROUNDS: Final = 4  # agreements of so many rounds count
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    question: Question
+    answer: Answer
+    distance: float
+    reason: AuditReason  # NONE: the piece is right
+
+
+@dataclass(slots=True)
+class OwnAudits:
+    """The audits of one round: `left` are to be done, in the list's order."""
+
+    height: int = -1
+    left: list[AuditTask] = field(default_factory=list)
+    asked: dict[int, AuditTask] = field(default_factory=dict)  # by the identity of a question out at the trainer
+    found: dict[AuditTask, Finding] = field(default_factory=dict)
+    whole: Finding | None = None  # of a whole round (V11)
+    is_whole_due: bool = False
+    waiting_since: float | None = None
+    is_over: bool = True
+
+
+@dataclass(slots=True)
+class Verifier:
+    context: EngineContext
+    announcements: Announcements
+    weights: Weights
+    desk: Desk
+    tolerances: Tolerances
+    own: OwnAudits = field(default_factory=OwnAudits)
+    _verdicts: dict[int, list[Verdict]] = field(default_factory=lambda: defaultdict(list))  # of each member's audits
+    _read: set[bytes] = field(default_factory=set)  # commitments of reports whose verdicts are counted
+    _agreements: dict[int, tuple[int, float]] = field(default_factory=dict)  # member -> round, agreement of signs
+    _suspected: dict[int, int] = field(default_factory=dict)  # member -> the round in which it was suspected last
+    _newest: tuple[int, int] = (-1, -1)  # epoch and height of the last report ever: a second one would be evidence (M9)
+
+    def clear(self) -> None:
+        """A new epoch begins: its members have other numbers."""
+        self.own = OwnAudits()
+        for known in (self._verdicts, self._read, self._agreements, self._suspected):
+            known.clear()
+
+    def is_at_work(self, height: int) -> bool:
+        return self.own.height == height and not self.own.is_over
+
+    def get_deadline(self) -> float | None:
+        since = self.own.waiting_since
+        return None if since is None or self.own.is_over else since + PATIENCE_S
+
+    # --- reports of others -------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Count what reports say of members, and see which verifiers can have nothing to audit."""
+        for record in self.context.book.all():
+            if record.reporters and record.height >= self.context.height - 1:
+                self._excuse(record)
+            for member in record.reporters:
+                known = record.get_single(member)
+                if known is not None and known.work is not None and known.commitment not in self._read:
+                    self._read.add(known.commitment)
+                    for row in known.work.report:
+                        self._verdicts[row.target].append(self._judge(record, row))
+
+    def _judge(self, record: RoundRecord, row: AuditRow) -> Verdict:
+        before = self.context.book.get(record.height - 1)
+        known = None if before is None else before.get_single(row.target)
+        return judge_piece(row.distance, self.tolerances.get(0 if known is None else known.header.numeric_class))
+
+    def _excuse(self, record: RoundRecord) -> None:
+        audited = self.context.book.get(record.height - 1)
+        record.excused = compute_bits(
+            member
+            for member in record.reporters
+            if audited is None or not any(audited.is_held(task.target) for task in record.tasks[member])
+        )
+
+    # --- own audits --------------------------------------------------------------------------------
+
+    def enter_round(self, record: RoundRecord | None) -> None:
+        """Begin the audits of a newly seen round; those of the one before are over."""
+        if not self.own.is_over:
+            self.desk.cancel()
+            self.context.log(
+                types.NotSent(height=self.own.height, reason="its round ended before this client had audited others")
+            )
+        member = self.context.member
+        is_new = record is not None and (record.epoch, record.height) > self._newest
+        tasks = [] if record is None or member is None or not is_new else record.tasks.get(member, [])
+        self.own = OwnAudits(height=-1 if record is None else record.height, left=list(tasks), is_over=not tasks)
+        if record is not None and tasks:
+            # by the seed alone, as the list is: one verifier in five
+            self.own.is_whole_due = (record.seed[1] + (member or 0)) % LINK_EVERY == 0
+
+    def act(self, record: RoundRecord, now: float, *, is_time_up: bool) -> None:
+        """Have the next audits done, or report; `is_time_up`: with those that are done."""
+        own = self.own
+        if own.height != record.height or own.is_over or record.height not in self.weights.digests:
+            return
+        if self.weights.is_diverged:
+            own.is_over = True
+            self.context.log(types.NotSent(height=record.height, reason="this client's digest is not the agreed one"))
+            return
+        if is_time_up and own.found:
+            self.desk.cancel()
+        if self.desk.is_busy:
+            return
+        if not (is_time_up and own.found) and self._ask(record, now):
+            return
+        self._report(record, now)
+
+    def _ask(self, record: RoundRecord, now: float) -> bool:
+        """Ask for what can be recomputed now; return whether there is something to wait for."""
+        own = self.own
+        questions = {task: find_task(self.context, record, task) for task in own.left}
+        own.left = [task for task in own.left if questions[task] is not Lack.GONE]
+        ready = [(task, q) for task, q in questions.items() if isinstance(q, Question)]
+        if ready:
+            height = ready[0][1].case.height
+            # the first one alone: a verifier that is slow must have something to report when time is up
+            most = len(ready) if own.found else 1
+            chosen = [(task, q) for task, q in ready if q.case.height == height][:most]
+            own.waiting_since = None
+            own.asked = {id(q): task for task, q in chosen}
+            self.desk.ask([q for _, q in chosen], record.seed, self._take)
+            return True
+        if own.left:
+            own.waiting_since = now if own.waiting_since is None else own.waiting_since
+            return now < own.waiting_since + PATIENCE_S
+        return self._ask_whole(record)
+
+    def _ask_whole(self, record: RoundRecord) -> bool:
+        """Have one member's whole round recomputed: whom the signs make suspect, or the first of the list (V11)."""
+        own = self.own
+        trained = [f.question for f in own.found.values() if f.question.result.header.result_kind is ResultKind.TRAINED]
+        if not own.is_whole_due or not trained:
+            return False
+        own.is_whole_due = False
+        oldest = record.height - SUSPECTED_ROUNDS
+        recent = {m: agreement for m, (height, agreement) in self._agreements.items() if height >= oldest}
+        suspect = find_suspect(recent, self._suspected, record.height) if record.seed[2] & 1 else None
+        chosen = next((q for q in trained if q.member == suspect), None)
+        if chosen is not None:
+            self._suspected[chosen.member] = record.height
+        self.desk.ask([ask_whole(chosen or trained[0])], record.seed, self._take_whole)
+        return True
+
+    def _take_whole(self, question: Question, answer: Answer | None) -> None:
+        if answer is not None and 0 <= answer.agreement < LEAST_AGREEMENT:
+            self.own.whole = Finding(question, answer, answer.agreement, AuditReason.SIGNS)
+
+    def _take(self, question: Question, answer: Answer | None) -> None:
+        task = self.own.asked.pop(id(question), None)
+        if task is None:
+            return
+        self.own.left.remove(task)
+        if answer is None:
+            return
+        tolerance = self.tolerances.get(question.case.numeric_class)
+        distance = compute_distance(question.claim, answer.values)
+        verdict = judge_piece(distance, tolerance)
+        if answer.agreement >= 0 and not task.is_report:
+            self._agreements[question.member] = self.own.height, answer.agreement
+        self.own.found[task] = Finding(question, answer, distance, self._get_reason(question.member, verdict))
+        self.context.log(
+            types.Audited(
+                height=question.result.header.height, target=question.member, piece=question.piece,
+                report=task.is_report, distance=distance, tolerance=tolerance, verdict=verdict,
+            )
+        )  # fmt: skip
+
+    def _get_reason(self, member: int, verdict: Verdict) -> AuditReason:
+        self._verdicts[member].append(verdict)
+        if verdict is Verdict.UNCLEAR and is_repeated(self._verdicts[member]):
+            return AuditReason.REPEATED
+        return (AuditReason.NONE, AuditReason.UNCLEAR, AuditReason.GRADIENT)[verdict]
+
+    # --- the report --------------------------------------------------------------------------------
+
+    def _report(self, record: RoundRecord, now: float) -> None:
+        own, x = self.own, self.context
+        own.is_over = True
+        self._newest = record.epoch, record.height
+        findings = [(task, own.found[task]) for task in record.audits if task in own.found]
+        if not findings or x.member is None or not x.is_healthy(x.member):
+            x.log(types.NotSent(height=record.height, reason="there is nothing that this client could audit"))
+            return
+        rows = [
+            AuditRow(f.question.member, f.question.piece, task.is_report, f.distance, f.answer.values)
+            for task, f in findings
+        ]
+        fields: dict[str, Any] = {
+            "batch_start": 0, "batch_end": 0, "data_hash": ZERO32, "prev_commitment": ZERO32, "train_count": 0,
+            "result_kind": ResultKind.AUDIT,
+        }  # fmt: skip
+        table = encode_table(_accumulate([f.answer for _, f in findings]))
+        commitment = self.announcements.announce(record, fields, encode_report(rows), now=now, table=table)
+        own_report = record.results[x.member][commitment]
+        self._read.add(own_report.commitment)
+        self._put_on_record(record, [f for _, f in findings], commitment)
+
+    def _put_on_record(self, record: RoundRecord, findings: Sequence[Finding], commitment: bytes) -> None:
+        x = self.context
+        assert x.member is not None, "checked by _report"
+        worst = self._choose(findings)
+        named = ReportAudit(x.epoch, record.height, x.member, NOBODY, NOBODY, AuditReason.NONE, commitment)
+        if worst is not None:
+            question = worst.question
+            named = ReportAudit(
+                x.epoch, record.height, x.member, question.member, question.piece, worst.reason,
+                question.result.commitment,
+            )  # fmt: skip
+            keep_evidence(x, x.epoch, question, worst.answer)
+        failed = sum(f.reason > AuditReason.UNCLEAR for f in findings) + (self.own.whole is not None)
+        sent = types.AuditsReported(
+            epoch=x.epoch, height=record.height, audits=len(findings), failed=failed,
+            target=None if worst is None else worst.question.member, reason=AuditReason(named.reason),
+        )  # fmt: skip
+        x.do(Submit(named, before=sent))
+
+    def _choose(self, findings: Sequence[Finding]) -> Finding | None:
+        """The first accusation of the list, else its first doubt; who computes otherwise accuses nobody (V6)."""
+        odd = self.tolerances.odd
+        if self.context.member in odd:
+            return None
+        all_found = [*findings, *([] if self.own.whole is None else [self.own.whole])]
+        named = [f for f in all_found if f.reason > AuditReason.NONE and f.question.member not in odd]
+        return min(named, key=lambda f: f.reason == AuditReason.UNCLEAR, default=None)
+
+
+def keep_evidence(x: EngineContext, epoch: int, question: Question, answer: Answer) -> None:
+    """Have a file written by which anybody can judge a piece again (V13).
+
+    Rows of reports are judged in the run alone, and so is what the record or this client no longer has.
+    """
+    result, header = question.result, question.result.header
+    named = _find_header(x, header) if header.height and x.state.config.overlap else b""
+    is_kept = epoch == x.epoch and get_round(x.state, header.height) is not None
+    if result.work is not None and header.result_kind is ResultKind.TRAINED and is_kept and named is not None:
+        x.do(KeepEvidence(epoch, question.case, result.raw, result.work.raw, answer.values, named))
+
+
+def _find_header(x: EngineContext, header: ResultHeader) -> bytes | None:
+    """The header that a result names as its member's last one; empty if it names none, None if it is not here."""
+    if header.prev_commitment == ZERO32:
+        return b""
+    known = (record.results.get(header.member, {}).get(header.prev_commitment) for record in x.book.all())
+    return next((encode_header(one.header) for one in known if one is not None), None)
+
+
+def _accumulate(answers: Sequence[Answer]) -> list[WorkRow]:
+    """The rows of a report's table: as those of a batch, each has the values of all before it (V9)."""
+    rows: list[WorkRow] = []
+    total = (0.0,) * SKETCH_VALUES
+    for answer in answers:
+        total = tuple(round_f32(before + more) for before, more in zip(total, answer.resketched, strict=True))
+        rows.append(WorkRow(answer.loss, total))
+    return rows

@@ -1,0 +1,184 @@
+"""An audit as the trainer is asked for it: tokens, payloads and weights of the batch; and evidence files (V8, V13)."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+import trio
+
+from psyche.client.engine import actions as act
+from psyche.client.runtime.trainer_inputs import DataAhead, PayloadCache
+from psyche.client.runtime.weights.replay import ReplayStore, make_apply_request
+from psyche.core.encoding.account import encode_state
+from psyche.core.encoding.evidence import Evidence, encode_evidence
+from psyche.core.encoding.work import compute_piece_samples
+from psyche.core.state.gossip import Result
+from psyche.core.state.state import ZERO32, Coordinator, DataType
+from psyche.errors import DataError, NetworkError
+from psyche.wire.gossip import decode_gossip
+from psyche.wire.ports import AuditingTrainer
+from psyche.wire.trainer import ApplyRequest, AuditedTarget, AuditReply, AuditRequest, AuditTarget, WorkRequest
+
+COPIED_EVERY: Final = 4  # heights between two copies of the weights that the trainer keeps (V8)
+BATCHES_KEPT: Final = 32
+SUFFIX: Final = ".evidence"
+
+
+class AuditContext(Protocol):
+    @property
+    def state(self) -> Coordinator: ...
+
+    async def wait_for_replay(self) -> None: ...
+
+
+class AuditTasks:
+    """Carries out audits; batches of others are kept for a while."""
+
+    def __init__(
+        self, trainer: AuditingTrainer, data: DataAhead, payloads: PayloadCache, replay: ReplayStore,
+        context: AuditContext,
+    ) -> None:  # fmt: skip
+        self._trainer = trainer
+        self._data = data
+        self._payloads = payloads
+        self._replay = replay
+        self._x = context
+        self._batches: OrderedDict[tuple[int, int, int, int], bytes] = OrderedDict()
+        self.is_running = False
+
+    async def do(self, action: act.Audit, *, is_in_the_way: Callable[[], bool]) -> act.Audited:
+        """Ask the trainer; not while other requests wait for it, since training comes first."""
+        self.is_running = True
+        try:
+            request, refused = await self._make_request(action)
+            if is_in_the_way():
+                return act.Audited(action, AuditReply(targets=(), seconds=0.0, cancelled=True))
+            if request is None:
+                why = next(iter(refused.values()), "a set since the trainer's copy of the weights is not here")
+                return act.Audited(action, None, why)
+            return act.Audited(action, _merge(action, await self._trainer.audit(request), refused))
+        finally:
+            self.is_running = False
+
+    async def make_work(self, action: act.Train) -> WorkRequest | None:
+        """What a trainer shows of the batch that it is to train; raises DataError or NetworkError."""
+        if not action.seed:
+            return None
+        first, calibration = action.first_sample, b""
+        if first is not None:
+            calibration = await self._data.provider.get(first, first, epoch=action.epoch, height=action.height)
+        return WorkRequest(
+            seed=action.seed, piece_samples=compute_piece_samples(action.end - action.start + 1),
+            opened_chunks=self._x.state.config.opened_chunks, calibration=calibration,
+        )  # fmt: skip
+
+    async def cancel(self, _action: act.Action) -> None:
+        """End the running audit at its next micro-batch."""
+        if self.is_running:
+            await self._trainer.cancel()
+
+    async def write_evidence(self, action: act.KeepEvidence, folder: Path, kept: int) -> Path:
+        """Write what a piece was judged by; raises DataError, NetworkError, WireError or OSError."""
+        last = action.last_header + (self._find(action.case.last) or b"")
+        raw = _build_evidence(action, self._x.state, last, await self._get_batch(action.epoch, action.case))
+        path = _get_evidence_path(folder, action)
+        await trio.to_thread.run_sync(_write_evidence, path, raw, kept)
+        return path
+
+    async def _get_batch(self, epoch: int, case: act.Case) -> bytes:
+        """The tokens of a member's batch; raises DataError or NetworkError."""
+        key = (epoch, case.height, case.start, case.end)
+        if key not in self._batches:
+            self._batches[key] = await self._data.provider.get(case.start, case.end, epoch=epoch, height=case.height)
+            while len(self._batches) > BATCHES_KEPT:
+                self._batches.popitem(last=False)
+        return self._batches[key]
+
+    async def _find_target(self, epoch: int, case: act.Case) -> AuditTarget | str:
+        """A case as the trainer takes it; or why it cannot be recomputed here."""
+        payload, last = self._find(case.payload), self._find(case.last)
+        if payload is None or last is None:
+            return "a payload of the member is no longer here"
+        try:
+            tokens = await self._get_batch(epoch, case)
+        except (DataError, NetworkError) as error:
+            return f"data: {error}"
+        model = self._x.state.model
+        return AuditTarget(
+            tokens=tokens,
+            samples=case.end - case.start + 1,
+            sequence_length=model.max_seq_len,
+            piece_samples=case.piece_samples,
+            pieces=case.pieces,
+            numeric_class=case.numeric_class,
+            lookahead_lr=case.lookahead_lr,
+            last_body=last,
+            has_labels=model.data_type is DataType.FINETUNING,
+            payload=payload,
+        )
+
+    def _find(self, blob: bytes) -> bytes | None:
+        found = (b"",) if blob == ZERO32 else self._payloads.find((blob,))
+        return None if found is None else found[0]
+
+    async def _find_applies(self, epoch: int, height: int) -> tuple[ApplyRequest, ...] | None:
+        """The sets between the trainer's copy of the weights and this height; None if one is not here."""
+        await self._x.wait_for_replay()
+        found: list[ApplyRequest] = []
+        for number in range(height - height % COPIED_EVERY + 1, height + 1):
+            stored = await trio.to_thread.run_sync(self._replay.read, epoch, number)
+            if stored is None:
+                return None
+            found.append(make_apply_request(*stored))
+        return tuple(found)
+
+    async def _make_request(self, action: act.Audit) -> tuple[AuditRequest | None, dict[int, str]]:
+        """The request, None if there is nothing to ask; and why cases, by their place, are not in it."""
+        applies = await self._find_applies(action.epoch, action.height)
+        targets = [await self._find_target(action.epoch, case) for case in action.cases]
+        refused = {place: target for place, target in enumerate(targets) if isinstance(target, str)}
+        asked = tuple(target for target in targets if isinstance(target, AuditTarget))
+        if applies is None or not asked:
+            return None, refused
+        return AuditRequest(height=action.height, seeds=action.seeds, targets=asked, applies=applies), refused
+
+
+def _merge(action: act.Audit, reply: AuditReply, refused: dict[int, str]) -> AuditReply:
+    """The trainer's reply with the cases that it was not asked about, in their places."""
+    given = iter(reply.targets)
+    targets: list[AuditedTarget] = []
+    for place in range(len(action.cases)):
+        why = refused.get(place)
+        found = next(given, None) if why is None else AuditedTarget(pieces=(), refused=why)
+        if found is None:
+            break
+        targets.append(found)
+    return msgspec.structs.replace(reply, targets=tuple(targets))
+
+
+def _get_evidence_path(folder: Path, action: act.KeepEvidence) -> Path:
+    case = action.case
+    name = f"epoch-{action.epoch:05d}-round-{case.height:06d}-member-{case.member:03d}-piece-{case.pieces[-1]:05d}"
+    return folder / f"{name}{SUFFIX}"
+
+
+def _build_evidence(action: act.KeepEvidence, state: Coordinator, last_result: bytes, tokens: bytes) -> bytes:
+    message = decode_gossip(action.raw)
+    assert isinstance(message.body, Result), "evidence is of results"
+    return encode_evidence(
+        Evidence(
+            piece=action.case.pieces[-1], header=message.body.header, signature=message.signature, table=action.table,
+            last_result=last_result, tokens=tokens, record=encode_state(state), values=action.values,
+        )
+    )  # fmt: skip
+
+
+def _write_evidence(path: Path, raw: bytes, kept: int) -> None:
+    """Write a file and remove the oldest beyond so many."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(raw)
+    files = sorted(path.parent.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)
+    for old in files[: max(0, len(files) - kept)]:
+        old.unlink()

@@ -1,0 +1,113 @@
+"""Work tables of simulated trainers: 64 values for each piece that follow from weights, tokens and look-ahead alone.
+
+Machines differ by noise of a given size: E between what one machine says and what is right (V10).
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from psyche.core.encoding.work import SKETCH_VALUES, WorkRow, compute_pieces, encode_table
+from psyche.core.state.state import ZERO32
+from psyche.wire.crypto import blake3_hash
+from psyche.wire.trainer import AuditedPiece, AuditTarget, TrainRequest, Work
+
+KEPT: Final = 8  # rounds whose weights an audit may need
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What the gradient of a piece follows from."""
+
+    weights: bytes  # their hash
+    tokens: bytes
+    last: bytes  # the payload that was looked ahead with
+
+    def sketch(self, seed: bytes) -> Floats:
+        raw = blake3(self.weights + blake3_hash(self.tokens, self.last) + seed).digest(length=4 * SKETCH_VALUES)
+        return (np.frombuffer(raw, dtype="<i4") / 2.0**31).astype(np.float32)
+
+
+Distort = Callable[[int, list[Piece]], list[Piece]]  # a round and its honest pieces: those that are shown
+
+
+def cut(tokens: bytes, samples: int, piece_samples: int) -> list[bytes]:
+    """The tokens of each piece of a batch."""
+    row, size = len(tokens) // samples, compute_pieces(samples, piece_samples)
+    return [tokens[row * piece_samples * i : row * piece_samples * (i + 1)] for i in range(size)]
+
+
+@dataclass(slots=True, eq=False)
+class SimWorks:
+    """The tables of one trainer, and what it finds of others."""
+
+    rng: random.Random
+    noise: float = 0.0
+    distort: Distort | None = None  # set by a dishonest owner
+    momentum: bytes = ZERO32
+    _weights: dict[int, bytes] = field(default_factory=dict)  # height -> hash of the weights of that round
+
+    def lose(self) -> None:
+        self._weights.clear()
+        self.momentum = ZERO32
+
+    def note_weights(self, height: int, weights: Floats) -> None:
+        self._weights[height] = blake3_hash(weights.tobytes())
+        self._weights = {h: kept for h, kept in self._weights.items() if height - KEPT < h <= height}
+
+    def has(self, height: int) -> bool:
+        return height in self._weights
+
+    def get_weights(self, height: int) -> bytes:
+        return self._weights.get(height, ZERO32)
+
+    def show(self, request: TrainRequest) -> Work | None:
+        wanted = request.work
+        if wanted is None:
+            return None
+        last = request.own[0].payload if request.own else b""
+        here = self.get_weights(request.height)
+        pieces = [Piece(here, part, last) for part in cut(request.tokens, request.samples, wanted.piece_samples)]
+        shown = pieces if self.distort is None else self.distort(request.height, pieces)
+        rows = self._accumulate([self._blur(piece.sketch(wanted.seed)) for piece in shown])
+        if wanted.calibration:
+            rows.append(_get_row(self._blur(Piece(here, wanted.calibration, b"").sketch(wanted.seed))))
+        before, self.momentum = self.momentum, blake3_hash(self.momentum, request.tokens)
+        return Work(table=encode_table(rows), momentum_before=before, momentum_after=self.momentum)
+
+    def recompute(self, height: int, target: AuditTarget, piece: int, seeds: Sequence[bytes]) -> AuditedPiece:
+        part = cut(target.tokens, target.samples, target.piece_samples)[piece]
+        honest = Piece(self.get_weights(height), part, target.last_body)
+        values = tuple(_get_row(self._blur(honest.sketch(seed))).values for seed in seeds)
+        return AuditedPiece(piece=piece, loss=2.0, values=values)
+
+    def _blur(self, values: Floats) -> Floats:
+        if not self.noise:
+            return values
+        drawn = np.array([self.rng.gauss(0, 1) for _ in range(SKETCH_VALUES)], dtype=np.float32)
+        scale = self.noise * float(np.linalg.norm(values)) / float(np.linalg.norm(drawn))
+        return (values + np.float32(scale) * drawn).astype(np.float32)
+
+    @staticmethod
+    def _accumulate(pieces: Sequence[Floats]) -> list[WorkRow]:
+        total = np.zeros(SKETCH_VALUES, dtype=np.float32)
+        rows: list[WorkRow] = []
+        for values in pieces:
+            total = (total + values).astype(np.float32)
+            rows.append(_get_row(total))
+        return rows
+
+
+def _get_row(values: Floats) -> WorkRow:
+    return WorkRow(2.0, tuple(float(value) for value in values))
+
+
+def fake(piece: Piece, number: int) -> Piece:
+    """A piece that was not computed."""
+    return replace(piece, tokens=b"", last=number.to_bytes(8, "little"))

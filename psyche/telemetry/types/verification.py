@@ -1,0 +1,79 @@
+"""Verification: audits, doubts and challenges."""
+
+from psyche.core.committee.verdicts import Verdict
+from psyche.core.state.enums import AuditReason
+from psyche.telemetry.types.base import INFO, WARNING, Event
+
+
+class ArithmeticOff(Event, level=WARNING):
+    """A member's calibration row is too far from those of its numeric class: it is not judged in this epoch."""
+
+    member: int
+    epoch: int
+    distance: float
+
+
+class Audited(Event):
+    """The client has recomputed a piece of a member's batch of round `height`, or a row of its `report`."""
+
+    height: int
+    target: int
+    piece: int
+    report: bool = False
+    distance: float
+    tolerance: float
+    verdict: Verdict
+
+
+class AuditsReported(Event):
+    """The client reports its audits of a round, and puts on record whom it doubts, if anybody."""
+
+    epoch: int
+    height: int
+    audits: int
+    failed: int
+    target: int | None = None
+    reason: AuditReason = AuditReason.NONE
+
+
+class Judged(Event):
+    """As a juror the client has recomputed what a member is accused of; `guilty` None: it cannot tell."""
+
+    height: int
+    target: int
+    piece: int
+    reason: AuditReason
+    distance: float
+    guilty: bool | None
+
+
+class Challenged(Event, level=INFO):
+    """A verifier accuses a member of its work of round `height`: a jury will judge it."""
+
+    epoch: int
+    height: int
+    target: str
+    accuser: str
+    piece: int
+    reason: AuditReason
+
+
+class ChallengeEnded(Event, level=INFO):
+    """A challenge is over; `outcome` says how in words."""
+
+    epoch: int
+    height: int
+    target: str
+    accuser: str
+    reason: AuditReason
+    guilty: int
+    innocent: int
+    outcome: str
+
+
+class EvidenceKept(Event):
+    """What a member of round `height` was judged by is in a file."""
+
+    path: str
+    member: int
+    height: int

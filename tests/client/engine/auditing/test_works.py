@@ -1,0 +1,186 @@
+"""Tables and reports of others: what is refused, and who has shown what it owes (R3, W1, V2, V6, V9)."""
+
+import struct
+from typing import Any
+
+import pytest
+from audit_kit import build_verified, build_verifier, run_honest_round
+from kits.bench import Bench, build_bench
+from kits.work import build_table, sketch
+
+from psyche.client.engine import actions as act
+from psyche.client.engine.records import PayloadStatus
+from psyche.core.encoding.header import NumericClass, ResultKind
+from psyche.core.encoding.work import AUDIT_ROW_BYTES, ROW_BYTES, WorkRow, encode_table
+from psyche.core.state.gossip import Result
+from psyche.core.state.state import ZERO32
+from psyche.telemetry import types
+from psyche.testing.builders import build_hash
+
+
+def get_trainer(bench: Bench) -> int:
+    return next(m for m in bench.get_record().assignments if m != bench.index)
+
+
+def get_refusals(bench: Bench) -> list[str]:
+    return [event.reason for event in bench.get_logs(types.Refused)]
+
+
+def offer(bench: Bench, member: int, table: bytes) -> PayloadStatus:
+    """Its result arrives with this table."""
+    message = bench.build_result(member)
+    bench.hear(message)
+    assert isinstance(message.body, Result)
+    bench.feed(act.PayloadArrived(message.body.commitment, table))
+    return bench.get_known(member)[0].status
+
+
+def test_a_table_is_fetched_with_the_payload_and_both_are_held() -> None:
+    bench = build_verified()
+    member = get_trainer(bench)
+    table = build_table(bench.state, member, 0)
+    assert offer(bench, member, table) is PayloadStatus.HELD
+    fetch = bench.get_all(act.FetchPayload)[-1]
+    assert (fetch.table_bytes, fetch.is_report) == (len(table), False)
+    assert bench.get_record().compute_held() >> member & 1
+
+
+BAD_TABLES: dict[str, Any] = {
+    "none": lambda table: b"",
+    "a row short": lambda table: table[ROW_BYTES:],
+    "a row more": lambda table: table + table[:ROW_BYTES],
+    "cut": lambda table: table[:-1],
+    "not a number": lambda table: struct.pack("<f", float("nan")) + table[4:],
+    "infinite": lambda table: table[:-4] + struct.pack("<f", float("inf")),
+    "too large": lambda table: table[:-4] + struct.pack("<f", 1e38),
+}
+
+
+@pytest.mark.parametrize("spoil", BAD_TABLES.values(), ids=BAD_TABLES)
+def test_a_result_with_a_bad_table_is_not_held_and_the_log_says_why(spoil: Any) -> None:
+    bench = build_verified()
+    member = get_trainer(bench)
+    assert offer(bench, member, spoil(build_table(bench.state, member, 0))) is PayloadStatus.REFUSED
+    assert "work table" in get_refusals(bench)[-1]
+    assert not bench.get_record().compute_held() >> member & 1
+
+
+BAD_HEADERS: dict[str, tuple[dict[str, Any], str]] = {
+    "no table": ({"work_root": ZERO32}, "work_root"),
+    "no pieces": ({"piece_samples": 0}, "piece_samples"),
+    "too large pieces": ({"piece_samples": 9}, "piece_samples"),
+    "a report of who trains": ({"result_kind": ResultKind.AUDIT}, "owes no report"),
+}
+
+
+@pytest.mark.parametrize(("changes", "reason"), BAD_HEADERS.values(), ids=BAD_HEADERS)
+def test_a_header_that_breaks_a_rule_of_verification_is_refused(changes: dict[str, Any], reason: str) -> None:
+    bench = build_verified()
+    bench.hear(bench.build_result(get_trainer(bench), **changes))
+    assert reason in get_refusals(bench)[-1]
+
+
+@pytest.mark.parametrize("changes", [{"work_root": build_hash("w")}, {"piece_samples": 1}, {"result_kind": 1}])
+def test_a_run_without_verification_has_no_tables(changes: dict[str, Any]) -> None:
+    bench = build_bench(4).start()
+    bench.hear(bench.build_result(1, **({"result_kind": ResultKind.TRAINED} | changes)))
+    assert len(get_refusals(bench)) == 1
+
+
+# --- reports
+
+
+def build_reporter() -> tuple[Bench, int]:
+    """A round in which another member verifies."""
+    for own in range(8):
+        bench = build_verified(8, own)
+        for _ in range(10):
+            others = [m for m in bench.get_record().tasks if m != bench.index]
+            if others:
+                return bench, others[0]
+            run_honest_round(bench)
+    raise AssertionError("nobody was elected")
+
+
+def test_a_verifier_has_shown_what_it_owes_with_its_report_and_not_with_finished_alone() -> None:
+    bench, member = build_reporter()
+    bench.hear(bench.build_finished(member))
+    assert not bench.get_record().compute_held() >> member & 1
+    bench.report(member)
+    assert bench.get_record().compute_held() >> member & 1
+    assert member not in bench.get_record().get_commitments(bench.get_record().compute_held())
+    assert bench.get_all(act.FetchPayload)[-1].is_report
+
+
+def test_a_verifier_that_had_nothing_to_audit_owes_its_finished_alone() -> None:
+    bench, member = build_reporter()
+    bench.get_record(bench.state.current.height - 1).results.clear()
+    bench.hear(bench.build_finished(member))
+    assert bench.get_record().compute_held() >> member & 1
+
+
+BAD_REPORTS: dict[str, tuple[dict[str, Any], str]] = {
+    "rows that are not its audits": ({"body": bytes(AUDIT_ROW_BYTES)}, "not among the verifier's audits"),
+    "a table of another length": ({"table": encode_table([WorkRow(0.0, (0.0,) * 64)] * 2)}, "work table"),
+}
+
+
+@pytest.mark.parametrize(("changes", "reason"), BAD_REPORTS.values(), ids=BAD_REPORTS)
+def test_a_report_that_breaks_a_rule_is_not_held(changes: dict[str, Any], reason: str) -> None:
+    bench, member = build_reporter()
+    built = bench.build_report(member, most=1, **changes)
+    assert built is not None
+    bench.hear(built[0])
+    bench.feed(built[1])
+    assert reason in get_refusals(bench)[-1]
+    assert bench.get_known(member)[0].status is PayloadStatus.REFUSED
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"body_len": 0}, {"body_len": AUDIT_ROW_BYTES + 1}, {"body_len": 999 * AUDIT_ROW_BYTES}, {"piece_samples": 1},
+     {"train_count": 1}, {"data_hash": build_hash("d")}, {"momentum_after": build_hash("m")},
+     {"result_kind": ResultKind.TRAINED}],
+)  # fmt: skip
+def test_the_header_of_a_report_says_nothing_of_training(changes: dict[str, Any]) -> None:
+    bench, member = build_reporter()
+    built = bench.build_report(member, **changes)
+    assert built is not None
+    before = len(get_refusals(bench))
+    bench.hear(built[0])
+    assert len(get_refusals(bench)) == before + 1
+
+
+# --- V6: calibration
+
+
+def test_a_member_whose_calibration_row_is_off_is_named_and_neither_accused_nor_listened_to() -> None:
+    for odd in range(1, 8):
+        bench = build_verifier_with_odd(odd)
+        if bench is not None:
+            assert [event.member for event in bench.get_logs(types.ArithmeticOff)] == [odd]
+            assert bench.engine.audits.tolerances.odd == {odd}
+            return
+    raise AssertionError("the odd member never trained in the first round")
+
+
+def build_verifier_with_odd(odd: int) -> Bench | None:
+    bench = build_verified(8)
+    if odd not in bench.get_record().assignments:
+        return None
+    honest = build_table(bench.state, odd, 0)
+    off = encode_table([WorkRow(1.0, sketch(b"other", 0, 0))])
+    table = honest[:-ROW_BYTES] + off
+    bench.tables[odd] = table
+    bench.play()
+    bench.wait(1)
+    return bench
+
+
+def test_the_tolerance_follows_the_fleet_and_never_exceeds_its_bound() -> None:
+    bench = build_verifier()
+    assert bench.engine.audits.tolerances.get(0) == pytest.approx(1e-3)
+    bench.engine.audits.tolerances._distances = {NumericClass.FP32: {0: 0.01, 1: 0.01, 2: 0.5}}
+    assert bench.engine.audits.tolerances.get(0) == pytest.approx(0.02)
+    bench.engine.audits.tolerances._distances = {NumericClass.FP32: {0: 0.3}}
+    assert bench.engine.audits.tolerances.get(0) == 0.04

@@ -1,0 +1,124 @@
+"""Members that cheat in a verified run: what the record does about them, and that nobody else pays."""
+
+from typing import Any, Final
+
+import pytest
+from kits.log import E, choose
+from kits.tier import few
+from scenarios import ledger
+from scenarios.base import get_events
+from sim_kit import build, play
+
+from psyche.core.committee.verdicts import Verdict
+from psyche.core.rules import audits
+from psyche.core.state.state import RunState, SlotState
+from psyche.sim.byzantine.cheats import CHEATS
+from psyche.sim.byzantine.program import ByzantineMember
+from psyche.sim.trainer import MachineModel
+from psyche.sim.world import Outcome
+from psyche.telemetry import types
+
+CHEAT: Final = 4  # client-4 of eight
+SETTINGS: Final[dict[str, Any]] = {
+    "verification_percent": 25, "convict": 1, "global_batch_size_start": 64, "global_batch_size_end": 64,
+    "rounds_per_epoch": 12, "total_steps": 13,
+}  # fmt: skip
+NOT_PUT_OUT: Final = {"silent_verifier"}  # it is late in the rounds in which it verifies (H1), no more
+
+
+def play_verified(*cheats: ByzantineMember, clients: int = 8, **config: Any) -> Outcome:
+    settings: dict[str, Any] = SETTINGS | config
+    outcome = play(build(2, clients=clients, byzantine=cheats, **settings))
+    assert outcome.state.run_state is RunState.FINISHED
+    return outcome
+
+
+def choose_events(outcome: Outcome, kind: type[E]) -> list[E]:
+    return choose((seen.event for seen in get_events(outcome, kind)), kind)
+
+
+def get_banned(outcome: Outcome) -> set[bytes]:
+    return {slot.p2p for slot in outcome.state.registry.slots if slot.state is SlotState.BANNED}
+
+
+@pytest.mark.parametrize("kind", few(["lazy", "lazy_verifier", *sorted(CHEATS.keys() - {"lazy", "lazy_verifier"})], 2))
+def test_a_cheat_is_put_out_by_a_jury_and_nobody_else_is(kind: str) -> None:
+    """B1, B2, B3, B4, B18, B19; that only liars are put out, by a quorum of a later jury, `play` checks."""
+    outcome = play_verified(ByzantineMember(who=CHEAT, kind=kind))
+    assert outcome.facts["told"][f"client-{CHEAT}"], "it cheated"
+    assert len(get_banned(outcome)) == (kind not in NOT_PUT_OUT)
+    ended = {one.outcome for one in choose_events(outcome, types.ChallengeEnded)}
+    assert any(one.startswith("put out") for one in ended) == (kind not in NOT_PUT_OUT)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("share", [0.5, 0.125])
+def test_who_fakes_a_share_of_its_pieces_is_put_out_too(share: float) -> None:
+    outcome = play_verified(ByzantineMember(who=CHEAT, kind="lazy", share=share))
+    assert len(get_banned(outcome)) == 1
+
+
+@pytest.mark.whole
+def test_two_cheats_that_shield_each_other_are_put_out() -> None:
+    """B9: fewer than a third of a jury."""
+    cheats = (ByzantineMember(who=CHEAT, kind="shield_friends"), ByzantineMember(who=2, kind="shield_friends"))
+    assert len(get_banned(play_verified(*cheats))) == 2
+
+
+@pytest.mark.parametrize("overlap", [pytest.param(1), pytest.param(0, marks=pytest.mark.whole)])
+def test_honest_members_with_the_noise_of_bf16_are_never_doubted(overlap: int) -> None:
+    outcome = play(
+        build(
+            3,
+            clients=8,
+            cls={"machine": MachineModel(noise=0.002)},
+            tolerance_fp32_ppm=20_000,
+            overlap=overlap,
+            **SETTINGS,
+        )
+    )
+    audited = choose_events(outcome, types.Audited)
+    assert len(audited) > 50
+    assert {one.verdict for one in audited} == {Verdict.OK}
+    assert get_events(outcome, types.Challenged) == []
+
+
+@pytest.mark.whole
+def test_rounds_of_a_verified_run_are_hardly_longer() -> None:
+    """Nothing waits for an audit longer than for one piece."""
+    settings: dict[str, Any] = SETTINGS | {"verification_percent": 0, "convict": 0}
+    plain = play(build(2, clients=8, **settings))
+    verified = play_verified()
+    lasted = [max(seen.t for seen in get_events(one, types.RoundStarted)) for one in (plain, verified)]
+    # a quarter of the members verify, so each of the others has a third more to train
+    assert lasted[1] < 1.5 * lasted[0]
+
+
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_few_members_can_verify_each_other_or_go_on_without(members: int) -> None:
+    outcome = play_verified(clients=members, min_clients=1, total_steps=9, rounds_per_epoch=8)
+    assert get_banned(outcome) == set()
+    assert bool(get_events(outcome, types.Audited)) == (members > 1)
+
+
+def test_epochs_of_two_rounds_still_convict() -> None:
+    """V15: challenges go on in the next epoch."""
+    cheat = ByzantineMember(who=CHEAT, kind="lazy")
+    outcome = play_verified(cheat, rounds_per_epoch=2, total_steps=11)
+    assert len(get_banned(outcome)) == 1
+
+
+def test_a_cheat_in_a_run_that_only_shows_is_named_and_stays() -> None:
+    """V14."""
+    outcome = play_verified(ByzantineMember(who=CHEAT, kind="lazy"), convict=0, total_steps=9, rounds_per_epoch=8)
+    assert get_banned(outcome) == set()
+    assert any(one.target is not None for one in choose_events(outcome, types.AuditsReported))
+
+
+@pytest.mark.whole
+def test_a_record_in_which_one_juror_is_enough_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The invariant itself, in a world whose rule is broken."""
+    monkeypatch.setattr(audits, "compute_quorum", lambda _: 1)
+    cheat = ByzantineMember(who=CHEAT, kind="lazy")
+    violations = ledger.play(build(2, clients=8, byzantine=(cheat,), **SETTINGS)).violations
+    assert any("votes of the jury" in str(one) for one in violations)

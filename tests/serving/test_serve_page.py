@@ -23,6 +23,5 @@ async def test_the_page_about_serving_works_as_it_stands(tmp_path: Path) -> None
                 await reader.follow(block)
         (program,) = [block.text.replace("8000", port) for block in blocks if block.language == "python"]
         with trio.fail_after(DEADLINE_S):
-            done = await trio.run_process([sys.executable, "-c", program], capture_stdout=True)
-        assert done.stdout
+            await trio.run_process([sys.executable, "-c", program])
         assert any("answers now" in line for line in reader.terminals["server"].get_last_lines(20))

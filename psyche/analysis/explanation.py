@@ -94,8 +94,8 @@ def explain_node(accounts: Accounts, named: str) -> Iterator[str]:
         known = ", ".join([clean_name(one.name) for one in sort_nodes(accounts.nodes.values())][:MAX_NAMED]) or "nobody"
         raise ConfigError(f"{named[:64]!r}: these logs have no such client, or several; they tell of {known}")
     rounds = [one for one in accounts.rounds if one.place in accounts.nodes[name].present]
-    counted = sum(name in one.members for one in rounds)
-    yield f"{clean_name(name)}: its result counted in {counted} of {format_number(len(rounds), 'round')}"
+    due = [name in one.members for one in rounds if not one.is_drain]
+    yield f"{clean_name(name)}: its result counted in {sum(due)} of {format_number(len(due), 'round')} with data"
     for one in rounds:
         waited = f"; waited for last: {clean_text(one.bound.text, MAX_TEXT_BYTES)}" if one.bound.kind != "none" else ""
         yield f"round {one.epoch}.{one.height}, step {one.step}: {explain_credit(one, name)}{waited}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from psyche.analysis.members import LossPoint, MemberView
-from psyche.analysis.run_view import RunView
+from psyche.analysis.run_view import Energies, RunView
 from psyche.wire.history import HistoryPoint
 
 MAX_MEMBERS: Final = 64  # whose own figures are written; of more, only the whole
@@ -84,7 +84,17 @@ def make_row(
         name: keep_numbers({"loss": one.loss, "train_seconds": one.seconds or None}) for name, one in found.items()
     }
     trained_s = [one.seconds for one in found.values() if 0.0 < one.seconds < MAX_TRAINED_S]
-    return Row(run, view.total_steps, point.step, point.unix, describe_point(point, before, trained_s), members)
+    values = describe_point(point, before, trained_s) | describe_tensors(view.measured.get(point.step, {}))
+    return Row(run, view.total_steps, point.step, point.unix, values, members)
+
+
+def describe_tensors(measured: Mapping[str, Energies]) -> Values:
+    """What `--optim-stats-steps` measured in a step: the mean over members."""
+    return keep_numbers({
+        f"optim/{_NO_KEY.sub('_', name)}.{key}": energy / one.count
+        for name, one in measured.items()
+        for key, energy in (("delta_energy", one.update), ("grad_energy", one.grad))
+    })  # fmt: skip
 
 
 def make_last_row(view: RunView, run: str = "") -> Row | None:
@@ -101,7 +111,7 @@ def describe_point(point: HistoryPoint, before: HistoryPoint | None = None, trai
     batch = None
     if before is not None and before.step < point.step and before.tokens < point.tokens:
         batch = (point.tokens - before.tokens) // (point.step - before.step)
-    busy = math.fsum(trained_s) / len(trained_s) / point.seconds if trained_s and point.seconds else None
+    busy = min(1.0, math.fsum(trained_s) / len(trained_s) / point.seconds) if trained_s and point.seconds else None
     values = (
         point.loss, compute_perplexity(point.loss), point.learning_rate, point.tokens or None, point.tokens_per_s,
         batch, busy, point.members, point.epoch, point.height,

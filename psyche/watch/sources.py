@@ -17,7 +17,7 @@ from psyche.telemetry.events import Entry, EventTail, find_logs, read_entry
 from psyche.wire.backend import Members, NotOwner, RequestRefused
 
 LOOK_S: Final = 0.5  # between two looks at logs
-ASK_S: Final = 1.5  # between two questions to a backend
+ASK_S: Final = 1.0  # between two questions to a backend: with `ANSWER_S`, a server that is gone shows in 3 s
 HISTORY_S: Final = 2.0  # for the run's course, which is asked for again if it does not come
 ANSWER_S: Final = 1.4  # a backend that takes longer does not answer, if its last answer took a third at most
 MAX_ANSWER_S: Final = 20.0

@@ -89,7 +89,7 @@ def test_logs_tell_of_every_round_whether_a_clients_result_counted_and_who_was_w
     logs.play(60)
     named = [explain("--logs", str(tmp_path), who) for who in ("ben", "1")]
     head, *rounds = named[0].splitlines()
-    assert (head, len(rounds), named[0]) == ("ben: its result counted in 59 of 61 rounds", 61, named[1])
+    assert (head, len(rounds), named[0]) == ("ben: its result counted in 59 of 61 rounds with data", 61, named[1])
     assert rounds[7].startswith("round 0.7, step 8: no: it did not finish its training for the set of 1")
     assert rounds[8].startswith("round 0.8, step 9: yes: its result is in the set; waited for last: training of ben")
     assert rounds[60].startswith("round 0.60, step 61: not decided yet")

@@ -3,9 +3,10 @@
 import contextlib
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from watch.browser_kit import open_browser, open_tab
 from watch.page_kit import run_command
 from watch.terminal_kit import Terminal, open_terminal
 
+from psyche.analysis.run_view import RunView
 from psyche.analysis.troubles import CAUSES
+from psyche.telemetry.events import read_entries
 
 pytestmark = [pytest.mark.e2e, pytest.mark.whole]
 
@@ -43,8 +46,8 @@ class Watchers:
     tab: Any
     told: list[Path]
 
-    async def see(self, cause: str, who: str, since: float) -> None:
-        """All three name it; tell how long after `since` (Unix seconds) each did."""
+    async def see(self, cause: str, who: str, find_since: Callable[[], float]) -> None:
+        """All three name it; tell how long after the moment (Unix seconds) that is found then each did."""
         words = f"{who or 'the run'} {CAUSES[cause]}"
         seen: dict[str, float] = {}
 
@@ -56,8 +59,19 @@ class Watchers:
             return len(seen) == len(found)
 
         await self.cluster.until(f"{words}, seen by {[*seen]}", look, SEEN_S)
+        since = find_since()
         for name, t in seen.items():
             print(f"{words}: {name} after {t - since:.1f} s")
+
+
+def find_known(events: Path, cause: str, who: str) -> float:
+    """When the logs first showed it."""
+    view = RunView()
+    for entry in read_entries(events):
+        view.take(entry)
+        if any(one[:2] == (cause, who) for one in view.get_troubles(entry.t)):
+            return entry.t
+    return 0.0
 
 
 def find(path: Path, cause: str, who: str) -> float:
@@ -126,14 +140,15 @@ def test_wrong_weights_a_full_disk_a_killed_member_and_a_killed_server_are_named
             await cluster.until_round(0, 1)
             owner = ("--server-addr", cluster.server_address, "--state-dir", str(cluster.data_dir("server")))
             async with watch(cluster, tmp_path, *owner) as watchers:
-                await watchers.see("weights", "client-3", await until_told(cluster, "client-3", "error_reported"))
+                known = await until_told(cluster, "client-3", "error_reported")
+                await watchers.see("weights", "client-3", lambda: known)
                 fill(disk)
-                known = await until_told(cluster, "client-2", "error_reported", "No space left")
-                await watchers.see("disk", "client-2", known)
+                full = await until_told(cluster, "client-2", "error_reported", "No space left")
+                await watchers.see("disk", "client-2", lambda: full)
                 now = time.time()
                 await cluster.until("client-1 to train", lambda: cluster.find("client-1", "trained", now))
-                await watchers.see("gone", "client-1", cluster.kill("client-1"))
-                await watchers.see("still", "", cluster.kill("server"))
+                for cause, who, killed in (("gone", "client-1", "client-1"), ("still", "", "server")):
+                    await watchers.see(cause, who, partial(float, cluster.kill(killed)))
 
     with open_small_disk(tmp_path / "run" / "client-2") as disk:
         trio.run(run)
@@ -160,4 +175,4 @@ async def run_slow(folder: Path, config: Path, prefix: dict[str, list[str]], add
         await cluster.start(clients=3)
         await cluster.until_round(0, 2)
         async with watch(cluster, folder) as watchers:
-            await watchers.see("slow", "client-3", time.time())
+            await watchers.see("slow", "client-3", lambda: find_known(cluster.folder / "events", "slow", "client-3"))

@@ -14,6 +14,7 @@ MAX_MEMBERS: Final = 64  # whose own figures are written; of more, only the whol
 MAX_PERPLEXITY_LOSS: Final = 700.0  # e to more is no double
 MAX_TRAINED_S: Final = 1e9
 MAX_NUMBER: Final = 1e308
+MAX_KEY: Final = 200  # letters of a tensor's name
 KEYS: Final = (
     "train/loss", "train/perplexity", "train/lr", "train/total_tokens", "train/tokens_per_sec",
     "train/global_token_batch_size", "train/efficency", "coordinator/num_clients", "coordinator/epoch",
@@ -91,7 +92,7 @@ def make_row(
 def describe_tensors(measured: Mapping[str, Energies]) -> Values:
     """What `--optim-stats-steps` measured in a step: the mean over members."""
     return keep_numbers({
-        f"optim/{_NO_KEY.sub('_', name)}.{key}": energy / one.count
+        f"optim/{_NO_KEY.sub('_', name)[:MAX_KEY]}.{key}": energy / one.count
         for name, one in measured.items()
         for key, energy in (("delta_energy", one.update), ("grad_energy", one.grad))
     })  # fmt: skip

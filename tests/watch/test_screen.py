@@ -5,7 +5,7 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,16 @@ MARKUP = "[bold]not bold[/nobody] [@click=app.quit]click[/] \x1b[31mred\u202e" +
 
 def write_run(folder: Path, rounds: int = 12) -> EventLog:
     log = EventLog(folder / "ada" / "events.jsonl", node="ada")
-    for height in range(rounds):
+    write_rounds(log, range(rounds))
+    log.emit(make(types.WaitStarted, what="this client to hear of round 12", until=4e9, then="report anyway"))
+    return log
+
+
+def write_rounds(log: EventLog, heights: Iterable[int]) -> None:
+    for height in heights:
         log.emit(make(types.StateChanged, run_state=RunState.ROUND_TRAIN, height=height, step=height, members=2))
         log.emit(make(types.RoundStarted, height=height, step=height))
         log.emit(make(types.Trained, height=height, step=height, loss=5.0 - height / 4, tokens=512, seconds=0.1))
-    log.emit(make(types.WaitStarted, what="this client to hear of round 12", until=4e9, then="report anyway"))
-    return log
 
 
 def pilot(source: LogSource, act: Callable[[WatchScreen, Pilot[None]], Awaitable[None]], **size: Any) -> WatchScreen:
@@ -104,6 +108,20 @@ def test_a_long_table_goes_by_under_its_head_and_the_cursor_chooses_a_member(tmp
         assert "member" in read_screen(screen)
         await driver.press("up", "pageup")
         await wait_until(driver, lambda: f"client-{39 - len(shown)}  key" in read_screen(screen))
+
+    pilot(LogSource(tmp_path), act)
+
+
+def test_what_gets_more_lines_is_laid_out_anew(tmp_path: Path) -> None:
+    log = write_run(tmp_path, rounds=1)
+
+    async def act(screen: WatchScreen, driver: Pilot[None]) -> None:
+        await wait_until(driver, lambda: "report anyway" in " ".join(read_screen(screen).split()))
+        write_rounds(log, range(1, 5))
+        await wait_until(driver, lambda: "loss, step 1 to 4" in read_screen(screen))
+        log.emit(types.Error(message="out of memory"))
+        await wait_until(driver, lambda: "! ada reports an error" in read_screen(screen))
+        assert "took" in read_screen(screen)
 
     pilot(LogSource(tmp_path), act)
 

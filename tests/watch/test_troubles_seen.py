@@ -5,7 +5,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Watchers:
     terminal: Terminal
     tab: Any
     told: list[Path]
+    drawn: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])  # on the screen, and when
 
     async def see(self, cause: str, who: str, find_since: Callable[[], float]) -> None:
         """All three name it; tell how long after the moment (Unix seconds) that is found then each did."""
@@ -54,7 +55,7 @@ class Watchers:
         def look() -> bool:
             found = {f"alert of {path.name}": find(path, cause, who) for path in self.told}
             found["page"] = self.tab.evaluate("seen").get(words, 0.0) / 1e3
-            found["screen"] = time.time() if words in self.terminal.text else 0.0
+            found["screen"] = next((t for t, text in self.drawn if words in text), 0.0)
             seen.update({name: t for name, t in found.items() if t and name not in seen})
             return len(seen) == len(found)
 
@@ -62,6 +63,12 @@ class Watchers:
         since = find_since()
         for name, t in seen.items():
             print(f"{words}: {name} after {t - since:.1f} s")
+
+    async def read_on(self) -> None:
+        while True:
+            if await trio.to_thread.run_sync(self.terminal.read):
+                self.drawn.append((time.time(), self.terminal.text))
+                self.terminal.written = self.terminal.written[-1_000:]  # words may come in two parts
 
 
 def find_known(events: Path, cause: str, who: str) -> float:
@@ -92,14 +99,10 @@ async def watch(cluster: Cluster, folder: Path, *server: str) -> AsyncIterator[W
         tab = open_tab(stack.enter_context(open_browser()), address, [])
         tab.evaluate(RECORD)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(read_on, terminal)
-            yield Watchers(cluster, terminal, tab, told)
+            watchers = Watchers(cluster, terminal, tab, told)
+            nursery.start_soon(watchers.read_on)
+            yield watchers
             nursery.cancel_scope.cancel()
-
-
-async def read_on(terminal: Terminal) -> None:
-    while True:
-        await trio.to_thread.run_sync(terminal.read)
 
 
 @contextmanager

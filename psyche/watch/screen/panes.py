@@ -40,7 +40,8 @@ class Panel(Static):
             return
         self._shown = text
         self.update(text, layout=False)
-        if self.get_content_height(self.size, self.size, self.content_size.width) != self.content_size.height:
+        columns, rows = self.content_size
+        if not columns or self.visual.get_height({}, columns) != rows:
             self.refresh(layout=True)
 
 

@@ -47,7 +47,7 @@ def measure_s(call: Callable[[], object], repeats: int) -> float:
 
 def main() -> None:
     args = build_parser(__doc__).parse_args()
-    chunks, repeats = (20_000, 2) if args.quick else (100_000, 5)
+    chunks, repeats = (20_000, 2) if args.quick else (100_000, 25)
     rows: list[tuple[object, ...]] = []
     result: dict[str, object] = {"chunks": chunks}
     for height, width, topk, scaled_bits in SETTINGS:
@@ -70,9 +70,8 @@ def main() -> None:
             f"{what}_s_{name}": s for what, s in (("encode", encode_s), ("decode", decode_s), ("validate", validate_s))
         }
     columns = ["chunk", "floor", "bits", "encode MB/s", "decode MB/s", "validate MB/s"]
-    print_table(
-        f"Bits per coefficient with its value; MB of payload per second of one core ({chunks} chunks)", columns, rows
-    )
+    title = f"Bits per coefficient with its value; MB of payload per second of one core ({chunks} chunks)"
+    print_table(title, columns, rows, "codec")
     assert float(str(rows[0][2])) <= LIMIT_BITS, "4096/8 must cost at most 11.2 bits"
     finish(args, result)
 

@@ -24,6 +24,16 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+def test_tables_of_benchmarks_are_there_and_a_script_makes_each() -> None:
+    folder = ROOT / "benchmarks"
+    scripts = "".join(map(read, folder.glob("*.py")))
+    blocks = re.findall(r"<!-- BEGIN (.+?) -->\n(.+?)<!-- END \1 -->", read(folder / "README.md"), re.DOTALL)
+    assert blocks
+    for name, table in blocks:
+        assert f'"{name}"' in scripts
+        assert table.strip(), name
+
+
 # --- links and the site -------------------------------------------------------------------------------------
 
 

@@ -221,9 +221,9 @@ def _unrank(
             _estimate(ranks[: below.size], estimates[j, 0], estimates[j, 1], places)
             if j > narrow:
                 _settle_wide(above, below, high_table[j], low_table[j], j, places)
+                _subtract(above, below, high_table[j], low_table[j], j, places, held)
             else:
-                _settle(below, low_table[j], j, places)
-            _subtract(above, below, high_table[j], low_table[j], j, places, held)
+                _settle(below, low_table[j], j, places, held)
             for row in range(below.size):
                 sets[first + row, j - 1] = places[row] if held[row] >= j else area
 
@@ -253,17 +253,21 @@ def _estimate(
 
 
 @compile_loops
-def _settle(below: Words, table: Words, j: int, places: NDArray[np.int64]) -> None:
-    """The largest positions whose numbers are not above the ranks, from estimates."""
-    last = table.size - 2
+def _settle(below: Words, table: Words, j: int, places: NDArray[np.int64], held: NDArray[np.int64]) -> None:
+    """The largest positions whose numbers are not above the ranks, from estimates; ranks lose them."""
+    last, one = table.size - 2, np.uint64(1)
     for row in range(below.size):
-        place, rest = places[row], below[row]
-        place += np.int64(table[place + 1] <= rest)
-        while place < last and table[place + 1] <= rest:
-            place += 1
-        while place >= j and table[place] > rest:
-            place -= 1
-        places[row] = place
+        rest, place = below[row], np.uint64(places[row])
+        place += np.uint64(table[place + one] <= rest)
+        if table[place] > rest or table[place + one] <= rest:  # rarely
+            place = np.int64(place)
+            while place < last and table[place + 1] <= rest:
+                place += 1
+            while place >= j and table[place] > rest:
+                place -= 1
+            place = np.uint64(place)
+        places[row] = np.int64(place)
+        below[row] = rest - table[place] * np.uint64(held[row] >= j)
 
 
 @compile_loops

@@ -9,19 +9,21 @@ import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
 
 from _table import build_parser, finish, print_table
 
 from psyche.cli.helpers.progress import ProgressBar
 from psyche.data.corpus import build_demo_corpus
 from psyche.standalone.report import describe_step
-from psyche.standalone.settings import OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
+from psyche.standalone.settings import LookaheadName, OptimizerName, ScheduleName, ScheduleSettings, TrainSettings
 from psyche.standalone.train import TrainResult, train_model
 from psyche.watch.saved import Losses, write_losses
 
 ROOT = Path(__file__).parents[1]
 STEPS, QUICK_STEPS = 200, 4
 PEERS = 3
+OWN: Final[dict[str, Any]] = {"overlap": True, "lookahead": LookaheadName.OWN}
 SMALL_STEPS, SMALL_PEERS, INNER_STEPS = 1_024, 4, 8
 SMALL = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256, "hidden_size": 64,
@@ -60,6 +62,7 @@ def make_small_runs(args: argparse.Namespace) -> dict[str, TrainSettings]:
         "AdamW, lr 6e-3": replace(distro, optimizer=OptimizerName.ADAMW, peers=1, weight_decay=0.1, schedule=rates),
         "DisTrO, lr 2e-3": distro,
         "DisTrO with overlap, lr 1e-3": replace(distro, overlap=True, schedule=replace(rates, lr=1e-3)),
+        "the same, own look-ahead": replace(distro, schedule=replace(rates, lr=1e-3), **OWN),
         "local steps, lr 6e-3": local,
         "local steps with overlap": replace(local, overlap=True),
         "local steps with overlap, merge 2": replace(local, overlap=True, merge_step=2),
@@ -86,6 +89,7 @@ def make_runs(args: argparse.Namespace) -> dict[str, TrainSettings]:
         "AdamW, lr 3e-3": adamw,
         "DisTrO, lr 2e-3": replace(distro, schedule=replace(rates, lr=2e-3)),
         "DisTrO with overlap, lr 1e-3": replace(distro, overlap=True, schedule=replace(rates, lr=1e-3)),
+        "the same, own look-ahead": replace(distro, schedule=replace(rates, lr=1e-3), **OWN),
     }
 
 

@@ -46,11 +46,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How far the claimed values are from those computed, and what follows."""
+    """How far the claimed values are from those computed, and what follows; and how far its accuser's are."""
 
     verdict: Verdict
     distance: float
     tolerance: float
+    accuser_distance: float
 
 
 def read_case(raw: bytes) -> Case:
@@ -122,7 +123,8 @@ def judge(case: Case, values: Values, tolerance: float | None = None) -> Judgeme
     if tolerance is None:
         tolerance = compute_tolerance(case.state.config, case.header.numeric_class, {})
     distance = compute_distance(case.claimed, values)
-    return Judgement(judge_piece(distance, tolerance), distance, tolerance)
+    accuser_distance = compute_distance(case.accuser, values)
+    return Judgement(judge_piece(distance, tolerance), distance, tolerance, accuser_distance)
 
 
 async def compute_values(

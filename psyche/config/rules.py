@@ -66,7 +66,8 @@ def find_unsupported(model: Model, config: Config | None = None) -> list[str]:
     # Settings of safety without effect in this version: to ignore them would be worse than a refusal.
     unbuilt = () if config is None else (
         (config.reveal_gate, "reveal_gate cannot be true yet: bodies are served as soon as they are announced"),  # R6
-        (config.convict, "convict cannot be true yet: no client audits, so nobody could judge"),  # V14
+        (config.convict and not model.optimizer.is_exact,  # V14
+         "convict cannot be true where quantize_1bit is false: members have no equal weights to judge by"),
         (config.canary_permille, "canary_permille cannot be above 0 yet: there are no canaries"),
         (config.min_stake, "min_stake cannot be above 0 yet: nobody can deposit a stake, so nobody could join"),
     )  # fmt: skip
@@ -99,8 +100,10 @@ def find_warnings(config: Config, model: Model, *, has_manifest: bool = False) -
             "model.LLM.data_location 'Preprocessed': if this is a data set of the Hub, members that start later may "
             "read other rows; put @ and the commit behind its name"
         )
-    if config.verification_percent:
-        found.append("config.verification_percent: verifiers are elected and do not train, but verify nothing yet")
+    if config.verification_percent and model.optimizer.kind is OptimizerKind.LOCAL_STEPS:
+        found.append(
+            "config.verification_percent: verifiers do not train, and verify nothing of local steps yet; set it to 0"
+        )
     if config.entropy_delay:
         found.append(ENTROPY_ON_SERVER)
     if 0 < config.global_batch_size_start < config.init_min_clients:

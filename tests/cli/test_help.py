@@ -28,7 +28,7 @@ def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 DOCUMENTED = {
-    "": "doctor eval init train replay simulate trace watch",
+    "": "doctor eval init train replay simulate trace verify watch",
     "data": "tokenize prepare manifest",
     "model": "init convert sample chat serve inspect pull push",
     "server": "run validate-config",

@@ -167,7 +167,6 @@ def test_the_times_of_shipped_configurations_are_not_warned_about(name: str) -> 
 
 def test_other_settings_that_are_seldom_meant_are_warned_about() -> None:
     run = load_run(CONFIG / "sample")
-    run.config.verification_percent = 10
     run.config.entropy_delay = 4
     run.config.init_min_clients = 9
     run.model.lr_schedule.total_steps = 100
@@ -175,7 +174,6 @@ def test_other_settings_that_are_seldom_meant_are_warned_about() -> None:
     words = (
         "witness_nodes",
         "#sha256=",
-        "verification_percent",
         "entropy_delay",
         "nothing to train",
         "reaches final_lr",
@@ -260,6 +258,18 @@ def test_v4_verification_with_overlap_asks_for_a_look_ahead_that_verifiers_can_t
     run.model.optimizer.lookahead = lookahead
     is_refused = lookahead is Lookahead.MOMENTUM and overlap and percent > 0
     assert ['lookahead = "Own"' in text for text in find_unsupported(run.model, run.config)] == [True] * is_refused
+
+
+def test_v14_a_run_convicts_only_where_weights_are_equal_and_verifies_no_local_steps_yet() -> None:
+    run = load_run(CONFIG / "demo")
+    run.config.convict = True
+    assert find_unsupported(run.model, run.config) == []
+    run.model.optimizer.quantize_1bit = False
+    assert ["convict cannot be true" in text for text in find_unsupported(run.model, run.config)] == [True]
+    local = load_local(inner_optimizer=InnerOptimizer.ADAMW_ANEW)
+    assert not any("verify nothing" in text for text in find_warnings(local.config, local.model))
+    local.config.verification_percent = 5
+    assert any("verify nothing of local steps" in text for text in find_warnings(local.config, local.model))
 
 
 def test_all_shipped_configurations_can_run() -> None:

@@ -177,6 +177,13 @@ async def test_v8_an_audit_gives_way_to_whatever_else_a_trainer_is_asked_for(loa
         await trio.sleep(0.3)  # of minutes
         assert (await trainer.train(train_request(0))).payload
     assert (replies[0].cancelled, len(replies[0].targets[0].pieces) < samples) == (True, True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trainer.train, train_request(1, 2_000))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(audit)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(trainer.train, train_request(2))
+    assert (replies[1].cancelled, replies[1].targets) == (True, ()), "what comes while it waits comes first too"
     with trio.move_on_after(0.2):
         await trainer.audit(request)
     assert (await trainer.apply(first)).weight_part == part, "the weights are back"

@@ -92,9 +92,10 @@ def verify(
     weights: Annotated[Path, typer.Option(help="A snapshot of the weights that the epoch began with.")],
     replay: Annotated[Path, typer.Option(help="The replay store of a client that followed the epoch.")],
 ) -> None:
-    """Judge a member by evidence, without its run: compute the piece of its work again, and compare.
+    """Judge a member by evidence, without its run.
 
-    Exits with 0 if the member is innocent, 3 if it is guilty, and 4 if that cannot be said, which it explains.
+    The piece of its work that the file names is computed again and compared with what the member showed. Exits with 0
+    if the member is innocent, 3 if it is guilty, and 4 if that cannot be said, which it explains.
     """
     import trio
 
@@ -135,5 +136,6 @@ async def _verify(file: Path, weights: Path, replay: Path) -> tuple[int, str]:
     header, fail = case.header, FAIL_FACTOR * found.tolerance
     return code, (
         f"member {header.member}, round {header.height} of epoch {header.epoch}, piece {case.piece}: the values differ "
-        f"by {found.distance:.2g}, of which {found.tolerance:.2g} is noise and more than {fail:.2g} fails: {word}"
+        f"by {found.distance:.2g}, those of its accuser by {found.accuser_distance:.2g}; up to {found.tolerance:.2g} "
+        f"is noise, more than {fail:.2g} fails: {word}"
     )

@@ -302,7 +302,7 @@ class Config:
         least=1, example=32,
     )  # fmt: skip
     verification_percent: int = key(
-        "u8", "share of members that verify instead of training; they verify nothing yet", is_needed=True,
+        "u8", "share of members that recompute the work of others instead of training", is_needed=True,
         unit="percent", most=99, beyond="leaves nobody who trains", example=0,
     )  # fmt: skip
     waiting_for_members_extra_time: int = key(
@@ -335,11 +335,11 @@ class Config:
         default=False,
     )  # fmt: skip
     tolerance_fp32_ppm: int = key(
-        "u32", "largest difference between honest machines in float32; has no effect yet", default=1_000,
+        "u32", "largest difference between honest machines in float32", default=1_000,
         unit="parts per million",
     )  # fmt: skip
     tolerance_bf16_ppm: int = key(
-        "u32", "largest difference between honest machines in bfloat16; has no effect yet", default=20_000,
+        "u32", "largest difference between honest machines in bfloat16", default=20_000,
         unit="parts per million",
     )  # fmt: skip
     opened_chunks: int = key("u16", "chunks that an audit opens; has no effect yet", default=256, unit="chunks")

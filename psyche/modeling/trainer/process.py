@@ -220,6 +220,7 @@ class TrainerProcess:
         self._number = 0
         self._training = -1  # number of the train call that runs or waits for its turn
         self._auditing = -1  # number of the audit that runs
+        self._newest = -1  # number of the newest other call
 
     @property
     def pid(self) -> int | None:
@@ -306,12 +307,16 @@ class TrainerProcess:
         number = self._number
         if isinstance(request, TrainRequest | MergeRequest):
             self._training = number
-        if not isinstance(request, AuditRequest):
-            await self._tell(self._auditing, Cancel)  # training comes first
         try:
+            if not isinstance(request, AuditRequest):  # training comes first
+                self._newest = number
+                if self._auditing >= 0:
+                    await self._tell(self._auditing, Cancel)
             async with self._lock:
                 child = await self._ensure_started()
                 if isinstance(request, AuditRequest):
+                    if self._newest > number:  # it came while this one waited
+                        return AuditReply(targets=(), seconds=0.0, cancelled=True)
                     self._auditing = number
                 return await self._exchange(child, Call(number, request))
         finally:

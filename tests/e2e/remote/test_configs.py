@@ -71,7 +71,7 @@ TINY_DATA: Final = "tiny-ci-dataset/000_tiny-test.ds"
 def describe(name: str) -> str:
     """A case's name, which says so if members of its run are elected for what they do not do yet."""
     has_verifiers = load_run(FILES / name).config.verification_percent > 0
-    return name + (", whose verifiers verify nothing yet" if has_verifiers else "")
+    return name + (", whose verifiers ask for an own look-ahead" if has_verifiers else "")
 
 
 def make_ids(name: str) -> bytes:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from psyche.analysis.audits import AuditsView
 from psyche.durable import replace_file
 from psyche.telemetry import types
 from psyche.telemetry.events import Entry, read_entries
@@ -64,6 +65,7 @@ class RunReport:
     held_out_loss: float | None = None
     prompt: str = ""
     sample: str = ""  # what the trained model wrote after the prompt
+    audits: list[str] = field(default_factory=list)  # what members found of each other, in lines
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -78,13 +80,17 @@ def compute_allreduce_bytes(parameters: int, members: int, rounds: int) -> int:
     return round(2 * (members - 1) / members * BF16_BYTES * parameters * rounds)
 
 
-def build_client_report(name: str, entries: Iterable[Entry], members: int) -> ClientReport:
+def build_client_report(
+    name: str, entries: Iterable[Entry], members: int, audits: AuditsView | None = None
+) -> ClientReport:
     report, view = ClientReport(name), NodeView(name)
     started = first_training = last_training = None
     deadlines: dict[str, float] = {}  # of the waits that have one
     final = ""
     for t, _, event in entries:
         view.update(t, event)
+        if audits is not None:
+            audits.take(event)
         match event:
             case types.ClientStarted():
                 started = t if started is None else started
@@ -142,14 +148,16 @@ def build_report(
     layout: Layout, run_id: str, exits: dict[int, int | None], kills: dict[int, int], seconds: float, stopped: str
 ) -> RunReport:
     clients: list[ClientReport] = []
+    audits = AuditsView()
     for number in sorted(exits):
         name = get_node_name(number)
-        client = build_client_report(name, read_entries(layout.events_of(name)), len(exits))
+        client = build_client_report(name, read_entries(layout.events_of(name)), len(exits), audits)
         client.exit_code, client.kills = exits[number], kills.get(number, 0)
         if client.exported:
             client.weights_sha256 = hash_weights(Path(client.exported))
         clients.append(client)
     report = RunReport(run_id, round(seconds, 1), clients, sum(kills.values()), stopped)
+    report.audits = list(audits.describe())
     report.problems = find_problems(report)
     return report
 
@@ -194,6 +202,7 @@ def format_report(report: RunReport) -> str:
     overrun_s = max((client.wait_overrun_s for client in report.clients), default=0.0)
     late = f"the latest ended {format_seconds(overrun_s)} after its" if overrun_s else "none outlasted its"
     lines.append(f"waits: {sum(client.waits for client in report.clients)}, {late} deadline")
+    lines += report.audits
     if report.held_out_loss is not None:
         lines.append(f"loss on text nobody trained on: {report.held_out_loss:.3f} nats per byte")
     if report.problems:

@@ -25,7 +25,7 @@ from kits.results import (
     sign,
 )
 from kits.runs import Run, StateMachine, get_equal_keys
-from kits.work import HONEST, accumulate, answer_audit, build_table, build_work, sketch
+from kits.verification.work import HONEST, accumulate, answer_audit, build_table, build_work, sketch
 from psyche.client.engine import actions as act
 from psyche.client.engine.auditing.works import is_verified
 from psyche.client.engine.records import KnownResult, RoundRecord

@@ -245,7 +245,7 @@ class Training:
         work = event.reply.work
         if work is not None:
             fields |= {"momentum_before": work.momentum_before, "momentum_after": work.momentum_after}
-            fields["piece_samples"] = compute_piece_samples(end - start + 1)
+            fields["piece_samples"] = compute_piece_samples(end - start + 1) if work.table else 0
         return fields
 
     def make_snapshot(self, record: RoundRecord) -> WriteSnapshot:

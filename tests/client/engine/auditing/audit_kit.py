@@ -5,7 +5,7 @@ from typing import Any
 
 from kits.bench import Bench, build_bench
 from kits.runs import Run
-from kits.work import answer_audit
+from kits.verification.work import answer_audit
 
 from psyche.client.engine import actions as act
 from psyche.core.committee.elections import get_verifiers

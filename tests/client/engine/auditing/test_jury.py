@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from audit_kit import accuse, build_verified, run_honest_round
 from kits.bench import Bench
-from kits.work import answer_audit
+from kits.verification.work import answer_audit
 
 from psyche.client.engine import actions as act
 from psyche.core.committee.elections import get_verifiers

@@ -3,7 +3,7 @@
 import pytest
 from audit_kit import accuse, answer, build_verified, build_verifier, get_reports, run_honest_round, run_to_audits
 from kits.bench import Bench, go_to_last_drain
-from kits.work import HONEST, answer_audit
+from kits.verification.work import HONEST, answer_audit
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.auditing.verifier import PATIENCE_S

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from audit_kit import build_verified, build_verifier, run_honest_round
 from kits.bench import Bench, build_bench
-from kits.work import build_table, sketch
+from kits.verification.work import build_table, sketch
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.records import PayloadStatus

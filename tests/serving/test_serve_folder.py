@@ -123,6 +123,7 @@ def test_the_engine_ends_with_its_killed_parent(folder: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.whole
 def test_an_engine_that_fails_is_told_with_its_own_words(folder: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(folder, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"nothing")

@@ -46,9 +46,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
 
 def print_facts(facts: Sequence[str], block: str) -> None:
-    """Print what a table rests on; README.md has it in the same block."""
+    """Print what a table rests on; README.md has them in the block of this name."""
     print("\n" + "\n".join(facts))
-    _blocks.setdefault(block, []).extend((*(f"- {fact}" for fact in facts), ""))
+    _blocks.setdefault(block, []).extend(f"- {fact}" for fact in facts)
 
 
 def finish(args: argparse.Namespace, result: Mapping[str, object]) -> None:

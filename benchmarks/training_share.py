@@ -17,7 +17,7 @@ from time import process_time
 
 import numpy as np
 import torch
-from _table import build_parser, finish, print_table
+from _table import build_parser, finish, print_facts, print_table
 
 from psyche.analysis.accounts import What
 from psyche.config.load import load_run
@@ -185,33 +185,31 @@ def find_better(setting: Setting) -> list[list[Setting]]:
     return [batches, [replace(setting, mbit_s=1_000.0)], [replace(setting, topk=4)], cores]
 
 
-def print_assumptions() -> None:
+def make_assumptions() -> list[str]:
     """What the table rests on."""
-    print(
-        f"\n{CLIENTS} clients, {MBIT_S:.0f} Mbit/s up and down for all transfers of a client together, "
-        f"{LATENCY_S * 1e3:.0f} ms one way"
-    )
+    line = f"{MBIT_S:.0f} Mbit/s up and down for all transfers of each, {LATENCY_S * 1e3:.0f} ms one way"
+    facts = [f"{CLIENTS} clients, {line}; times vary by {SPREAD_PERCENT:.0f} %"]
     for name, parameters in MODELS.items():
         tokens = FLOPS / 6 / parameters
         size = build_question(parameters, Setting(), 1).workload.payload_bytes
-        print(
+        facts.append(
             f"{name}: payloads of {size / 1e6:.1f} MB (chunk {CHUNK}, k {TOPK}, 1-bit), {tokens:,.0f} tokens/s a "
             f"member ({FLOPS / 1e12:.0f} TFLOP/s), {SEQUENCES_PER_CLIENT} x {SEQUENCE} tokens: "
-            f"{SEQUENCES_PER_CLIENT * SEQUENCE / tokens:.1f} s of training a round, "
-            f"times vary by {SPREAD_PERCENT:.0f} %"
+            f"{SEQUENCES_PER_CLIENT * SEQUENCE / tokens:.1f} s of training a step"
         )
     coding = measure_coding(TOPK, 0)
-    print(
+    facts.append(
         f"assumed for each billion parameters: {GPU_S} s of GPU for a step and for an apply of DisTrO; measured on one "
-        f"core of this machine: {coding.encode_s:.3f} s to encode a payload, {coding.decode_s:.3f} s to decode one of "
-        f"{CLIENTS}"
+        f"core: {coding.encode_s:.3f} s to encode a payload, {coding.decode_s:.3f} s to decode one of {CLIENTS}"
     )
     for setting in LOCAL:
         coding = measure_coding(setting.topk, setting.inner_steps)
-        print(
+        facts.append(
             f"local steps, k {setting.topk}, measured likewise: {coding.compress_s:.2f} s to compress and encode, "
-            f"{coding.decode_s:.3f} s to decode one payload, {coding.apply_s:.2f} s to apply {CLIENTS}"
+            f"{coding.decode_s:.3f} s to decode one payload, {coding.apply_s:.2f} s to apply {CLIENTS}; a member has "
+            f"{LOCAL_CORES} cores"
         )
+    return facts
 
 
 LOCAL = [Setting(inner_steps=8, topk=16), Setting(inner_steps=16, topk=64)]
@@ -249,11 +247,13 @@ def main() -> None:
                 if ask(model, setting) >= GOAL:
                     break
     columns = ("model", "setting", "round s", "training %", "applying %", "payloads %", "waiting %", "waits last for")
-    print_assumptions()
-    print_table("Share of a member's time", columns, rows[:base])
-    print_table("Local steps, the exchange on the cores of the member", columns, rows[base:local])
+    print_facts(make_assumptions(), "training_share facts")
+    print_table("Share of a member's time", columns, rows[:base], "training_share")
+    print_table(
+        "Local steps, the exchange on the cores of the member", columns, rows[base:local], "training_share local"
+    )
     if rows[local:]:
-        print_table(f"Ways to {GOAL:.0%} in training", columns, rows[local:])
+        print_table(f"Ways to {GOAL:.0%} in training", columns, rows[local:], "training_share ways")
     finish(args, result)
 
 

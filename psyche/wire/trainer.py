@@ -143,7 +143,10 @@ class WorkRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """The table of a batch, and the roots of the momentum before and after it; before the first one zero (V2, V5)."""
+    """The table of a batch, and the roots of the momentum before and after it; before the first one zero (V2, V5).
+
+    Of local steps there is no table, and the roots are those of the error memory (LS7).
+    """
 
     table: bytes
     momentum_before: bytes

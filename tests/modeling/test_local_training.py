@@ -12,7 +12,7 @@ import torch
 import trio
 
 from psyche.core.encoding.plan import TransformPlan, decode_plan, get_payload_bytes
-from psyche.core.state.state import InnerOptimizer, Model, Optimizer, OptimizerKind
+from psyche.core.state.state import ZERO32, InnerOptimizer, Model, Optimizer, OptimizerKind
 from psyche.errors import TrainerError
 from psyche.modeling.distro.codec import ChunkSets, decode_payload
 from psyche.modeling.local.exchange import get_values
@@ -22,6 +22,7 @@ from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.fault import VARIABLE
 from psyche.modeling.trainer.process import TrainerProcess
+from psyche.modeling.verification.openings import decode_opening, draw_chunks, get_opening_bytes
 from psyche.wire.crypto import blake3_hash
 from psyche.wire.data import NOT_COUNTED
 from psyche.wire.trainer import (
@@ -30,6 +31,7 @@ from psyche.wire.trainer import (
     Contribution,
     LoadRequest,
     MergeRequest,
+    OpenRequest,
     SentResult,
     SnapshotRequest,
     TrainReply,
@@ -52,10 +54,12 @@ def run_model(run_model: Model) -> Model:
 def make_engine(load_request: LoadRequest) -> Callable[..., TrainerEngine]:
     """Makes an engine; keywords replace settings of the optimizer."""
 
-    def make(path: Path | None = None, *, keep_momentum: bool = True, **changes: object) -> TrainerEngine:
+    def make(
+        path: Path | None = None, *, keep_momentum: bool = True, verifies: bool = False, **changes: object
+    ) -> TrainerEngine:
         model = replace(load_request.model, optimizer=replace(OPTIMIZER, **changes))
         source: dict[str, object] = {} if path is None else {"path": str(path), "is_snapshot": True}
-        source["keep_momentum"] = keep_momentum
+        source |= {"keep_momentum": keep_momentum, "verifies": verifies}
         engine = TrainerEngine()
         engine.load(msgspec.structs.replace(load_request, model=model, micro_batch_size=SAMPLES, **source))
         return engine
@@ -370,6 +374,49 @@ def test_a_trainer_that_resumes_equals_one_that_never_stopped(
         payloads.append(one.merge(MergeRequest(held=(sent,))).payload)
     assert payloads[0] == payloads[1]
     assert payloads[0] != payloads[2], "a newcomer has nothing of it"
+
+
+def test_roots_are_those_of_the_error_memory_where_a_run_verifies_and_cost_others_nothing(
+    make_engine: Callable[..., TrainerEngine],
+) -> None:
+    """LS7, V5: an opening has what the payload was chosen from."""
+    engine, plain = make_engine(verifies=True), make_engine()
+    replies, others = ([train(one, 0), train(one, 1, in_flight=False)] for one in (engine, plain))
+    assert [(one.payload, one.work) for one in others] == [(one.payload, None) for one in replies]
+    works = [reply.work for reply in replies if reply.work is not None]
+    assert (works[0].table, works[0].momentum_before) == (b"", ZERO32)
+    assert works[1].momentum_before == works[0].momentum_after != works[1].momentum_after
+    replica = engine._get_loaded().replica
+    seed, count = bytes([7]) * 32, 8
+    places = draw_chunks(replica.plan, seed, count)
+    raw = engine.open(OpenRequest(height=1, seed=seed, opened_chunks=count)).opening
+    half = get_opening_bytes(replica.plan, places)  # of the roots before and after
+    decode_opening(replica.plan, places, works[1].momentum_before, raw[:half])
+    sets = decode_payload(replica.plan, replies[1].payload)
+    for place, coefficients in decode_opening(replica.plan, places, works[1].momentum_after, raw[half:]):
+        row = np.frombuffer(coefficients, "<f4")
+        assert row.tobytes() == replica.memory.coefficients[place.group][place.chunk].numpy().tobytes()
+        chosen = sets[place.group].indices[place.chunk]
+        largest = np.argsort(-np.abs(row), kind="stable")[: replica.plan.k]
+        assert sorted(chosen[chosen < row.size]) == sorted(index for index in largest if row[index])
+
+
+def test_statistics_are_those_of_what_is_sent_and_moved_and_change_no_bit(
+    make_engine: Callable[..., TrainerEngine],
+) -> None:
+    engine = make_engine()
+    measured, plain = train(engine, 0, with_statistics=True), train(make_engine(), 0)
+    assert (measured.payload, plain.statistics) == (plain.payload, ())
+    replica = engine._get_loaded().replica
+    assert [one.name for one in measured.statistics] == sorted(replica.parameters)
+    sent = sum(float(np.abs(get_values(sets)).sum()) for sets in decode_payload(replica.plan, measured.payload))
+    assert sum(one.update_energy for one in measured.statistics) == pytest.approx(sent)
+    moved = sum(float(one.abs().sum()) for one in replica.memory.coefficients)  # before the first one e is zero
+    assert sum(one.grad_energy for one in measured.statistics) == pytest.approx(moved, rel=1e-4)
+    assert all(one.momentum_norm > 0 for one in measured.statistics)
+    most = replica.plan.k / min(group.area for group in replica.plan.groups)
+    assert all(0 <= one.agreement <= most for one in measured.statistics)
+    assert train(engine, 1, lr=float("nan"), next_lr=float("nan"), with_statistics=True).statistics == ()
 
 
 def test_the_plan_is_one_of_local_steps(load_request: LoadRequest) -> None:

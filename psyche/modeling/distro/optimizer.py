@@ -18,7 +18,7 @@ from psyche.modeling.distro.apply import Applier, decay_weights
 from psyche.modeling.distro.blocks import Block, iterate_chunks, view_all_strips
 from psyche.modeling.distro.codec import ChunkSets, decode_payload
 from psyche.modeling.distro.momentum import Chosen, Momentum
-from psyche.modeling.distro.statistics import Sums, add_sums, measure_tile
+from psyche.modeling.distro.statistics import Sums, measure_update
 from psyche.modeling.distro.transform import invert, pack, select, transform
 from psyche.wire.trainer import SentResult
 
@@ -82,22 +82,7 @@ class Distro:
     @torch.no_grad()
     def measure(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, Sums]:
         """What the last `compress` of these gradients does to each tensor."""
-        strips = view_all_strips(self._plan, {name: gradient.contiguous() for name, gradient in gradients.items()})
-        parts: list[dict[str, Sums]] = []
-        for place, group in enumerate(self._plan.groups):
-            indices, values = self.momentum.get_last_sent(place)
-            for block in self._applier.blocks[place]:
-                shape = (block.chunks, *group.edges)
-                dense = values.new_zeros((block.chunks, group.area + 1))  # the last place is for padding
-                dense.scatter_(1, indices[block.rows].long(), values[block.rows])
-                update = invert(dense[:, : group.area].contiguous().view(shape))
-                momentum = self.momentum.read(place, block.rows).view(shape)
-                parts += (
-                    {self._plan.tensors[tile.tensor].name: measure_tile(
-                        tile, strips[tile.tensor][tile.strips, :, tile.columns], update, momentum)}
-                    for tile in block.tiles
-                )  # fmt: skip
-        return add_sums(parts)
+        return measure_update(self._plan, self._applier.blocks, gradients, self.momentum, invert)
 
     @torch.no_grad()
     def transform(self, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -4,12 +4,14 @@ Each is a sum over a tensor's chunks, so those of several ranks add up.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
-from psyche.modeling.distro.blocks import Tile
+from psyche.core.encoding.plan import TransformPlan
+from psyche.modeling.distro.blocks import Block, Tile, view_all_strips
+from psyche.modeling.distro.momentum import Momentum
 from psyche.wire.trainer import TensorStatistics
 
 
@@ -31,6 +33,32 @@ def add_sums(parts: Iterable[Mapping[str, Sums]]) -> dict[str, Sums]:
         for name, sums in part.items():
             total[name] = Sums(*(a + b for a, b in zip(total.get(name, Sums()), sums, strict=True)))
     return total
+
+
+def measure_update(
+    plan: TransformPlan,
+    blocks: Sequence[Sequence[Block]],
+    gradients: Mapping[str, torch.Tensor],
+    momentum: Momentum,
+    invert: Callable[[torch.Tensor], torch.Tensor],
+) -> dict[str, Sums]:
+    """What the last result of `momentum`, made of these gradients, does to each tensor; `invert` makes it weights."""
+    strips = view_all_strips(plan, {name: gradient.contiguous() for name, gradient in gradients.items()})
+    parts: list[dict[str, Sums]] = []
+    for place, group in enumerate(plan.groups):
+        indices, values = momentum.get_last_sent(place)
+        for block in blocks[place]:
+            shape = (block.chunks, *group.edges)
+            dense = values.new_zeros((block.chunks, group.area + 1))  # the last place is for padding
+            dense.scatter_(1, indices[block.rows].long(), values[block.rows])
+            update = invert(dense[:, : group.area].contiguous().view(shape))
+            kept = momentum.read(place, block.rows).view(shape)
+            parts += (
+                {plan.tensors[tile.tensor].name: measure_tile(
+                    tile, strips[tile.tensor][tile.strips, :, tile.columns], update, kept)}
+                for tile in block.tiles
+            )  # fmt: skip
+    return add_sums(parts)
 
 
 def measure_tile(tile: Tile, gradient: torch.Tensor, update: torch.Tensor, momentum: torch.Tensor) -> Sums:

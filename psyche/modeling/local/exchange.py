@@ -37,6 +37,7 @@ from psyche.modeling.distro.codec import (
 )
 from psyche.modeling.distro.compiled import find_kernels
 from psyche.modeling.distro.momentum import Chosen, Momentum
+from psyche.modeling.distro.statistics import Sums, measure_update
 from psyche.modeling.distro.transform import select
 from psyche.wire.trainer import SentResult
 
@@ -202,6 +203,11 @@ class Exchange:
             part.copy_(delta)
         indices, values = select(self.memory.decay_block(place, block.rows, gathered), group.k)
         return ChunkSets(indices.cpu().numpy(), *quantize(values.cpu().numpy(), group.scaled_bits))
+
+    @torch.no_grad()
+    def measure(self, deltas: Mapping[str, torch.Tensor]) -> dict[str, Sums]:
+        """What the last `compress` of these deltas sends of each tensor."""
+        return measure_update(self._plan, self._blocks, deltas, self.memory, lambda values: values)
 
     @torch.no_grad()
     def apply(self, parts: Sequence[Part], outer_rate: float) -> None:

@@ -91,8 +91,8 @@ class _Loaded:
     # refused batch changes nothing, so its decisions wait here for the next one.
     pending: dict[int, SentResult] = field(default_factory=dict)
     round: LocalRound | None = None  # of local steps, while it waits for its merge
-    roots: MomentumLog | None = None  # where the run verifies; both for DisTrO on one device
-    copies: WeightCopies | None = None
+    roots: MomentumLog | None = None  # where the run verifies, on one device
+    copies: WeightCopies | None = None  # of DisTrO alone
 
 
 def _compute_root(loaded: _Loaded, beat: Beat) -> bytes:
@@ -185,10 +185,10 @@ class TrainerEngine:
         root = _compute_root(loaded, beat)
         if info is not None and request.keep_momentum:
             _load_momentum(loaded, info)
+        if request.verifies:
+            loaded.roots = MomentumLog(replica.plan, replica.memory.coefficients, is_fresh=not loaded.train_count)
         if request.verifies and kind is OptimizerKind.DISTRO:
             loaded.copies = WeightCopies(list(replica.parameters.values()))
-            coefficients = replica.distro.momentum.coefficients
-            loaded.roots = MomentumLog(replica.plan, coefficients, is_fresh=not loaded.train_count)
         self._loaded, self._decoder = loaded, replica.decoder
         return self._describe(loaded, info, root)
 
@@ -323,6 +323,9 @@ class TrainerEngine:
         payload = b""
         if not refused:
             payload, refused = self._finish(loaded, round_.request)
+        if payload:
+            outcome["statistics"] = describe_sums(loaded.replica.sums)
+            outcome["work"] = None if loaded.roots is None else loaded.roots.describe(b"")
         self._end_round(loaded)
         return self._reply(
             loaded, round_.started, round_.summarize(), payload=payload, refused=refused, **outcome
@@ -348,11 +351,16 @@ class TrainerEngine:
         """The payload of a round whose inner steps are done, or why it has none."""
         decided = tuple(loaded.pending[height] for height in sorted(loaded.pending))
         self._loaded = None  # a failure from here on leaves the error memory undefined
+        if loaded.roots is not None:
+            loaded.roots.begin(request.work)
         try:
-            payload, refused = loaded.replica.end_round(decided, request.in_flight, request.height), ""
+            payload = loaded.replica.end_round(decided, request.in_flight, request.height, request.with_statistics)
+            refused = ""
         except TrainerError as error:
             payload, refused = b"", f"step {request.step}: {error}"
         else:
+            if loaded.roots is not None:
+                loaded.roots.end(request.height)
             loaded.pending.clear()
             loaded.train_count += 1
         self._loaded = loaded

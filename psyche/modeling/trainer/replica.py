@@ -15,6 +15,7 @@ from psyche.core.state.state import Lookahead, Optimizer, OptimizerKind
 from psyche.errors import TrainerError
 from psyche.modeling.device import IDLE, find_host
 from psyche.modeling.distro.codec import ChunkSets
+from psyche.modeling.distro.momentum import Momentum
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.distro.statistics import Sums
 from psyche.modeling.local.exchange import Part
@@ -131,12 +132,28 @@ class Replica:
     def merge(self, held: Sequence[Contribution]) -> None:
         self.local.merge(self.decode(held))
 
-    def end_round(self, decided: Sequence[SentResult], in_flight: bool, height: int) -> bytes:
+    def end_round(
+        self, decided: Sequence[SentResult], in_flight: bool, height: int, is_measured: bool = False
+    ) -> bytes:
         """The payload of what the round moved; refused, as if there had been no round, if that is not finite."""
-        return self.local.exchange.compress(self.local.end(), decided, in_flight=in_flight, height=height)
+        return self._send(self.local.end(), decided, in_flight, height, is_measured)
+
+    def _send(
+        self, deltas: Mapping[str, torch.Tensor], decided: Sequence[SentResult], in_flight: bool, height: int,
+        is_measured: bool,
+    ) -> bytes:  # fmt: skip
+        exchange = self.local.exchange
+        payload = exchange.compress(deltas, decided, in_flight=in_flight, height=height)
+        self.sums = exchange.measure(deltas) if is_measured else {}
+        return payload
 
     def abandon_round(self) -> None:
         self.local.abandon()
+
+    @property
+    def memory(self) -> Momentum:
+        """What no result has sent yet: DisTrO's momentum, or the error memory of local steps."""
+        return self.local.exchange.memory if isinstance(self.optimizer, LocalSteps) else self.distro.momentum
 
     def get_momentum(self) -> dict[str, torch.Tensor]:
         return self.optimizer.get_state()

@@ -47,7 +47,8 @@ class TensorMeasured(Event):
 
     `update_energy` and `grad_energy` are the sums of the magnitudes of the update, before its coefficients become
     signs, and of the gradient; `momentum_norm` is the Euclidean norm of the momentum, and `agreement` the share of
-    weights whose update has the sign of their gradient.
+    weights whose update has the sign of their gradient. With local steps the update is what the payload has of a
+    tensor, the gradient what the inner steps moved it, and the momentum the error memory.
     """
 
     epoch: int

@@ -12,6 +12,7 @@ from psyche.core.state.gossip import Result
 from psyche.core.state.state import ZERO32, ClientFlag, Optimizer, OptimizerKind, RunState
 from psyche.telemetry import types
 from psyche.wire.gossip import decode_gossip
+from psyche.wire.trainer import Work
 
 STEPS = 2
 OPTIMIZER = Optimizer(
@@ -92,6 +93,18 @@ def test_a_header_says_which_members_were_merged_and_how_many_inner_steps_were_d
     assert (header.lookahead_root, header.inner_steps) == (to_bytes32(0b1011), 1)
     told = bench.get_logs(types.InnerStepsDone)
     assert [(e.height, e.inner_steps, e.merged) for e in told] == [(0, STEPS, ()), (1, 1, (0, 1, 3))]
+
+
+def test_a_header_has_the_roots_of_the_error_memory_and_no_table_where_the_run_verifies() -> None:
+    """LS7."""
+    bench = build_local_bench(verification_percent=5)
+    roots = {"momentum_before": bytes([1]) * 32, "momentum_after": bytes([2]) * 32}
+    bench.train(work=Work(table=b"", **roots))
+    header = get_header(bench)
+    assert (header.momentum_before, header.momentum_after) == tuple(roots.values())
+    assert (header.work_root, header.piece_samples) == (ZERO32, 0)
+    bench.hear(bench.build_result(1, **roots))
+    assert get_refusals(bench) == []
 
 
 @pytest.mark.parametrize("steps", [0, STEPS + 1, 0xFFFF])

@@ -168,10 +168,8 @@ class Shard(Replica):
         del gradients
         self._group.send("compress", {}, lr, decided, in_flight, height, is_measured)
         payload = super().compress(self._gradients, lr, decided, in_flight, height, is_measured)
-        parts = self._group.gather((payload, self.sums))
         self._gradients = {}
-        self.sums = add_sums(sums for _, sums in parts)
-        return self.layout.merge([part for part, _ in parts]) if parts else b""
+        return self._merge(payload)
 
     def apply(self, payloads: Sequence[Contribution], lr: float, weight_decay: float) -> None:
         if isinstance(self.optimizer, LocalSteps):
@@ -207,15 +205,22 @@ class Shard(Replica):
         self.local.merge(parts)
         self._publish()
 
-    def end_round(self, decided: Sequence[SentResult], in_flight: bool, height: int) -> bytes:
-        self._group.send("end_round", decided, in_flight, height)
+    def end_round(
+        self, decided: Sequence[SentResult], in_flight: bool, height: int, is_measured: bool = False
+    ) -> bytes:
+        self._group.send("end_round", decided, in_flight, height, is_measured)
         deltas = self.local.end()
         self._publish()
         infinite = [name for name, delta in deltas.items() if not bool(delta.isfinite().all())]
         if self._group.add(len(infinite)):  # so that no rank's error memory takes up what another's refuses
             raise TrainerError("inner steps: the change of a tensor is not finite")
-        parts = self._group.gather(self.local.exchange.compress(deltas, decided, in_flight=in_flight, height=height))
-        return self.layout.merge(parts) if parts else b""
+        return self._merge(self._send(deltas, decided, in_flight, height, is_measured))
+
+    def _merge(self, payload: bytes) -> bytes:
+        """The payload and figures of the whole model at rank 0, from those of all ranks."""
+        parts = self._group.gather((payload, self.sums))
+        self.sums = add_sums(sums for _, sums in parts)
+        return self.layout.merge([part for part, _ in parts]) if parts else b""
 
     def abandon_round(self) -> None:
         self._group.send("abandon_round")

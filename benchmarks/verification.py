@@ -13,7 +13,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist, fmean, median, stdev
 from typing import Any
@@ -234,9 +233,9 @@ def main() -> None:
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), corpus.train_folder)
-        for stage, after in pairwise((*stages, None)):
+        for stage in stages:
             found: defaultdict[str, list[float]] = defaultdict(list)
-            while run.height < (stage + rounds if after is None or stage + rounds < after else after):
+            while run.height < stage + rounds:
                 ahead = run.begin()
                 if run.height >= stage:
                     measure(run, ahead, found)

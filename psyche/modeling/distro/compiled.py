@@ -4,11 +4,13 @@ Without fastmath numba neither fuses nor reorders operations on floats, so compi
 counterparts can give the same bytes.
 """
 
+import hashlib
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -21,10 +23,22 @@ _log: Final = structlog.get_logger("psyche.kernels")
 
 
 def compile_loops(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as machine code that lets other threads run, made at its first call and kept on disk."""
+    """The function as machine code that lets other threads run, made at its first call and kept on disk.
+
+    numba makes it anew when its file has changed. What it calls in other files is compiled into it, so their hash is a
+    part of the name it is kept under.
+    """
     import numba
 
+    loop.__qualname__ += f".{hash_sources(Path(__file__).parent)}"
     return numba.njit(cache=True, nogil=True, fastmath=False)(loop)
+
+
+@cache
+def hash_sources(folder: Path) -> str:
+    """16 hex digits of all Python files in a folder."""
+    sources = sorted(folder.rglob("*.py"))
+    return hashlib.sha256(b"".join(hashlib.sha256(source.read_bytes()).digest() for source in sources)).hexdigest()[:16]
 
 
 @cache
@@ -49,7 +63,7 @@ def find_coding(size_bytes: int) -> Any:
 @cache
 def _has_numba() -> bool:
     try:
-        compile_loops(_has_numba.__wrapped__)  # looks for a place for its cache
+        compile_loops(lambda: None)  # looks for a place for its cache
     except (ImportError, RuntimeError) as error:
         _log.warning(
             "payloads are coded and applied several times slower, since numba does not work here; install it with "

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from psyche.core.encoding.plan import TransformPlan
 from psyche.modeling.distro import compiled
 from psyche.modeling.distro.basis import compute_dct
 from psyche.modeling.distro.codec import ChunkSets, decode_payload
+from psyche.modeling.distro.compiled import compile_loops, hash_sources
 from psyche.modeling.distro.kernels import invert, transform
 from psyche.modeling.distro.loops.fast_dct import make_programs
 from psyche.modeling.distro.optimizer import Distro
@@ -144,3 +146,14 @@ def test_the_lookahead_point_is_torchs_but_where_the_momentum_is_nearly_zero(chu
         assert get_bytes(weights) == before
     different = sum(int((moved[0][name] != moved[1][name]).sum()) for name in moved[0])
     assert different <= 3  # of 350,000
+
+
+def test_compiled_code_is_kept_under_the_hash_of_all_it_may_be_made_of(tmp_path: Path) -> None:
+    (tmp_path / "loops").mkdir()
+    source = tmp_path / "loops" / "select.py"
+    source.write_text("k = 1")
+    before = hash_sources.__wrapped__(tmp_path)
+    source.write_text("k = 2")
+    assert hash_sources.__wrapped__(tmp_path) != before
+    ours = hash_sources(Path(compiled.__file__).parent)
+    assert compile_loops(lambda: None)._cache._impl.filename_base.split("-")[0].endswith(ours)

@@ -46,6 +46,7 @@ MAX_NODES: Final = 1_024  # whose events are taken
 MAX_OPEN: Final = 16  # rounds that somebody trains
 MAX_MEASURED: Final = 32  # steps whose tensors' figures are kept
 MAX_TENSORS: Final = 2_000
+Energies = tuple[int, float, float]  # how many were measured; of the update, and of the gradient
 PACE_ROUNDS: Final = 20  # whose median says how long a step takes
 REFERENCE_S: Final = 30.0  # after so long another client's view of the record counts
 STILL_S: Final = 60.0  # a run that has not moved for longer, and for five rounds, stands still
@@ -72,18 +73,6 @@ class Passed:
     torn: int = 0  # lines that are no events
     unknown: int = 0  # events of other versions
     missing: int = 0  # files that are gone
-
-
-@dataclass(slots=True)
-class Energies:
-    """Of a tensor at a step, summed over the members that measured it."""
-
-    count: int = 0
-    update: float = 0.0
-    grad: float = 0.0
-
-    def add(self, update: float, grad: float) -> None:
-        self.count, self.update, self.grad = self.count + 1, self.update + update, self.grad + grad
 
 
 @dataclass(slots=True)
@@ -124,7 +113,7 @@ class RunView:
         self.checkpoint_step = 0
         self.info: Members | None = None  # of a backend that says who takes part
         self.name_key: Callable[[bytes], str] = bytes.hex
-        self.measured: dict[int, dict[str, Energies]] = {}  # by step and tensor
+        self.measured: dict[int, dict[str, Energies]] = {}  # by step and tensor, summed over members
         self._curves: dict[str, Series[LossPoint]] = {}
         self._open: dict[Place, _OpenRound] = {}
         self._is_told = False  # the server's log has the curve
@@ -216,7 +205,8 @@ class RunView:
         if len(self.measured) > MAX_MEASURED:
             del self.measured[min(self.measured)]
         if event.name in found or len(found) < MAX_TENSORS:
-            found.setdefault(event.name, Energies()).add(event.update_energy, event.grad_energy)
+            count, update, grad = found.get(event.name, (0, 0.0, 0.0))
+            found[event.name] = (count + 1, update + event.update_energy, grad + event.grad_energy)
 
     def _on_round(self, t: float, _node: str, event: types.RoundStarted) -> None:
         """Without a server's log: a round is over when somebody is in a later one."""

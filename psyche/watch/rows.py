@@ -92,9 +92,9 @@ def make_row(
 def describe_tensors(measured: Mapping[str, Energies]) -> Values:
     """What `--optim-stats-steps` measured in a step: the mean over members."""
     return keep_numbers({
-        f"optim/{_NO_KEY.sub('_', name)[:MAX_KEY]}.{key}": energy / one.count
-        for name, one in measured.items()
-        for key, energy in (("delta_energy", one.update), ("grad_energy", one.grad))
+        f"optim/{_NO_KEY.sub('_', name)[:MAX_KEY]}.{key}": energy / count
+        for name, (count, update, grad) in measured.items()
+        for key, energy in (("delta_energy", update), ("grad_energy", grad))
     })  # fmt: skip
 
 

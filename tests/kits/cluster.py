@@ -182,6 +182,12 @@ class Cluster:
         name = f"client-{number}"
         return self._start(name, self._client_argv(name), env)
 
+    def start_cheat(self, number: int, kind: str) -> Node:
+        """Start client `number` with a trainer that cheats (`cheating_client`)."""
+        name, program = f"client-{number}", Path(__file__).with_name("verification") / "cheating_client.py"
+        argv = self._client_argv(name)
+        return self._start(name, [argv[0], str(program), kind, *argv[3:]], {})
+
     async def start(self, clients: int) -> None:
         self.start_server()
         for number in range(1, clients + 1):

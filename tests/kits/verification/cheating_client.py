@@ -1,0 +1,82 @@
+"""A client whose trainer cheats, as its user would start it: `python cheating_client.py KIND client train ...`.
+
+It computes, signs and gossips as every client does; what its trainer is asked for or answers is changed on the way.
+"""
+
+import sys
+from array import array
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from psyche.cli.main import main
+from psyche.client.runtime.trainer_tasks import TrainerTasks
+from psyche.core.encoding.work import ROW_BYTES
+from psyche.wire.trainer import TrainReply, TrainRequest
+
+STALE_ROUNDS: Final = 5
+Answer = Callable[[TrainRequest, TrainReply, list[TrainReply]], TrainReply]
+
+
+def spoil_half(request: TrainRequest) -> TrainRequest:
+    """The second half of the batch is the first one again."""
+    row = len(request.tokens) // request.samples
+    half = row * (request.samples // 2)
+    return msgspec.structs.replace(request, tokens=request.tokens[:half] + request.tokens[: len(request.tokens) - half])
+
+
+def choose_other(request: TrainRequest) -> TrainRequest:
+    """Samples of its own choice."""
+    ids = array("I", request.tokens)
+    ids.reverse()
+    return msgspec.structs.replace(request, tokens=ids.tobytes())
+
+
+def answer_lazily(request: TrainRequest, reply: TrainReply, before: list[TrainReply]) -> TrainReply:
+    """The first piece, shown for all of them; the calibration row is honest, else it were not judged in the epoch."""
+    del before
+    assert reply.work is not None
+    assert request.work is not None
+    table, kept = reply.work.table, ROW_BYTES * bool(request.work.calibration)
+    rows = (len(table) - kept) // ROW_BYTES
+    work = msgspec.structs.replace(reply.work, table=table[:ROW_BYTES] * rows + table[len(table) - kept :])
+    return msgspec.structs.replace(reply, work=work)
+
+
+def answer_again(age: int) -> Answer:
+    """What it answered so many rounds ago, with the table of that round."""
+
+    def answer(request: TrainRequest, reply: TrainReply, before: list[TrainReply]) -> TrainReply:
+        del request
+        old = before[-age] if len(before) >= age else reply
+        is_alike = old.work is not None and reply.work is not None and len(old.work.table) == len(reply.work.table)
+        return msgspec.structs.replace(reply, payload=old.payload, work=old.work) if is_alike else reply
+
+    return answer
+
+
+REQUESTS: Final[dict[str, Callable[[TrainRequest], TrainRequest]]] = {"half": spoil_half, "other": choose_other}
+ANSWERS: Final[dict[str, Answer]] = {
+    "lazy": answer_lazily, "stale": answer_again(STALE_ROUNDS), "resent": answer_again(1),
+}  # fmt: skip
+
+
+def cheat(kind: str) -> None:
+    honest, before = TrainerTasks._train_whole, list[TrainReply]()
+    change, answer = REQUESTS.get(kind), ANSWERS.get(kind)
+
+    async def train(tasks: TrainerTasks, request: TrainRequest) -> Any:
+        reply, merged = await honest(tasks, request if change is None else change(request))
+        if reply.work is None:
+            return reply, merged
+        shown = reply if answer is None else answer(request, reply, before)
+        before.append(reply)
+        return shown, merged
+
+    TrainerTasks._train_whole = train  # pyright: ignore[reportAttributeAccessIssue]
+
+
+if __name__ == "__main__":
+    cheat(sys.argv.pop(1))
+    main()

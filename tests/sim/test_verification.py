@@ -96,7 +96,7 @@ def test_rounds_of_a_verified_run_are_hardly_longer() -> None:
 
 @pytest.mark.parametrize("members", [1, 2, 3])
 def test_few_members_can_verify_each_other_or_go_on_without(members: int) -> None:
-    batch = dict.fromkeys(("global_batch_size_start", "global_batch_size_end"), 16)  # one member alone is in time (20 s)
+    batch = dict.fromkeys(("global_batch_size_start", "global_batch_size_end"), 16)  # in time (20 s) by one member
     outcome = play_verified(clients=members, min_clients=1, total_steps=9, rounds_per_epoch=8, **batch)
     assert get_banned(outcome) == set()
     assert bool(get_events(outcome, types.Audited)) == (members > 1)

@@ -136,10 +136,10 @@ def read_model(folder: Path) -> ServedModel:
     Raises:
         ConfigError: it lacks what a gate needs.
     """
-    folder = folder.resolve()
     for name in ("config.json", TOKENIZER_NAME):
         if not (folder / name).is_file():
             raise ConfigError(f"{folder}: no {name} there; name a model's folder, as clients export it")
+    folder = folder.resolve()
     card = folder / "README.md"
     match = _CARD.search(read_file(card, MAX_FILE_BYTES).decode(errors="replace")) if card.is_file() else None
     if match is not None:

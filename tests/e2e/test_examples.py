@@ -201,7 +201,8 @@ def test_bash_understands_every_example() -> None:
 
 def test_each_group_of_commands_is_followed_by_one_of_these_tests() -> None:
     assert {one.name.split()[0] for one in EXAMPLES} == {
-        *ALONE, "distro", "eval", "trace", "watch", "server", "client", "run", "local-testnet", "auth", "rewards", "dev"
+        *ALONE, "distro", "eval", "verify", "trace", "watch", "server", "client", "run", "local-testnet", "auth",
+        "rewards", "dev",
     }  # fmt: skip
 
 

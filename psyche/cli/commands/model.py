@@ -199,6 +199,8 @@ def _open_chat(
         return RemoteChat(place, key_file, max_tokens=tokens, temperature=temperature, seed=seed)
     from psyche.telemetry.loading import loading
 
+    if key_file is not None:
+        raise ConfigError(f"--api-key-file {key_file}: is for the address of a server, and {place} is none")
     if not (Path(place) / "config.json").is_file():  # before the seconds that torch takes
         raise ConfigError(f"{place}: no config.json there; name a model's folder, as clients export it")
     with loading("torch and the model"):
@@ -274,8 +276,12 @@ def serve(
     /v1/completions, /v1/chat/completions and /health. Every answer names the digest of the weights that wrote it.
     Ctrl-C ends it.
     """
-    if (folder is None) == (follow is None):
+    if folder is not None and follow is not None:
+        raise ConfigError(f"--follow {follow}: serves a run's weights, and {folder} others: name one of them")
+    if folder is None and follow is None:
         raise ConfigError("name a model's folder, or a client's data folder with --follow")
+    if events is not None and follow is None:
+        raise ConfigError(f"--events {events}: is for --follow, leave it out")
     if follow is not None and settings.engine == "llama-server":
         raise ConfigError("--follow: not with llama-server, which needs GGUF; take another engine")
     if settings.engine == "transformers":
@@ -285,8 +291,10 @@ def serve(
     from psyche.cli.helpers.watching import until_signal
     from psyche.serving.model import read_model
     from psyche.serving.serve import serve_folder, serve_run
+    from psyche.serving.settings import read_keys
     from psyche.wire.web import LOOPBACK
 
+    read_keys(settings.api_key_file)  # before a large model is looked at
     if settings.host not in LOOPBACK and settings.api_key_file is None:
         say(f"warning: everybody who reaches {settings.host} may use the model: there is no --api-key-file")
     if follow is not None:

@@ -62,6 +62,7 @@ SHORTER: Final[dict[tuple[str | int, ...], Value]] = {
     ("model", "LLM", "max_seq_len"): LENGTH,
 }
 ADDRESS: Final = ("model", "LLM", "data_location", "Http", "location", "SingleUrl")
+LOOKAHEAD = ("model", "LLM", "optimizer", "Distro", "lookahead")
 SERVER: Final = ("model", "LLM", "data_location", "Server")
 LLAMA, NANO = "emozilla/llama2-20m-init", "pefontana/Nano-Llama"
 REVISION: Final = "cf48eac4944f6e954a3d9c9c30e8c865e64e7d03"  # of the model, which is not the newest
@@ -141,7 +142,7 @@ def shorten(path: Path, hub: str) -> None:
     before = load_run(path)
     location, changes = before.model.data_location, dict(SHORTER)
     if before.config.verification_percent:  # else it would be refused (V4)
-        changes["model", "LLM", "optimizer", "Distro", "lookahead"] = "Own"
+        changes[LOOKAHEAD] = "Own"
     if location.kind is DataLocationKind.SERVER:
         changes[SERVER] = f"127.0.0.1:{choose_port()}"
         data = path.with_name("data.toml")
@@ -160,6 +161,10 @@ async def test_each_of_the_files_is_accepted_with_its_model_and_data_as_it_stand
     path = write_file(tmp_path, name, places)
     async with open_hub(places, monkeypatch):
         said = await trio.to_thread.run_sync(lambda: call("server", "validate-config", "--state", path).output)
+        if load_run(path).config.verification_percent:
+            assert 'set lookahead = "Own"' in said
+            path.write_text(set_values(path.read_text(), {LOOKAHEAD: "Own"}))
+            said = await trio.to_thread.run_sync(lambda: call("server", "validate-config", "--state", path).output)
     assert f"{path}: fine, but see the " in said
     assert "not checked" not in said
     assert "not yet" not in said

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from psyche.modeling.distro.codec import ChunkSets
 from psyche.modeling.local import exchange as exchange_module
@@ -72,14 +73,15 @@ def flip(found: ChunkSets) -> ChunkSets:
     ids=["one sign is wrong", "weights stay", "they do not run"],
 )
 def test_what_is_not_exact_on_a_device_is_not_used_there(
-    broken: SimpleNamespace, reason: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    broken: SimpleNamespace, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange_module, "import_module", lambda _: broken)
     find_exact_kernels.cache_clear()
     try:
-        assert [find_exact_kernels(torch.device("cpu")) for _ in range(2)] == [None, None]
+        with capture_logs() as lines:
+            assert [find_exact_kernels(torch.device("cpu")) for _ in range(2)] == [None, None]
     finally:
         find_exact_kernels.cache_clear()
-    (line,) = capfd.readouterr().out.splitlines()
-    assert "torch exchanges local steps on this GPU" in line
-    assert reason in line
+    (line,) = lines
+    assert "torch exchanges local steps on this GPU" in line["event"]
+    assert reason in line["reason"]

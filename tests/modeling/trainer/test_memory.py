@@ -105,7 +105,7 @@ def test_a_run_that_verifies_needs_four_copies_more_in_host_memory(step: Step) -
     plain, audits = (
         predict_bytes(one, CPU, 1, activation_checkpointing=False) for one in (step, replace(step, verifies=True))
     )
-    assert audits.pop("copies for audits") == 4 * plain["weights"]
+    assert audits.pop("copies for audits") == 4 * plain["gradients"]
     assert audits == plain
 
 

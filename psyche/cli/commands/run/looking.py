@@ -1,6 +1,5 @@
 """`psyche run explain` and `preview-lr`: what was decided of a member, and the learning rates that a file asks for."""
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +8,7 @@ import typer
 
 from psyche.cli.commands.run.group import group
 from psyche.cli.helpers.target import ON_CHAIN, OWNED, Access, command
+from psyche.errors import ConfigError
 
 if TYPE_CHECKING:
     from psyche.backends.port import Administration
@@ -48,11 +48,14 @@ def explain(
         keys = [backend.name_key(one.signer) for one in state.clients]
         return list(explain_member(state, find_member(state, member, keys)))
 
-    def read(path: Path) -> Iterator[str]:
+    def read(path: Path) -> list[str]:
         source = LogSource(path, keep=0)
         while source.read():
             pass
-        return explain_node(source.view.accounts, member)
+        try:
+            return list(explain_node(source.view.accounts, member))
+        except ConfigError as error:
+            raise ConfigError(f"--logs {path}: {error}") from None
 
     lines = map(wrap, access.run(ask, as_anybody=True)) if logs is None else read(logs)  # a line for each round
     typer.echo("\n".join(lines))

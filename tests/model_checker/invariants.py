@@ -128,9 +128,9 @@ def check_counters(state: Coordinator) -> None:
 
 
 def check_slots(state: Coordinator) -> None:
-    """M1, M4, I7: keys are held once, a free slot is empty, members have their slots, the banned none."""
+    """M1, M4, H5, V12, I7: keys are held once, a free slot is empty, members have their slots, the banned none."""
     left = [slot for slot in state.registry.slots if slot.state is SlotState.LEFT]
-    known = [(s.p2p, s.earned, s.active, s.until > 0) for s in left]
+    known = [(s.p2p, s.earned, s.active, _is_kept(s)) for s in left]
     demand("H5: what a slot that was left keeps", known, [(ZERO32, 0, 0, True)] * len(left))
     taken = [slot for slot in state.registry.slots if slot.state not in (SlotState.FREE, SlotState.LEFT)]
     demand("M1: signers", len({slot.signer for slot in taken}), len(taken))
@@ -145,6 +145,11 @@ def check_slots(state: Coordinator) -> None:
         demand("M3: a member's slot", slot.signer, client.signer)
         banned = slot.state is SlotState.BANNED
         demand("I7: a banned member", banned and client.state is not ClientState.EJECTED, False)
+
+
+def _is_kept(slot: Slot) -> bool:
+    """H5, V12: whether its signer has anything that leaving must not clear."""
+    return any((slot.strikes, slot.until, slot.fruitless, slot.false_challenges))
 
 
 def check_armed(state: Coordinator, now: int) -> None:
@@ -187,6 +192,7 @@ def check_step(before: Coordinator, after: Coordinator) -> None:
     """
     demand("T2: the nonce", after.nonce, before.nonce + 1)
     check_order(before, after)
+    check_waits(before, after)
     formed = before.run_state is RunState.WAITING_FOR_MEMBERS and after.run_state is RunState.WARMUP
     if formed:
         check_formation(before, after)
@@ -245,6 +251,21 @@ def check_order(before: Coordinator, after: Coordinator) -> None:
     starts = before.run_state is RunState.WARMUP and after.run_state is RunState.ROUND_TRAIN
     if not certifies and not starts:
         demand("P3: certified", after.certified, before.certified)
+
+
+def check_waits(before: Coordinator, after: Coordinator) -> None:
+    """H5, M10: a signer waits exactly while it has strikes or fruitless epochs.
+
+    By steps, because a run may be given to us in which it never was so; no rule brings that about.
+    """
+    known = before.registry.slots
+    odd = {number for number, slot in enumerate(known) if not _is_wait_due(slot)}
+    wrong = [number for number, slot in enumerate(after.registry.slots) if not _is_wait_due(slot)]
+    demand("H5, M10: slots whose wait does not fit", [number for number in wrong if number not in odd], [])
+
+
+def _is_wait_due(slot: Slot) -> bool:
+    return (slot.until > 0) is (slot.strikes > 0 or slot.fruitless > 0)
 
 
 def check_formation(before: Coordinator, after: Coordinator) -> None:

@@ -242,11 +242,7 @@ class DataServer:
     def _find_refusal(self, key: bytes, request: FetchRequest) -> str:
         now = self._now
         audited = now.audited.get(request.height) if request.epoch == now.round[0] else None
-        if (
-            audited is not None
-            and key in audited.keys
-            and audited.first <= request.start <= request.end <= audited.last
-        ):
+        if audited is not None and audited.has(key, request):
             return self._find_excess(request)
         if (request.epoch, request.height) != now.round:
             return f"round {(request.epoch, request.height)} is not the running one, {now.round} (epoch, height)"

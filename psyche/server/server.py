@@ -22,11 +22,10 @@ from psyche.config.load import LoadedRun
 from psyche.core.committee.assignment import compute_assignments
 from psyche.core.committee.elections import get_verifiers
 from psyche.core.encoding.account import decode_state
-from psyche.core.rules.audits import get_jury
+from psyche.core.rules.audits import find_jury
 from psyche.core.state.bits import get_members
 from psyche.core.state.limits import MAX_CLIENTS
-from psyche.core.state.state import ChallengeState, Coordinator, DataLocationKind, DataType, RoundFlag
-from psyche.core.state.timeline import get_round
+from psyche.core.state.state import Coordinator, DataLocationKind, DataType, RoundFlag
 from psyche.data.local import find_difference
 from psyche.data.provider import LocalFiles, open_files
 from psyche.data.server import AUDITED_ROUNDS, Audited, DataServer, PortStatus
@@ -125,13 +124,7 @@ class RunData:
 
 def _find_jurors(state: Coordinator) -> set[int]:
     """The members that judge open challenges in the running round (V12)."""
-    jurors: set[int] = set()
-    for challenge in state.challenges:
-        elected = challenge.deadline_height - 1
-        round_ = get_round(state, elected) if state.current.height in (elected, elected + 1) else None
-        if challenge.state is ChallengeState.OPEN and round_ is not None:
-            jurors.update(get_jury(state, round_, challenge))
-    return jurors
+    return {juror for challenge in state.challenges for juror in find_jury(state, challenge) or ()}
 
 
 def open_run_data(

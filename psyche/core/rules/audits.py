@@ -147,17 +147,23 @@ def check_judgement(state: Coordinator, context: Context, message: JudgeChalleng
         raise WrongRound(f"vote in round ({message.epoch}, {message.height}): it has passed or has not begun", "T7")
     client = get_member(state, context.now, context.sender, message.member)
     challenge = state.challenges[message.challenge]
-    elected = challenge.deadline_height - 1  # wraps where there is no challenge
-    if challenge.state is not ChallengeState.OPEN or running not in (elected, elected + 1):
+    jury = find_jury(state, challenge)
+    if jury is None:
         raise InvalidJudgement(f"challenge {message.challenge} is not open, or its jury does not judge now", "V12")
-    round_ = get_round(state, elected)
-    assert round_ is not None, "the ring has the running round and the one before it"
-    jury = get_jury(state, round_, challenge)
     if client.state is not ClientState.HEALTHY or message.member not in jury:
+        elected = challenge.deadline_height - 1
         raise InvalidJudgement(f"member {message.member} is not in the jury of round {elected}, or not Healthy", "V12")
     if challenge.voters >> message.member & 1:
         raise DuplicateWitness(f"member {message.member} has already judged challenge {message.challenge}", "V12, K3")
     return jury
+
+
+def find_jury(state: Coordinator, challenge: Challenge) -> list[int] | None:
+    """Who judges a challenge in the running round; None if it is not open, or not judged now (V12)."""
+    elected = challenge.deadline_height - 1
+    is_due = challenge.state is ChallengeState.OPEN and state.current.height in (elected, elected + 1)
+    round_ = get_round(state, elected) if is_due else None
+    return None if round_ is None else get_jury(state, round_, challenge)
 
 
 def get_jury(state: Coordinator, round_: Round, challenge: Challenge) -> list[int]:

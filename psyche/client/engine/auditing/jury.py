@@ -11,10 +11,9 @@ from psyche.client.engine.auditing.verifier import keep_evidence
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.weights import Weights
 from psyche.core.committee.verdicts import LEAST_AGREEMENT, Verdict, compute_distance, judge_piece
-from psyche.core.rules.audits import get_jury
+from psyche.core.rules.audits import find_jury
 from psyche.core.state.messages import JudgeChallenge
 from psyche.core.state.state import AuditReason, Challenge, ChallengeState, RunState
-from psyche.core.state.timeline import get_round
 from psyche.telemetry import types
 
 _Key = tuple[int, int, int, bytes]  # epoch, height, slot and commitment of the accused work
@@ -76,9 +75,7 @@ class Jury:
         return [(number, one) for number, one in challenges if one.state is ChallengeState.OPEN]
 
     def _is_juror(self, challenge: Challenge) -> bool:
-        state, elected = self.context.state, challenge.deadline_height - 1
-        round_ = get_round(state, elected) if state.current.height in (elected, elected + 1) else None
-        return round_ is not None and self.context.member in get_jury(state, round_, challenge)
+        return self.context.member in (find_jury(self.context.state, challenge) or ())
 
     def _ask(self, challenge: Challenge, *, may_ask: bool) -> None:
         x = self.context

@@ -9,10 +9,9 @@ from typing import Any
 from psyche.client.engine.actions import Announce, FetchPayload, PayloadArrived, PayloadFailed, ReconnectSoon, Submit
 from psyche.client.engine.auditing.works import (
     Work,
-    count_rows,
+    count_pieces,
     find_slip,
     get_table_bytes,
-    is_calibrated,
     is_verified,
     read_work,
 )
@@ -262,18 +261,19 @@ class Announcements:
         assert x.member is not None, "only members announce"
         header = self._build_header(record, x.member, fields, body, table)
         raw = encode_header(header)
+        commitment = compute_commitment(raw)
         message = sign_gossip(
-            x.identity, x.state.run_uid, record.epoch, record.height, x.member, Result(compute_commitment(raw), raw)
+            x.identity, x.state.run_uid, record.epoch, record.height, x.member, Result(commitment, raw)
         )
-        result = KnownResult(encode_gossip(message), header, compute_commitment(raw), PayloadStatus.HELD, held_at=now)
+        result = KnownResult(encode_gossip(message), header, commitment, PayloadStatus.HELD, held_at=now)
         if table:
             result.work = self._read_work(result, record, x.member, table, body)
         self._note_result(result, record, x.member, now)
-        record.signed.setdefault(x.member, {})[result.commitment] = result.raw
-        record.timely.add(result.commitment)
+        record.signed.setdefault(x.member, {})[commitment] = result.raw
+        record.timely.add(commitment)
         record.heard |= 1 << x.member
         x.do(Announce(result.raw, body, header.body_hash, record.epoch, record.height, table))
-        return result.commitment
+        return commitment
 
     def _build_header(
         self, record: RoundRecord, member: int, fields: dict[str, Any], body: bytes, table: bytes
@@ -395,7 +395,5 @@ class Announcements:
 
 def _find_pieces(audited: RoundRecord | None, task: AuditTask) -> int | None:
     """How many pieces or rows a task's target has; None if this client knows no single result of it."""
-    known = None if audited is None else audited.get_single(task.target)
-    if known is None or (known.header.result_kind is ResultKind.AUDIT) != task.is_report:
-        return None
-    return count_rows(known.header) - is_calibrated(known.header)
+    known = None if audited is None else audited.find_audited(task)
+    return None if known is None else count_pieces(known.header)

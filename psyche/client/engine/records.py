@@ -10,7 +10,7 @@ from psyche.client.engine.auditing.works import Work, is_verified
 from psyche.core.committee.assignment import compute_assignments
 from psyche.core.committee.audits import AuditTask, compute_audits
 from psyche.core.committee.elections import compute_quorum, get_witnesses
-from psyche.core.encoding.header import ResultHeader
+from psyche.core.encoding.header import ResultHeader, ResultKind
 from psyche.core.rules.audits import get_doubted
 from psyche.core.state.bits import BitCounter, compute_bits, get_members
 from psyche.core.state.gossip import Finished, Gossip, Ready
@@ -111,6 +111,12 @@ class RoundRecord:
     def reporters(self) -> Collection[int]:
         """The verifiers that have audits."""
         return self.tasks.keys()
+
+    def find_audited(self, task: AuditTask) -> KnownResult | None:
+        """The single result of this round that an audit is of."""
+        known = self.get_single(task.target)
+        is_meant = known is not None and (known.header.result_kind is ResultKind.AUDIT) == task.is_report
+        return known if is_meant else None
 
     def is_held(self, member: int) -> bool:
         known = self.get_single(member)

@@ -7,6 +7,7 @@ from typing import Final
 
 from psyche.client.engine.actions import Case
 from psyche.client.engine.announcements import compute_step_lr
+from psyche.client.engine.auditing.works import count_pieces
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.core.committee.audits import AuditTask
@@ -41,8 +42,8 @@ class Question:
 def find_task(x: EngineContext, record: RoundRecord, task: AuditTask) -> Question | Lack:
     """The question of an audit of this round."""
     audited = x.book.get(record.height - 1)
-    known = None if audited is None else audited.get_single(task.target)
-    if audited is None or known is None or (known.header.result_kind is ResultKind.AUDIT) != task.is_report:
+    known = None if audited is None else audited.find_audited(task)
+    if audited is None or known is None:
         return Lack.GONE
     return _ask(x, audited, task.target, known, task.get_piece)
 
@@ -73,11 +74,12 @@ def _ask(
 ) -> Question | Lack:
     if known.work is None:
         return Lack.COMING if known.status in _COMING else Lack.GONE
-    report = known.work.report
-    piece = choose(len(report) or len(known.work.table) - (known.work.calibration is not None))
+    piece = choose(count_pieces(known.header))
     if piece is None:
         return Lack.GONE
-    case = _find_case_of_row(x, record, known, piece) if report else _find_case(x, record, member, known, piece)
+    case = (
+        _find_case_of_row(x, record, known, piece) if known.work.report else _find_case(x, record, member, known, piece)
+    )
     if isinstance(case, Lack):
         return case
     return Question(member, piece, record.seed, known, known.work.get_claim(piece), case)

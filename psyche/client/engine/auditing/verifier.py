@@ -233,8 +233,7 @@ class Verifier:
         }  # fmt: skip
         table = encode_table(_accumulate([f.answer for _, f in findings]))
         commitment = self.announcements.announce(record, fields, encode_report(rows), now=now, table=table)
-        own_report = record.results[x.member][commitment]
-        self._read.add(own_report.commitment)
+        self._read.add(commitment)
         self._put_on_record(record, [f for _, f in findings], commitment)
 
     def _put_on_record(self, record: RoundRecord, findings: Sequence[Finding], commitment: bytes) -> None:

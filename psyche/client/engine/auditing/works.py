@@ -40,16 +40,15 @@ def is_verified(state: Coordinator) -> bool:
     return state.config.verification_percent > 0 and state.model.optimizer.kind is OptimizerKind.DISTRO
 
 
-def count_rows(header: ResultHeader) -> int:
-    """The rows of a result's table.
+def count_pieces(header: ResultHeader) -> int:
+    """The pieces of a result, or the rows of a report: its table has a row for each.
 
     Raises:
         WireError: its pieces are too large for its batch.
     """
     if header.result_kind is ResultKind.AUDIT:
         return header.body_len // AUDIT_ROW_BYTES
-    pieces = compute_pieces(header.batch_end - header.batch_start + 1, header.piece_samples)
-    return pieces + is_calibrated(header)
+    return compute_pieces(header.batch_end - header.batch_start + 1, header.piece_samples)
 
 
 def is_calibrated(header: ResultHeader) -> bool:
@@ -58,7 +57,7 @@ def is_calibrated(header: ResultHeader) -> bool:
 
 def get_table_bytes(header: ResultHeader) -> int:
     """The length of a result's table, 0 if it has none; its header has been checked."""
-    return count_rows(header) * ROW_BYTES if header.work_root != ZERO32 else 0
+    return (count_pieces(header) + is_calibrated(header)) * ROW_BYTES if header.work_root != ZERO32 else 0
 
 
 def find_slip(header: ResultHeader, audits: int, *, is_shown: bool) -> str:
@@ -74,7 +73,7 @@ def find_slip(header: ResultHeader, audits: int, *, is_shown: bool) -> str:
     if header.result_kind is ResultKind.AUDIT:
         return _find_slip_of_report(header, audits)
     try:
-        compute_pieces(header.batch_end - header.batch_start + 1, header.piece_samples)
+        count_pieces(header)
     except WireError as error:
         return str(error)
     return ""
@@ -104,5 +103,5 @@ def read_work(
         check_report(report, tasks, find_pieces)
         return Work(table, decode_table(table, len(report)), report)
     has_calibration = is_calibrated(header)
-    rows = decode_table(table, count_rows(header) - has_calibration, is_calibrated=has_calibration)
+    rows = decode_table(table, count_pieces(header), is_calibrated=has_calibration)
     return Work(table, rows, calibration=rows[-1].values if has_calibration else None)

@@ -27,8 +27,8 @@ from psyche.wire.crypto import (
     compute_state_digest,
 )
 from psyche.wire.gossip import is_signed_by
-from psyche.wire.ports import AuditingTrainer
-from psyche.wire.trainer import ApplyRequest, AuditRequest, AuditTarget, LoadRequest
+from psyche.wire.ports import Trainer
+from psyche.wire.trainer import ApplyRequest, AuditRequest, AuditTarget, LoadRequest, get_applied_heights
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def judge(case: Case, values: Values, tolerance: float | None = None) -> Judgeme
 
 
 async def compute_values(
-    trainer: AuditingTrainer, case: Case, load: LoadRequest, read_set: Callable[[int, int], Stored | None]
+    trainer: Trainer, case: Case, load: LoadRequest, read_set: Callable[[int, int], Stored | None]
 ) -> Values:
     """Compute the piece at the weights that the replayed sets give; `load` names the epoch's first ones.
 
@@ -151,9 +151,8 @@ async def compute_values(
     if digest != case.header.base_digest:
         raise TrainerError(f"the replayed sets give the weights {digest.hex()[:16]}, the header names others")
     height = case.header.height
-    request = AuditRequest(
-        height=height, seeds=(case.round.seed,), targets=(case.target,), applies=tuple(sets[height - height % 4 + 1 :])
-    )
+    applies = tuple(sets[number] for number in get_applied_heights(height))
+    request = AuditRequest(height=height, seeds=(case.round.seed,), targets=(case.target,), applies=applies)
     audited = await trainer.audit(request)
     refused = audited.refused or audited.targets[0].refused
     if refused:

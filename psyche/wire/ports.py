@@ -223,6 +223,17 @@ class Trainer(Protocol):
         """Apply a decided set bit-exactly and return the weight part of the state digest."""
         ...
 
+    async def open(self, request: OpenRequest) -> OpenReply:
+        """Open chunks of its own momenta."""
+        ...
+
+    async def audit(self, request: AuditRequest) -> AuditReply:
+        """Compute pieces of others at an earlier round's weights, and put the own weights back, bit for bit.
+
+        Training comes first: any other call, and `cancel`, end it at the next micro-batch.
+        """
+        ...
+
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
         """Write a resume snapshot or a Hugging Face export."""
         ...
@@ -237,19 +248,4 @@ class Trainer(Protocol):
 
     async def stop(self) -> None:
         """Stop the trainer and all processes that it started."""
-        ...
-
-
-class AuditingTrainer(Trainer, Protocol):
-    """A trainer that can check the work of others, and show more of its own."""
-
-    async def open(self, request: OpenRequest) -> OpenReply:
-        """Open chunks of its own momenta."""
-        ...
-
-    async def audit(self, request: AuditRequest) -> AuditReply:
-        """Compute pieces of others at an earlier round's weights, and put the own weights back, bit for bit.
-
-        Training comes first: any other call, and `cancel`, end it at the next micro-batch.
-        """
         ...

@@ -305,10 +305,18 @@ class AuditTarget(msgspec.Struct, frozen=True, kw_only=True):
     link: LinkRequest | None = None
 
 
+COPIED_EVERY: Final = 4  # rounds, so that the last four rounds are at most three sets away from a copy of the weights
+
+
+def get_applied_heights(height: int) -> range:
+    """The rounds whose sets lead from the trainer's last copy to the weights of D(`height`) (V8)."""
+    return range(height - height % COPIED_EVERY + 1, height + 1)
+
+
 class AuditRequest(msgspec.Struct, frozen=True, kw_only=True, tag="audit"):
     """Compute pieces of others at the weights of D(`height`), one of the last four rounds; each has a sketch per seed.
 
-    `applies` are the sets of the rounds from that of the last copy on: (height - height mod 4) + 1 to height (V8).
+    `applies` are the sets of `get_applied_heights`.
     """
 
     height: int

@@ -18,10 +18,17 @@ from psyche.core.state.gossip import Result
 from psyche.core.state.state import ZERO32, Coordinator, DataType
 from psyche.errors import DataError, NetworkError
 from psyche.wire.gossip import decode_gossip
-from psyche.wire.ports import AuditingTrainer
-from psyche.wire.trainer import ApplyRequest, AuditedTarget, AuditReply, AuditRequest, AuditTarget, WorkRequest
+from psyche.wire.ports import Trainer
+from psyche.wire.trainer import (
+    ApplyRequest,
+    AuditedTarget,
+    AuditReply,
+    AuditRequest,
+    AuditTarget,
+    WorkRequest,
+    get_applied_heights,
+)
 
-COPIED_EVERY: Final = 4  # heights between two copies of the weights that the trainer keeps (V8)
 BATCHES_KEPT: Final = 32
 SUFFIX: Final = ".evidence"
 
@@ -37,7 +44,7 @@ class AuditTasks:
     """Carries out audits; batches of others are kept for a while."""
 
     def __init__(
-        self, trainer: AuditingTrainer, data: DataAhead, payloads: PayloadCache, replay: ReplayStore,
+        self, trainer: Trainer, data: DataAhead, payloads: PayloadCache, replay: ReplayStore,
         context: AuditContext,
     ) -> None:  # fmt: skip
         self._trainer = trainer
@@ -127,7 +134,7 @@ class AuditTasks:
         """The sets between the trainer's copy of the weights and this height; None if one is not here."""
         await self._x.wait_for_replay()
         found: list[ApplyRequest] = []
-        for number in range(height - height % COPIED_EVERY + 1, height + 1):
+        for number in get_applied_heights(height):
             stored = await trio.to_thread.run_sync(self._replay.read, epoch, number)
             if stored is None:
                 return None

@@ -30,7 +30,7 @@ from psyche.network.streams import Signal
 from psyche.telemetry import types
 from psyche.telemetry.types import WeightSource
 from psyche.wire.crypto import compute_data_hash, compute_state_digest
-from psyche.wire.ports import AuditingTrainer
+from psyche.wire.ports import Trainer
 from psyche.wire.trainer import (
     Contribution,
     LoadReply,
@@ -48,7 +48,7 @@ TrainerAction = KeptAction | act.Train | act.Apply | act.Audit | act.WriteSnapsh
 _Queued = tuple[TrainerAction, tuple[bytes, ...] | None]  # with the bodies to apply
 
 
-class RestartableTrainer(AuditingTrainer, Protocol):
+class RestartableTrainer(Trainer, Protocol):
     """A trainer whose process can be started again after a failure."""
 
     async def restart(self) -> None:

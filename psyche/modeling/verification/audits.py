@@ -20,7 +20,15 @@ from psyche.modeling.trainer.replica import STAY, Ahead, Replica
 from psyche.modeling.verification.copies import WeightCopies
 from psyche.modeling.verification.links import check_link, compute_sign_share
 from psyche.modeling.verification.sketch import Sketch
-from psyche.wire.trainer import ApplyRequest, AuditedPiece, AuditedTarget, AuditReply, AuditRequest, AuditTarget
+from psyche.wire.trainer import (
+    ApplyRequest,
+    AuditedPiece,
+    AuditedTarget,
+    AuditReply,
+    AuditRequest,
+    AuditTarget,
+    get_applied_heights,
+)
 
 Beat = Callable[[], None]
 
@@ -60,9 +68,8 @@ class Auditor:
         Raises:
             TrainerError: these are not the sets of the rounds up to the one that is asked for.
         """
-        last = request.height
-        if [one.height for one in request.applies] != list(range(last - last % 4 + 1, last + 1)):
-            raise TrainerError(f"audit: the sets do not lead to the weights of round {last}")
+        if [one.height for one in request.applies] != [*get_applied_heights(request.height)]:
+            raise TrainerError(f"audit: the sets do not lead to the weights of round {request.height}")
         for one in request.applies:
             apply_set(self.replica, one)
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
 
 import torch
 from torch import Tensor
 
-COPIED_EVERY: Final = 4  # rounds, so that the last four rounds are at most three sets away from a copy
+from psyche.wire.trainer import COPIED_EVERY
 
 
 class WeightCopies:

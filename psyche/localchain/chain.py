@@ -19,7 +19,7 @@ from psyche.localchain.rpc.hub import SubscriptionHub
 from psyche.localchain.rpc.methods import make_methods
 from psyche.localchain.rpc.web import make_http_app, make_socket_app
 from psyche.wire.nursery import open_plain_nursery
-from psyche.wire.web import bind_pair, serve_app
+from psyche.wire.web import bind_pair, format_host, serve_app
 
 SLOT_MS: Final = 400  # of the chain itself
 GENESIS_BYTES: Final = 32
@@ -71,7 +71,7 @@ async def open_local_chain(
         stack.enter_context(open_recorder(bank, record))
         listening, sockets = bind_pair(host, port)
         address, number = listening.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
+        shown = format_host(address)
         chain = LocalChain(f"http://{shown}:{number}", f"ws://{shown}:{number + 1}", bank)
         try:
             async with (

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from psyche.errors import ConfigError
+from psyche.serving.requests import read_choice
 from psyche.serving.settings import read_keys
 from psyche.wire.web import LOOPBACK
 
@@ -93,8 +94,7 @@ def _read_piece(data: str) -> str:
     event = json.loads(data)
     if "error" in event:
         raise ConfigError(f"the server breaks off: {_read_error(data.encode())}")
-    choice = next(iter(event.get("choices") or ()), {})
-    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+    return read_choice(event)[0]
 
 
 def _read_error(raw: bytes) -> str:

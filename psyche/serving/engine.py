@@ -15,7 +15,7 @@ import trio
 
 from psyche.errors import ConfigError, PsycheError
 from psyche.serving.model import ServedModel
-from psyche.serving.requests import Asked, Chat, Completion, Cutter
+from psyche.serving.requests import Asked, Chat, Completion, Cutter, read_choice
 from psyche.serving.settings import ServeSettings
 from psyche.testnet.companion import keep_small
 from psyche.testnet.free_port import choose_port
@@ -205,12 +205,11 @@ def _read_line(line: str, reason: str, count: int) -> tuple[str, str, int]:
         event = json.loads(data)
         if "error" in event:
             raise Refused(502, f"the engine fails: {str(event['error'])[:512]}")
-        choice = next(iter(event.get("choices") or ()), {})
-        text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        text, ended = read_choice(event)
         count = (event.get("usage") or {}).get("completion_tokens") or count
-        return text, choice.get("finish_reason") or reason, count
     except (ValueError, TypeError, AttributeError) as error:
         raise Refused(502, "the engine's answer is of another form") from error
+    return text, ended or reason, count
 
 
 def _make_command(model: ServedModel, settings: ServeSettings, port: int) -> Sequence[str]:

@@ -94,6 +94,13 @@ def read_request(raw: bytes, kind: type[Asked]) -> Asked:
         raise Refused(400, f"{name or 'the body'}: {what[:512]}", name or None) from error
 
 
+def read_choice(event: dict[str, Any]) -> tuple[str, str]:
+    """The text in an event of a stream, of a chat or not, and why the answer ends; empty if it goes on."""
+    choice = next(iter(event.get("choices") or ()), {})
+    text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+    return text, choice.get("finish_reason") or ""
+
+
 class Cutter:
     """Ends a text before the first of some words; what may be the beginning of one is held back."""
 

@@ -17,7 +17,7 @@ from psyche.serving.model import ServedModel
 from psyche.serving.settings import ServeSettings
 from psyche.testnet.scratch import Scratch
 from psyche.wire.nursery import open_plain_nursery
-from psyche.wire.web import bind, serve_app
+from psyche.wire.web import bind, format_host, serve_app
 
 LOOK_EVERY_S: Final = 1.0
 REMOVE_S: Final = 30.0
@@ -63,9 +63,8 @@ async def serve_run(data_dir: Path, events: Path | None, settings: ServeSettings
 async def _serve(models: AsyncGenerator[ServedModel], settings: ServeSettings, scratch: Path, say: Say) -> None:
     gate = Gate(settings)
     listening = bind(settings.host, settings.port)
-    name = f"[{settings.host}]" if ":" in settings.host else settings.host
     async with open_plain_nursery() as nursery, serve_app(gate.app, listening), aclosing(models):
-        say(f"serving at http://{name}:{listening.getsockname()[1]}/v1")
+        say(f"serving at http://{format_host(settings.host)}:{listening.getsockname()[1]}/v1")
         fleet = _Fleet(gate, settings, scratch, nursery, say)
         async for model in models:
             await fleet.change(model)

@@ -25,7 +25,18 @@ from psyche.watch.document import (
 )
 from psyche.watch.feed import Feed
 from psyche.watch.saved import STATIC
-from psyche.wire.web import App, Message, Receive, Refused, Send, bind, check_caller, get_own_names, serve_app
+from psyche.wire.web import (
+    App,
+    Message,
+    Receive,
+    Refused,
+    Send,
+    bind,
+    check_caller,
+    format_host,
+    get_own_names,
+    serve_app,
+)
 
 FRESH_S: Final = 2.0  # so long an answer stands while nothing new is known
 MAX_DRAWN: Final = 256
@@ -54,9 +65,8 @@ async def serve_page(watcher: Watcher, host: str, port: int, metrics: Metrics | 
         OSError: the port is in use, or the host not this machine's.
     """
     listening = bind(host, port)
-    name = f"[{host}]" if ":" in host else host
     async with serve_app(Site(watcher, host, metrics).make_app(), listening):
-        yield f"http://{name}:{listening.getsockname()[1]}/"
+        yield f"http://{format_host(host)}:{listening.getsockname()[1]}/"
 
 
 class Site:

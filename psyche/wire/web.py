@@ -43,6 +43,11 @@ class Refused(Exception):
         self.field = field
 
 
+def format_host(host: str) -> str:
+    """A host as it stands in an address."""
+    return f"[{host}]" if ":" in host else host
+
+
 def get_own_names(host: str) -> frozenset[str]:
     """The names that a server bound to `host` is called by, besides its addresses."""
     other = () if host in LOOPBACK else (socket.gethostname().lower(),)

@@ -5,7 +5,8 @@ bound leaves the sign open it is computed exactly. What is compressed may differ
 bits, as between two devices.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -29,39 +30,29 @@ from psyche.modeling.distro.loops.vectors import (
 )
 
 Floats = NDArray[np.float32]
-Corner = tuple[
-    int, int, int, int
-]  # of a rectangle of chunks: its first strip and column, its columns, and the tensor's
+# Of a rectangle of chunks: its first strip and column, its columns, and the tensor's.
+Corner = tuple[int, int, int, int]
 
 
-@compile_loops
-def transform(source: Floats, at: int, stride: int, rows: int, columns: int, target: Floats) -> None:
-    """The DCT of `columns` columns of `rows` rows; the target has a row of each."""
-    for column in range(0, columns, LANES):
-        begin, place = at + column, column * rows
-        if rows == 64:
-            transform_columns(source, begin, stride, target, place, 64, DCT)
-        elif rows == 128:
-            transform_columns(source, begin, stride, target, place, 128, DCT)
-        elif rows == 32:
-            transform_columns(source, begin, stride, target, place, 32, DCT)
-        else:
-            transform_columns(source, begin, stride, target, place, 16, DCT)
+def _make_transform(direction: int) -> Callable[[Floats, int, int, int, int, Floats], None]:
+    @compile_loops
+    def transform(source: Floats, at: int, stride: int, rows: int, columns: int, target: Floats) -> None:
+        for column in range(0, columns, LANES):
+            begin, place = at + column, column * rows
+            if rows == 64:
+                transform_columns(source, begin, stride, target, place, 64, direction)
+            elif rows == 128:
+                transform_columns(source, begin, stride, target, place, 128, direction)
+            elif rows == 32:
+                transform_columns(source, begin, stride, target, place, 32, direction)
+            else:
+                transform_columns(source, begin, stride, target, place, 16, direction)
+
+    return transform
 
 
-@compile_loops
-def invert(source: Floats, at: int, stride: int, rows: int, columns: int, target: Floats) -> None:
-    """The inverse of `transform`, of `rows` frequencies of each column."""
-    for column in range(0, columns, LANES):
-        begin, place = at + column, column * rows
-        if rows == 64:
-            transform_columns(source, begin, stride, target, place, 64, INVERSE)
-        elif rows == 128:
-            transform_columns(source, begin, stride, target, place, 128, INVERSE)
-        elif rows == 32:
-            transform_columns(source, begin, stride, target, place, 32, INVERSE)
-        else:
-            transform_columns(source, begin, stride, target, place, 16, INVERSE)
+transform: Final = _make_transform(DCT)  # of `columns` columns of `rows` rows; the target has a row of each
+invert: Final = _make_transform(INVERSE)  # of `rows` frequencies of each column
 
 
 @compile_loops

@@ -11,6 +11,7 @@ from psyche.core.state.enums import ANEW, MUON
 from psyche.core.state.state import Optimizer
 from psyche.errors import TrainerError
 from psyche.modeling.device import allocate
+from psyche.modeling.local.muon import Muon
 from psyche.modeling.local.offload import OffloadedState
 from psyche.modeling.local.state import COUNTS, gather_chunks, scatter_chunks
 
@@ -52,9 +53,8 @@ class InnerSteps:
         made: list[torch.optim.Optimizer] = []
         if rest:
             made.append(torch.optim.AdamW(rest, betas=BETAS, eps=EPS, weight_decay=decay))
-        if inside:  # with the size of AdamW's steps, so that one learning rate does for both
-            muon = torch.optim.Muon(inside.values(), weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-            made.append(muon)
+        if inside:
+            made.append(Muon(inside.values(), weight_decay=decay))
         return made
 
     def begin_round(self) -> None:
@@ -102,7 +102,7 @@ class InnerSteps:
         """Make the moments, zero, as they are after so many steps; else the first step makes them."""
         for optimizer in self._optimizers:
             for parameter in optimizer.param_groups[0]["params"]:
-                names = _MUON_STATE if isinstance(optimizer, torch.optim.Muon) else _ADAMW_STATE
+                names = _MUON_STATE if isinstance(optimizer, Muon) else _ADAMW_STATE
                 shape, device = parameter.shape, parameter.device
                 optimizer.state[parameter] = {name: allocate(shape, device, self._host) for name in names}
                 if names is _ADAMW_STATE:

@@ -48,7 +48,10 @@ def test_inner_batches_are_all_samples_in_order_and_none_is_empty(samples: int, 
 
 @pytest.mark.parametrize("kind", list(InnerOptimizer))
 def test_a_tensor_moves_as_its_optimizer_alone_would_move_it(kind: InnerOptimizer) -> None:
-    """Muon takes the matrix inside a layer, AdamW all else; decay of weights is decoupled."""
+    """Muon takes the matrix inside a layer, AdamW all else; decay of weights is decoupled.
+
+    torch's Muon rounds to bf16, ours does not.
+    """
     inner, parameters = make(kind)
     rest, inside = {**make(kind)[1]}, {}
     if kind in (InnerOptimizer.MUON, InnerOptimizer.MUON_ANEW):
@@ -67,7 +70,11 @@ def test_a_tensor_moves_as_its_optimizer_alone_would_move_it(kind: InnerOptimize
             for other in others:
                 other.param_groups[0]["lr"] = rate
                 other.step()
-    assert all(torch.equal(parameters[name], other) for name, other in {**rest, **inside}.items())
+    assert all(torch.equal(parameters[name], other) for name, other in rest.items())
+    for name in inside:
+        moves = [one[name].detach() - make(kind)[1][name] for one in (parameters, inside)]
+        difference = (moves[0] - moves[1]).norm() / moves[1].norm()
+        assert 0 < difference < 0.01
     assert all(parameter.grad is None for parameter in parameters.values())
 
 

@@ -86,20 +86,12 @@ def compare(claimed: Sequence[Values], own: Sequence[Values]) -> list[float]:
     return [compute_distance(one, other) for one, other in zip(claimed, own, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "fp32", "bf16"),
-    [
-        (InnerOptimizer.ADAMW_ANEW, 1e-4, 0.04),
-        (InnerOptimizer.MUON_ANEW, 0.03, 0.1),  # torch orthogonalizes in bf16, whatever the gradient's numbers
-    ],
-)
-def test_a_round_is_replayed_closely_and_a_cheat_is_far_off(
-    model: LlamaForCausalLM, kind: InnerOptimizer, fp32: float, bf16: float
-) -> None:
+@pytest.mark.parametrize("kind", [InnerOptimizer.ADAMW_ANEW, InnerOptimizer.MUON_ANEW])
+def test_a_round_is_replayed_closely_and_a_cheat_is_far_off(model: LlamaForCausalLM, kind: InnerOptimizer) -> None:
     own = play(model, kind)
-    assert max(compare(play(model, kind, micro_batch=2), own)) <= fp32
+    assert max(compare(play(model, kind, micro_batch=2), own)) <= 1e-4
     low = play(model, kind, numeric_class=NumericClass.BF16)
     again = play(model, kind, micro_batch=2, numeric_class=NumericClass.BF16)
-    assert max(compare(again, low)[3:]) <= bf16
+    assert max(compare(again, low)[3:]) <= 0.04
     assert min(compare(play(model, kind, share=0.5), own)) >= 0.2
     assert min(compare(play(model, kind, seed=2_000), own)) >= 0.2, "other samples"

@@ -324,6 +324,7 @@ class ClientHost(Host):
         for program in self.programs:
             self.trainer.tamper = program.change_payload
             self.trainer.works.distort = program.change_works
+            self.trainer.works.distort_calibration = program.change_calibration
             self.trainer.spoil = program.change_audit
         await self.trainer.start()  # M2: join only once the trainer is up
         async with AsyncExitStack() as stack:

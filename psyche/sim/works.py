@@ -50,6 +50,7 @@ class SimWorks:
     rng: random.Random
     noise: float = 0.0
     distort: Distort | None = None  # set by a dishonest owner
+    distort_calibration: Callable[[Piece], Piece] | None = None  # likewise
     momentum: bytes = ZERO32
     _weights: dict[int, bytes] = field(default_factory=dict)  # height -> hash of the weights of that round
 
@@ -77,7 +78,9 @@ class SimWorks:
         shown = pieces if self.distort is None else self.distort(request.height, pieces)
         rows = self._accumulate([self._blur(piece.sketch(wanted.seed)) for piece in shown])
         if wanted.calibration:
-            rows.append(_get_row(self._blur(Piece(here, wanted.calibration, b"").sketch(wanted.seed))))
+            first = Piece(here, wanted.calibration, b"")
+            first = first if self.distort_calibration is None else self.distort_calibration(first)
+            rows.append(_get_row(self._blur(first.sketch(wanted.seed))))
         before, self.momentum = self.momentum, blake3_hash(self.momentum, request.tokens)
         return Work(table=encode_table(rows), momentum_before=before, momentum_after=self.momentum)
 

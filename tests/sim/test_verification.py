@@ -52,9 +52,9 @@ def test_a_cheat_is_put_out_by_a_jury_and_nobody_else_is(kind: str) -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("share", [0.5, 0.125])
-def test_who_fakes_a_share_of_its_pieces_is_put_out_too(share: float) -> None:
-    outcome = play_verified(ByzantineMember(who=CHEAT, kind="lazy", share=share))
+@pytest.mark.parametrize(("kind", "share"), [("lazy", 0.5), ("lazy", 0.125), ("spoil_calibration", 0.5)])
+def test_who_fakes_a_share_of_its_pieces_is_put_out_too(kind: str, share: float) -> None:
+    outcome = play_verified(ByzantineMember(who=CHEAT, kind=kind, share=share))
     assert len(get_banned(outcome)) == 1
 
 

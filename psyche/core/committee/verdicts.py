@@ -56,8 +56,17 @@ def compute_tolerance(config: Config, numeric_class: NumericClass, distances: Ma
 
 
 def find_odd(distances: Mapping[int, float], tolerance: float) -> list[int]:
-    """The members whose arithmetic is off: in this epoch they neither verify nor are at risk (V6)."""
+    """The members whose arithmetic is off: in this epoch they accuse nobody and judge nobody (V6)."""
     return sorted(member for member, distance in distances.items() if distance > tolerance)
+
+
+def compute_own_tolerance(tolerance: float, distance: float) -> float:
+    """The tolerance of one member of a class, whose calibration row is off by `distance` (V6).
+
+    A machine that is a little off is not taken for a cheat. One that is off as far as cheats are has no excuse: else
+    spoiling the calibration row would be a licence to cheat.
+    """
+    return min(max(tolerance, distance), MAX_TOLERANCE)
 
 
 def judge_piece(distance: float, tolerance: float) -> Verdict:

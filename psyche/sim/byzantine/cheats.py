@@ -21,6 +21,13 @@ class Lazy(ByzantineProgram):
         return [fake(piece, height * 1_000 + n) if self.is_due() else piece for n, piece in enumerate(pieces)]
 
 
+class SpoilCalibration(Lazy):
+    """Spoils its calibration row, as if its machine were broken, and makes up its share of pieces (B1)."""
+
+    def change_calibration(self, piece: Piece) -> Piece:
+        return fake(piece, 0)
+
+
 class OtherData(ByzantineProgram):
     """Trains on samples of its own choice (B4)."""
 
@@ -144,5 +151,5 @@ class ShieldFriends(Lazy):
 CHEATS: Final[dict[str, type[ByzantineProgram]]] = {  # only where a run is verified do they make a difference
     "lazy": Lazy, "other_data": OtherData, "stale": Stale, "resend": Resend, "copy_piece": CopyPiece,
     "accuse_honest": AccuseHonest, "lazy_verifier": LazyVerifier, "silent_verifier": SilentVerifier,
-    "shield_friends": ShieldFriends,
+    "shield_friends": ShieldFriends, "spoil_calibration": SpoilCalibration,
 }  # fmt: skip

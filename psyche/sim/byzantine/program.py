@@ -119,6 +119,10 @@ class ByzantineProgram:
         del height
         return pieces
 
+    def change_calibration(self, piece: Piece) -> Piece:
+        """The piece that its calibration row shows instead."""
+        return piece
+
     def change_audit(self, request: AuditRequest, reply: AuditReply) -> AuditReply:
         """What its trainer finds instead of others' work."""
         del request

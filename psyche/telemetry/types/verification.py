@@ -6,7 +6,7 @@ from psyche.telemetry.types.base import INFO, WARNING, Event
 
 
 class ArithmeticOff(Event, level=WARNING):
-    """A member's calibration row is too far from those of its numeric class: it is not judged in this epoch."""
+    """A member's calibration row is too far from those of its numeric class: in this epoch it judges nobody (V6)."""
 
     member: int
     epoch: int

@@ -7,6 +7,7 @@ from psyche.core.committee.verdicts import (
     compute_agreement,
     compute_calibration,
     compute_distance,
+    compute_own_tolerance,
     compute_tolerance,
     find_odd,
     find_suspect,
@@ -78,6 +79,15 @@ def test_v6_who_is_off_is_named_and_does_not_move_the_median() -> None:
     distances = compute_calibration(rows)
     assert find_odd(distances, compute_tolerance(CONFIG, NumericClass.FP32, distances)) == [7]
     assert distances[0] == pytest.approx(0.0001, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("distance", "tolerance"), [(0.0, 0.001), (0.01, 0.01), (0.04, 0.04), (0.5, 0.04), (9e9, 0.04)]
+)
+def test_v6_who_is_a_little_off_is_judged_by_that_and_who_is_far_off_has_no_excuse(
+    distance: float, tolerance: float
+) -> None:
+    assert compute_own_tolerance(0.001, distance) == tolerance
     assert compute_calibration({}) == {}
 
 

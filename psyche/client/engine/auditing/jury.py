@@ -101,11 +101,11 @@ class Jury:
             keep_evidence(self.context, challenge.epoch, question, answer)
 
     def _judge(self, challenge: Challenge, question: Question, answer: Answer) -> bool | None:
-        if question.member in self.tolerances.odd or self.context.member in self.tolerances.odd:
+        if self.context.member in self.tolerances.odd:
             return None
         if challenge.reason is AuditReason.SIGNS:
             return answer.agreement < LEAST_AGREEMENT if answer.agreement >= 0 else None
-        tolerance = self.tolerances.get(question.case.numeric_class)
+        tolerance = self.tolerances.get(question.case.numeric_class, question.member)
         verdict = judge_piece(compute_distance(question.claim, answer.values), tolerance)
         if challenge.reason is AuditReason.REPEATED:
             return verdict is not Verdict.OK

@@ -4,7 +4,12 @@ from dataclasses import dataclass, field
 
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import RoundRecord
-from psyche.core.committee.verdicts import compute_calibration, compute_tolerance, find_odd
+from psyche.core.committee.verdicts import (
+    compute_calibration,
+    compute_own_tolerance,
+    compute_tolerance,
+    find_odd,
+)
 from psyche.core.encoding.header import NumericClass
 from psyche.core.encoding.work import Values
 from psyche.telemetry import types
@@ -13,17 +18,21 @@ from psyche.telemetry import types
 @dataclass(slots=True)
 class Tolerances:
     context: EngineContext
-    odd: frozenset[int] = frozenset()  # they neither accuse nor are accused in this epoch
+    odd: dict[int, float] = field(default_factory=dict)  # member -> how far it is off; they accuse and judge nobody
     _distances: dict[NumericClass, dict[int, float]] = field(default_factory=dict)
     _counted: int = -1
 
     def clear(self) -> None:
-        self.odd = frozenset()
+        self.odd.clear()
         self._distances.clear()
         self._counted = -1
 
-    def get(self, numeric_class: int) -> float:
-        kind = NumericClass(numeric_class)
+    def get(self, numeric_class: int, member: int) -> float:
+        """How far this member's work in this class may be from what others compute."""
+        tolerance = self._get_of_class(NumericClass(numeric_class))
+        return compute_own_tolerance(tolerance, self.odd.get(member, 0.0))
+
+    def _get_of_class(self, kind: NumericClass) -> float:
         return compute_tolerance(self.context.state.config, kind, self._distances.get(kind, {}))
 
     def follow(self) -> None:
@@ -36,12 +45,10 @@ class Tolerances:
             alike = {member: values for member, (of, values) in rows.items() if of is kind}
             self._distances[kind] = compute_calibration(alike)
         # with two rows the median lies between them, and nobody can say which one is off
-        odd = frozenset(
-            m for kind, known in self._distances.items() if len(known) > 2 for m in find_odd(known, self.get(kind))
-        )
-        for member in sorted(odd - self.odd):
-            distance = next(known[member] for known in self._distances.values() if member in known)
-            self.context.log(types.ArithmeticOff(member=member, epoch=first.epoch, distance=distance))
+        compared = {kind: known for kind, known in self._distances.items() if len(known) > 2}
+        odd = {m: known[m] for kind, known in compared.items() for m in find_odd(known, self._get_of_class(kind))}
+        for member in sorted(odd.keys() - self.odd):
+            self.context.log(types.ArithmeticOff(member=member, epoch=first.epoch, distance=odd[member]))
         self.odd = odd
 
 

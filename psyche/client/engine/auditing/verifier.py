@@ -103,7 +103,8 @@ class Verifier:
     def _judge(self, record: RoundRecord, row: AuditRow) -> Verdict:
         before = self.context.book.get(record.height - 1)
         known = None if before is None else before.get_single(row.target)
-        return judge_piece(row.distance, self.tolerances.get(0 if known is None else known.header.numeric_class))
+        numeric_class = 0 if known is None else known.header.numeric_class
+        return judge_piece(row.distance, self.tolerances.get(numeric_class, row.target))
 
     def _excuse(self, record: RoundRecord) -> None:
         audited = self.context.book.get(record.height - 1)
@@ -194,7 +195,7 @@ class Verifier:
         self.own.left.remove(task)
         if answer is None:
             return
-        tolerance = self.tolerances.get(question.case.numeric_class)
+        tolerance = self.tolerances.get(question.case.numeric_class, question.member)
         distance = compute_distance(question.claim, answer.values)
         verdict = judge_piece(distance, tolerance)
         if answer.agreement >= 0 and not task.is_report:
@@ -257,11 +258,10 @@ class Verifier:
 
     def _choose(self, findings: Sequence[Finding]) -> Finding | None:
         """The first accusation of the list, else its first doubt; who computes otherwise accuses nobody (V6)."""
-        odd = self.tolerances.odd
-        if self.context.member in odd:
+        if self.context.member in self.tolerances.odd:
             return None
         all_found = [*findings, *([] if self.own.whole is None else [self.own.whole])]
-        named = [f for f in all_found if f.reason > AuditReason.NONE and f.question.member not in odd]
+        named = [f for f in all_found if f.reason > AuditReason.NONE]
         return min(named, key=lambda f: f.reason == AuditReason.UNCLEAR, default=None)
 
 

@@ -154,12 +154,12 @@ def test_the_header_of_a_report_says_nothing_of_training(changes: dict[str, Any]
 # --- V6: calibration
 
 
-def test_a_member_whose_calibration_row_is_off_is_named_and_neither_accused_nor_listened_to() -> None:
+def test_a_member_whose_calibration_row_is_off_is_named() -> None:
     for odd in range(1, 8):
         bench = build_verifier_with_odd(odd)
         if bench is not None:
             assert [event.member for event in bench.get_logs(types.ArithmeticOff)] == [odd]
-            assert bench.engine.audits.tolerances.odd == {odd}
+            assert bench.engine.audits.tolerances.odd.keys() == {odd}
             return
     raise AssertionError("the odd member never trained in the first round")
 
@@ -179,8 +179,8 @@ def build_verifier_with_odd(odd: int) -> Bench | None:
 
 def test_the_tolerance_follows_the_fleet_and_never_exceeds_its_bound() -> None:
     bench = build_verifier()
-    assert bench.engine.audits.tolerances.get(0) == pytest.approx(1e-3)
+    assert bench.engine.audits.tolerances.get(0, 1) == pytest.approx(1e-3)
     bench.engine.audits.tolerances._distances = {NumericClass.FP32: {0: 0.01, 1: 0.01, 2: 0.5}}
-    assert bench.engine.audits.tolerances.get(0) == pytest.approx(0.02)
+    assert bench.engine.audits.tolerances.get(0, 1) == pytest.approx(0.02)
     bench.engine.audits.tolerances._distances = {NumericClass.FP32: {0: 0.3}}
-    assert bench.engine.audits.tolerances.get(0) == 0.04
+    assert bench.engine.audits.tolerances.get(0, 1) == 0.04

@@ -117,7 +117,7 @@ def find_exact_kernels(device: torch.device) -> Any:
 
 def play_hostile(device: torch.device, kernels: Any) -> tuple[bytes, bytes]:
     """Payload and weights of an exchange that rounds, ties, overflows and vanishes wherever numbers can."""
-    plan = compute_plan({"w": (48, 80), "x": (33,)}, 16, 20, one_bit=False, scaled_bits=2)
+    plan = compute_plan({"w": (32, 32), "x": (20,)}, 16, 20, one_bit=False, scaled_bits=2)
     draw = torch.Generator().manual_seed(0)
     scales = torch.tensor([1e-44, 1e-20, 2.0**-33, 1e-3, 0.25, 1e30])
     weights = {tensor.name: torch.ones(tensor.dims, device=device) for tensor in plan.tensors}

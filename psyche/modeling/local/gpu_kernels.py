@@ -38,13 +38,11 @@ def _find_places(chunk: tl.tensor, places: tl.tensor, corner: tl.tuple) -> tl.te
 @triton.jit
 def _find_bound(keys: tl.tensor, topk: tl.tensor) -> tl.tensor:
     """The largest key that at least `topk` reach, bit by bit."""
-    low, high = tl.zeros((), tl.int32), tl.full((), _INFINITY, tl.int32)
-    for _ in range(31):
-        middle = low + (high - low + 1) // 2
-        enough = tl.sum((keys >= middle).to(tl.int32)) >= topk
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, tl.maximum(middle - 1, low))
-    return low
+    bound = tl.zeros((), tl.int32)
+    for place in range(31):
+        higher = bound | (0x40000000 >> place)
+        bound = tl.where(tl.sum((keys >= higher).to(tl.int32)) >= topk, higher, bound)
+    return bound
 
 
 @triton.jit

@@ -29,7 +29,7 @@ for shapes, edge, k, bits in (
     ({"a": (32, 48), "b": (20,), "c": (3, 7, 16), "d": ()}, 16, 8, 2),  # several strips and columns, ragged, a scalar
     ({"a": (14, 7)}, 7, 1000, 1),  # all of a chunk
     ({"a": (64, 128)}, 64, 64, 2),
-):
+)[: int(sys.argv[1])]:
     plan = compute_plan(shapes, edge, k, one_bit=False, scaled_bits=bits)
     peers = []
     for kernels in (found, None, None):
@@ -49,10 +49,11 @@ print("equal")
 """
 
 
-def test_interpreted_kernels_give_the_bytes_of_torch() -> None:
+@pytest.mark.parametrize("cases", [0, pytest.param(3, marks=pytest.mark.whole)])  # beside those of the first look
+def test_interpreted_kernels_give_the_bytes_of_torch(cases: int) -> None:
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-c", PLAY],
+        [sys.executable, "-c", PLAY, str(cases)],
         check=False, capture_output=True, text=True, timeout=300, env={**os.environ, "TRITON_INTERPRET": "1"},
     )  # fmt: skip
     assert done.stdout == "equal\n", done.stderr

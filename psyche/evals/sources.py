@@ -21,6 +21,7 @@ from psyche.storage.hub import HubStorage
 from psyche.storage.port import Storage, StorageOptions
 
 CONVERTED: Final = "refs/convert/parquet"
+LAYOUT: Final = "a task reads the folder SUBSET/SPLIT of its data set, or SPLIT where it has no subsets"
 MAX_SPLIT_BYTES: Final = 512 << 20  # of its text, all of which is in memory
 Find = Callable[[str | None, str], list[Source]]  # by subset and split
 
@@ -42,7 +43,7 @@ async def load_documents(
                 f"{path}: there is no such folder; {task.name} reads the Parquet files of {task.dataset} there, each "
                 f"in a folder of its subset and split, such as {'/'.join((*task.subsets[:1], task.split))}/0000.parquet"
             )
-        rows = await trio.to_thread.run_sync(_read_both, partial(find_sources, path), task, shots)
+        rows = await trio.to_thread.run_sync(_read_both, partial(find_sources, path, remedy=LAYOUT), task, shots)
         return build(*rows, source=str(path))
     hub, cache = HubStorage(task.dataset, CONVERTED, options, kind="dataset"), open_cache(options)
     async with aclosing(hub):
@@ -53,7 +54,7 @@ async def load_documents(
 
 
 def _find_stored(storage: Storage, subset: str | None, split: str) -> list[Source]:
-    return trio.from_thread.run(list_sources, storage, subset, split)
+    return trio.from_thread.run(list_sources, storage, subset, split, LAYOUT)
 
 
 def _read_both(find: Find, task: Task, shots: int) -> tuple[list[Question], list[Question]]:

@@ -14,6 +14,7 @@ from psyche.errors import DataError
 from psyche.storage.port import Storage
 
 BUFFER_BYTES: Final = 1 << 20  # of a file on the Hub, asked for at once
+OPTIONS: Final = "see --subset and --split, or name the Hub's own conversion: owner/name@refs/convert/parquet"
 _SUFFIXES: Final = (*JSON_LINES, *PARQUET)
 
 
@@ -33,8 +34,10 @@ class Record:
     value: Any
 
 
-def find_sources(path: Path, subset: str | None, split: str) -> list[Source]:
+def find_sources(path: Path, subset: str | None, split: str, remedy: str = OPTIONS) -> list[Source]:
     """Find the files of a folder, as in a data set of the Hub; or take a single file.
+
+    `remedy` is what the error of a missing file says last.
 
     Raises:
         DataError: there is none.
@@ -42,11 +45,13 @@ def find_sources(path: Path, subset: str | None, split: str) -> list[Source]:
     if path.is_file() and path.suffix.lower() not in _SUFFIXES:
         raise DataError(f"{path}: must end with {', '.join(_SUFFIXES)}")
     files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}
-    chosen = [path] if path.is_file() else [files[name] for name in _choose(str(path), list(files), subset, split)]
+    chosen = (
+        [path] if path.is_file() else [files[name] for name in _choose(str(path), list(files), subset, split, remedy)]
+    )
     return [Source(str(file), file.stat().st_size, partial(open_file, file)) for file in chosen]
 
 
-async def list_sources(storage: Storage, subset: str | None, split: str) -> list[Source]:
+async def list_sources(storage: Storage, subset: str | None, split: str, remedy: str = OPTIONS) -> list[Source]:
     """List the files of a data set of the Hub; a thread of trio's may read them.
 
     Raises:
@@ -55,20 +60,19 @@ async def list_sources(storage: Storage, subset: str | None, split: str) -> list
     listed = {file.name: file for file in await storage.list_files()}
     return [
         Source(f"{storage.address}/{name}", file.size_bytes, partial(open_stored, storage, file, BUFFER_BYTES))
-        for name in _choose(storage.address, list(listed), subset, split)
+        for name in _choose(storage.address, list(listed), subset, split, remedy)
         for file in (listed[name],)
     ]
 
 
-def _choose(place: str, names: Sequence[str], subset: str | None, split: str) -> list[str]:
+def _choose(place: str, names: Sequence[str], subset: str | None, split: str, remedy: str) -> list[str]:
     chosen = choose_files(names, split, subset, _SUFFIXES)
     if not chosen:
         wanted = f" of the subset {subset!r}" if subset else ""
         wanted += f" with a name that begins with {split!r}" if split != SPLIT else ""
         known = ", ".join(sorted(names)[:8])
         raise DataError(
-            f"{place}: no file{wanted} ends with {', '.join(_SUFFIXES)} (there are: {known or 'none'}); see --subset "
-            "and --split, or name the Hub's own conversion: owner/name@refs/convert/parquet"
+            f"{place}: no file{wanted} ends with {', '.join(_SUFFIXES)} (there are: {known or 'none'}); {remedy}"
         )
     return chosen
 

@@ -54,6 +54,9 @@ from psyche.wire.trainer import (
     MergeRequest,
     OpenReply,
     OpenRequest,
+    ScoreReply,
+    ScoreRequest,
+    ScoreRow,
     SnapshotReply,
     SnapshotRequest,
     TrainReply,
@@ -75,6 +78,7 @@ class MachineModel:
     step_s: float = 0.0  # the fixed time per batch: the optimizer, and making the payload
     spread: float = 0.1  # how much a batch's time varies to both sides, as a share of it; uniformly distributed
     apply_s: float = 0.05  # applying a set
+    score_s: float = 0.01  # scoring the choices after a context
     load_s: float = 0.3  # loading weights
     snapshot_s: float = 0.1  # writing a snapshot
     restart_s: float = 3.0  # restarting a failed trainer
@@ -416,6 +420,20 @@ class SimTrainer:
             targets.append(AuditedTarget(pieces=tuple(done)))
         return AuditReply(targets=tuple(targets), seconds=0.0)
 
+    async def score(self, request: ScoreRequest) -> ScoreReply:
+        """Score rows, until another call cancels it; values depend on the row and the certified weights alone."""
+        self._check_alive()
+        self._cancel = cancelled = trio.Event()
+        done: list[tuple[tuple[float, bool], ...]] = []
+        for row in request.rows:
+            with trio.move_on_after(self.machine.score_s):
+                await cancelled.wait()
+            self._check_alive()
+            if cancelled.is_set():
+                break
+            done.append(tuple((value, False) for value in _draw_values(request.digest, row)))
+        return ScoreReply(rows=tuple(done), seconds=0.0, cancelled=len(done) < len(request.rows))
+
     async def open(self, request: OpenRequest) -> OpenReply:
         raise TrainerError(f"open: round {request.height}: a simulated momentum has no chunks")
 
@@ -448,3 +466,8 @@ class SimTrainer:
 
     async def stop(self) -> None:
         await self.cancel()
+
+
+def _draw_values(digest: bytes, row: ScoreRow) -> list[float]:
+    drawn = [blake3(digest + msgspec.msgpack.encode((row.context, one))).digest(length=4) for one in row.choices]
+    return [-int.from_bytes(one, "little") / 2**32 for one in drawn]

@@ -25,6 +25,8 @@ from psyche.wire.trainer import (
     MergeRequest,
     OpenReply,
     OpenRequest,
+    ScoreReply,
+    ScoreRequest,
     SnapshotReply,
     SnapshotRequest,
     TrainReply,
@@ -232,6 +234,10 @@ class Trainer(Protocol):
 
         Training comes first: any other call, and `cancel`, end it at the next micro-batch.
         """
+        ...
+
+    async def score(self, request: ScoreRequest) -> ScoreReply:
+        """Score choices after contexts; nothing of the trainer changes. Any other call, and `cancel`, end it soon."""
         ...
 
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:

@@ -68,7 +68,8 @@ class LoadRequest(Devices, frozen=True, kw_only=True, tag="load"):
     `path` is a Hugging Face folder or a resume snapshot (`is_snapshot`), whose `chain` and `digest` the client checks,
     not the trainer. With `keep_momentum` false, training starts with zero momentum. A batch has at most `batch_size`
     samples; if that is given, memory is predicted before anything is loaded, and a `micro_batch_size` of 0 is the
-    largest that fits. In a run that `verifies` the trainer keeps what audits need (V5, V8).
+    largest that fits. In a run that `verifies` the trainer keeps what audits need (V5, V8); one that `scores` keeps a
+    copy of the certified weights, where memory allows.
     """
 
     path: str
@@ -80,6 +81,7 @@ class LoadRequest(Devices, frozen=True, kw_only=True, tag="load"):
     offload: bool = False
     batch_size: int = 0
     verifies: bool = False
+    scores: bool = False
 
 
 class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
@@ -355,6 +357,36 @@ class AuditReply(msgspec.Struct, frozen=True, kw_only=True, tag="audit"):
     refused: str = ""
 
 
+class ScoreRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A context and the choices after it, as token ids; none of them is empty."""
+
+    context: tuple[int, ...]
+    choices: tuple[tuple[int, ...], ...]
+
+
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
+    """Say what the model makes of choices, with the certified weights of this digest; an empty one: with the current.
+
+    It ends after `within_s` with the rows that are done.
+    """
+
+    rows: tuple[ScoreRow, ...]
+    digest: bytes = b""
+    within_s: float = math.inf
+
+
+class ScoreReply(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
+    """For the rows that are done, each choice's log-likelihood and whether each token of it is the most likely one.
+
+    `refused` says why the weights are not here.
+    """
+
+    rows: tuple[tuple[tuple[float, bool], ...], ...]
+    seconds: float
+    cancelled: bool = False
+    refused: str = ""
+
+
 class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
     """Write the current weights to disk.
 
@@ -390,8 +422,8 @@ class SnapshotReply(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
 
 Request: TypeAlias = (
     CheckRequest | MemoryRequest | LoadRequest | TrainRequest | MergeRequest | ApplyRequest | SnapshotRequest
-    | OpenRequest | AuditRequest
+    | OpenRequest | AuditRequest | ScoreRequest
 )  # fmt: skip
 Reply: TypeAlias = (
-    CheckReply | MemoryReply | LoadReply | TrainReply | ApplyReply | SnapshotReply | OpenReply | AuditReply
+    CheckReply | MemoryReply | LoadReply | TrainReply | ApplyReply | SnapshotReply | OpenReply | AuditReply | ScoreReply
 )

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,9 @@ from psyche.wire.trainer import (
     CheckRequest,
     LoadRequest,
     MemoryRequest,
+    ScoreReply,
+    ScoreRequest,
+    ScoreRow,
     SnapshotRequest,
     TrainRequest,
 )
@@ -156,9 +160,25 @@ async def test_a_child_survives_its_faults_and_resumes_after_a_crash(load_reques
         await trainer.train(train_request(6))
 
 
-async def test_v8_an_audit_gives_way_to_whatever_else_a_trainer_is_asked_for(load_request: LoadRequest) -> None:
+async def check_scores_give_way(trainer: TrainerProcess, audit: AuditRequest) -> None:
+    rows = (ScoreRow(context=(1, 2, 3), choices=((4,), (5, 6))),) * 100_000
+    replies = list[ScoreReply]()
+
+    async def score() -> None:
+        replies.append(await trainer.score(ScoreRequest(rows=rows)))
+
+    for ask in (partial(trainer.audit, audit), partial(trainer.train, train_request(3))):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(score)
+            await trio.sleep(0.3)
+            await ask()
+        assert (replies[-1].cancelled, len(replies[-1].rows) < len(rows)) == (True, True)
+    assert len((await trainer.score(ScoreRequest(rows=rows[:9]))).rows) == 9
+
+
+async def test_v8_audits_and_scores_give_way_to_whatever_else_a_trainer_is_asked_for(load_request: LoadRequest) -> None:
     trainer = TrainerProcess()
-    await trainer.load(msgspec.structs.replace(load_request, verifies=True))
+    await trainer.load(msgspec.structs.replace(load_request, verifies=True, scores=True))
     first = ApplyRequest(height=0, lr=1e-2, payloads=(), run_update=False, full_digest=True, random_seed=0)
     part = (await trainer.apply(first)).weight_part
     samples = 16_000
@@ -189,6 +209,7 @@ async def test_v8_an_audit_gives_way_to_whatever_else_a_trainer_is_asked_for(loa
     assert (await trainer.apply(first)).weight_part == part, "the weights are back"
     few = msgspec.structs.replace(request, targets=(msgspec.structs.replace(target, pieces=(0, 9)),))
     assert [one.piece for one in (await trainer.audit(few)).targets[0].pieces] == [0, 9], "nothing else cancels it"
+    await check_scores_give_way(trainer, few)
     await trainer.stop()
 
 

@@ -1,13 +1,42 @@
 """What a model makes of choices after a context: their log-likelihoods, and whether it would write them itself."""
 
+import copy
 import inspect
-from collections.abc import Sequence
-from typing import Any
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import torch
+from torch.func import functional_call
 from transformers import DynamicCache
 
 Scored = tuple[float, bool]  # log-likelihood in nats, and whether each token is the most likely one
+Rows = Sequence[Sequence[int]]
+FIRST_TOKENS: Final = 16  # of the first pass, before anything is measured
+
+
+class Pace:
+    """How many tokens go through a model in one pass, so that none lasts longer than `pass_s`."""
+
+    def __init__(self, pass_s: float = math.inf) -> None:
+        self._pass_s = pass_s
+        self._tokens = FIRST_TOKENS
+
+    def get_columns(self, rows: int) -> int | None:
+        """How many tokens of each of so many rows; None: all."""
+        return None if math.isinf(self._pass_s) else max(1, self._tokens // rows)
+
+    def split(self, rows: Rows, tokens_each: int) -> Iterator[Rows]:
+        """Batches of rows of so many tokens; with at least one row each."""
+        size = len(rows) if math.isinf(self._pass_s) else max(1, self._tokens // tokens_each)
+        for start in range(0, len(rows), size):
+            yield rows[start : start + size]
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """Aim at a third of the limit: passes over more positions take longer, and other processes want the machine."""
+        if not math.isinf(self._pass_s):
+            self._tokens = min(max(1, int(tokens * self._pass_s / 3 / seconds)), 2 * self._tokens)
 
 
 class ChoiceScorer:
@@ -15,40 +44,79 @@ class ChoiceScorer:
 
     The context goes through the model once, and the choices after it as one batch on its repeated cache. Of a model
     whose cache cannot be repeated, each choice takes the context with it.
+
+    Args:
+        model: of transformers.
+        weights: what to compute with in place of the model's own, by name.
+        pace: how much is computed in one pass.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, weights: Mapping[str, torch.Tensor] | None = None, pace: Pace | None = None) -> None:
+        self._model, self._weights, self._pace = model, weights, pace or Pace()
+        self._check: Callable[[], None] = lambda: None
         self._takes = frozenset(inspect.signature(model.forward).parameters)
         self.shares_context = "past_key_values" in self._takes and _can_repeat(model)
 
     @torch.inference_mode()
-    def score(self, context: Sequence[int], choices: Sequence[Sequence[int]]) -> list[Scored]:
-        """Score each of the choices, of one token or more, after a context of one token or more."""
+    def score(self, context: Sequence[int], choices: Rows, check: Callable[[], None] = lambda: None) -> list[Scored]:
+        """Score each of the choices, of one token or more, after a context of one token or more.
+
+        `check` is called before every pass, and may raise.
+        """
+        self._check = check
         logits = self._continue(context, choices) if self.shares_context else self._read_whole(context, choices)
         return [_score(row[: len(choice)], choice) for row, choice in zip(logits, choices, strict=True)]
 
-    def _continue(self, context: Sequence[int], choices: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Logits [choice, token, vocabulary] of what predicts the tokens of each choice."""
+    def _continue(self, context: Sequence[int], choices: Rows) -> Iterator[torch.Tensor]:
+        """Logits [token, vocabulary] of what predicts the tokens of each choice."""
         cache = DynamicCache(config=self._model.config)
-        first = self._run([context], 1, past_key_values=cache, use_cache=True).expand(len(choices), -1, -1)
-        if max(map(len, choices)) == 1:
-            return first
-        cache.batch_repeat_interleave(len(choices))
+        first = self._feed([context], 1, cache)[0]
         rows = _pad([choice[:-1] for choice in choices])
-        return torch.cat([first, self._run(rows, len(rows[0]), past_key_values=cache, use_cache=True)], dim=1)
+        if not rows[0]:
+            yield from [first] * len(rows)
+            return
+        left = len(rows)
+        for batch in self._pace.split(rows, len(rows[0])):
+            left -= len(batch)
+            own = copy.deepcopy(cache) if left else cache
+            own.batch_repeat_interleave(len(batch))
+            for logits in self._feed(batch, len(rows[0]), own):
+                yield torch.cat([first, logits])
 
-    def _read_whole(self, context: Sequence[int], choices: Sequence[Sequence[int]]) -> torch.Tensor:
+    def _feed(self, rows: Rows, kept: int, cache: DynamicCache) -> torch.Tensor:
+        """The logits of the last `kept` places of rows that go through the model one piece after another."""
+        found: list[torch.Tensor] = []
+        length, start = len(rows[0]), 0
+        while start < length:
+            end = min(length, start + (self._pace.get_columns(len(rows)) or length))
+            count = min(kept - (length - end), end - start)
+            piece = [row[start:end] for row in rows]
+            logits = self._run(piece, max(1, count), past_key_values=cache, use_cache=True)
+            found += [logits] if count > 0 else []
+            start = end
+        return torch.cat(found, dim=1)
+
+    def _read_whole(self, context: Sequence[int], choices: Rows) -> Iterator[torch.Tensor]:
         rows = _pad([[*context, *choice[:-1]] for choice in choices])
-        return self._run(rows, len(rows[0]) - len(context) + 1, use_cache=False)
+        for batch in self._pace.split(rows, len(rows[0])):
+            yield from self._run(batch, len(rows[0]) - len(context) + 1, use_cache=False)
 
-    def _run(self, rows: Sequence[Sequence[int]], count: int, **how: object) -> torch.Tensor:
+    def _run(self, rows: Rows, count: int, **how: object) -> torch.Tensor:
         """The logits of the last `count` places."""
+        self._check()
+        started = time.perf_counter()
         if "logits_to_keep" in self._takes:
             how["logits_to_keep"] = count
         ids = torch.tensor(rows, device=self._model.device)
-        taken = {name: value for name, value in how.items() if name in self._takes}
-        return self._model(input_ids=ids, **taken).logits[:, -count:]
+        taken = {name: value for name, value in how.items() if name in self._takes} | {"input_ids": ids}
+        found = self._model(**taken) if self._weights is None else self._compute(self._weights, taken)
+        if ids.device.type == "cuda":
+            torch.cuda.synchronize(ids.device)
+        self._pace.note(ids.numel(), time.perf_counter() - started)
+        return found.logits[:, -count:]
+
+    def _compute(self, weights: Mapping[str, torch.Tensor], arguments: Mapping[str, object]) -> Any:
+        return functional_call(self._model, dict(weights), (), dict(arguments))
 
 
 def _can_repeat(model: Any) -> bool:
@@ -58,7 +126,7 @@ def _can_repeat(model: Any) -> bool:
     return not is_stateful and all(hasattr(layer, "batch_repeat_interleave") for layer in layers)
 
 
-def _pad(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+def _pad(rows: Rows) -> list[list[int]]:
     """Make the rows equally long at their ends, where no token that counts sees what is added."""
     longest = max(map(len, rows))
     return [[*row, *[0] * (longest - len(row))] for row in rows]

@@ -46,6 +46,7 @@ from psyche.wire.trainer import (
     MergeRequest,
     OpenRequest,
     Reply,
+    ScoreRequest,
     SnapshotRequest,
     TrainRequest,
 )
@@ -168,7 +169,7 @@ class CallLoop:
                 return self._engine.predict_memory(request, beat)
             case LoadRequest():
                 return self._engine.load(request, beat)
-            case TrainRequest() | MergeRequest() | AuditRequest() | OpenRequest():
+            case TrainRequest() | MergeRequest() | AuditRequest() | ScoreRequest() | OpenRequest():
                 return self._work(
                     request, lambda: self._beat_train(call, beat), partial(self._queue.has_time, call.number)
                 )
@@ -182,7 +183,7 @@ class CallLoop:
 
     def _work(
         self,
-        request: TrainRequest | MergeRequest | AuditRequest | OpenRequest,
+        request: TrainRequest | MergeRequest | AuditRequest | ScoreRequest | OpenRequest,
         beat: Callable[[], None],
         has_time: Callable[[float], bool],
     ) -> Reply:
@@ -193,6 +194,8 @@ class CallLoop:
                 return self._engine.merge(request, beat, has_time)
             case AuditRequest():
                 return self._engine.audit(request, beat)
+            case ScoreRequest():
+                return self._engine.score(request, beat, has_time)
             case OpenRequest():
                 return self._engine.open(request)
 

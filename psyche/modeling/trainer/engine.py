@@ -43,6 +43,7 @@ from psyche.modeling.trainer.decoding import PayloadDecoder
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.local_round import HasTime, LocalRound, make_round
 from psyche.modeling.trainer.replica import Ahead, Replica
+from psyche.modeling.trainer.scores import Scores
 from psyche.modeling.trainer.source import Beat, Source, fit_memory, open_source, read_source_blueprint
 from psyche.modeling.trainer.trial import try_model
 from psyche.modeling.verification.audits import Auditor, apply_set
@@ -50,6 +51,7 @@ from psyche.modeling.verification.copies import WeightCopies
 from psyche.modeling.verification.roots import MomentumLog
 from psyche.modeling.verification.work import WorkLog
 from psyche.modeling.weights import compute_blank_root, compute_weight_part, compute_weight_root
+from psyche.wire.crypto import compute_state_digest
 from psyche.wire.trainer import (
     ApplyReply,
     ApplyRequest,
@@ -65,6 +67,8 @@ from psyche.wire.trainer import (
     MergeRequest,
     OpenReply,
     OpenRequest,
+    ScoreReply,
+    ScoreRequest,
     SentResult,
     SnapshotReply,
     SnapshotRequest,
@@ -93,6 +97,7 @@ class _Loaded:
     round: LocalRound | None = None  # of local steps, while it waits for its merge
     roots: MomentumLog | None = None  # where the run verifies, on one device
     copies: WeightCopies | None = None  # of DisTrO alone
+    scores: Scores | None = None  # on one device
 
 
 def _compute_root(loaded: _Loaded, beat: Beat) -> bytes:
@@ -189,6 +194,9 @@ class TrainerEngine:
             loaded.roots = MomentumLog(replica.plan, replica.memory.coefficients, is_fresh=not loaded.train_count)
         if request.verifies and kind is OptimizerKind.DISTRO:
             loaded.copies = WeightCopies(list(replica.parameters.values()))
+        if request.scores and not replica.is_group:
+            loaded.scores = Scores(replica, source.blueprint.vocab_size)
+            loaded.scores.note(compute_state_digest(ZERO32 if info is None else info.chain, root))
         self._loaded, self._decoder = loaded, replica.decoder
         return self._describe(loaded, info, root)
 
@@ -428,6 +436,8 @@ class TrainerEngine:
         started = time.perf_counter()
         if request.run_update:
             self._update(loaded, request)
+            if loaded.scores is not None:
+                loaded.scores.note_change()
         if loaded.copies is not None:
             loaded.copies.note(request.height)
         part, is_full = compute_weight_part(
@@ -465,6 +475,14 @@ class TrainerEngine:
         auditor = Auditor(loaded.replica, loaded.copies, loaded.blueprint.vocab_size, loaded.micro_batch_size)
         return auditor.audit(request, beat)
 
+    def score(self, request: ScoreRequest, beat: Beat = lambda: None, has_time: HasTime = lambda _: True) -> ScoreReply:
+        """Score choices after contexts; nothing of this trainer changes."""
+        scores = self._get_loaded().scores
+        if scores is None:
+            why = "this trainer scores nothing: its model is divided, or was loaded for training alone"
+            return ScoreReply(rows=(), seconds=0.0, refused=why)
+        return scores.score(request, beat, has_time)
+
     def snapshot(self, request: SnapshotRequest, beat: Beat = lambda: None) -> SnapshotReply:
         """Write a resume snapshot (kind "resume") or a Hugging Face folder (kind "export"); an error leaves nothing."""
         if request.source:
@@ -475,6 +493,8 @@ class TrainerEngine:
         match request.kind:
             case "resume":
                 root = self._write_resume(loaded, path, request, beat)
+                if loaded.scores is not None:
+                    loaded.scores.note(compute_state_digest(request.chain, root))
             case "export":
                 tensors = loaded.replica.tensors
                 export_model(path, tensors, loaded.model_files, request.dtype, request.card, loaded.blueprint)

@@ -30,7 +30,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Cancel the train, merge or audit call with this number at its next micro-batch, if it still runs."""
+    """Cancel the train, merge, audit or score call with this number at its next micro-batch, if it still runs."""
 
     number: int
 
@@ -78,7 +78,7 @@ encode: Final = msgspec.msgpack.encode
 
 
 def get_operation(request: Request) -> str:
-    """The name of what a request asks for: check, memory, load, train, merge, apply, snapshot, open or audit."""
+    """The name of what a request asks for: check, memory, load, train, merge, apply, snapshot, open, audit, score."""
     return str(request.__struct_config__.tag)
 
 

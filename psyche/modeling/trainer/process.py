@@ -54,6 +54,8 @@ from psyche.wire.trainer import (
     OpenRequest,
     Reply,
     Request,
+    ScoreReply,
+    ScoreRequest,
     SnapshotReply,
     SnapshotRequest,
     TrainReply,
@@ -68,6 +70,7 @@ REAP_TIMEOUT_S: Final = 5.0  # for the exit after SIGKILL; longer only if the ke
 HISTORY: Final = 32  # calls remembered per operation
 KNOWN: Final = 3  # calls after which the median is meaningful
 LOG_TAIL_BYTES: Final = 2_000
+SCORING, AUDITING, FOREGROUND = range(3)  # a call ends those of lower rank at their next micro-batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,11 @@ class HostedProcess:
 
 
 Process = subprocess.Popen[bytes] | HostedProcess
+_RANKS: Final[dict[type[Request], int]] = {ScoreRequest: SCORING, AuditRequest: AUDITING}
+_CANCELLED: Final[dict[type[Request], Reply]] = {
+    ScoreRequest: ScoreReply(rows=(), seconds=0.0, cancelled=True),
+    AuditRequest: AuditReply(targets=(), seconds=0.0, cancelled=True),
+}
 
 
 class _Child:
@@ -219,8 +227,8 @@ class TrainerProcess:
         self._failed = ""  # why no child is running
         self._number = 0
         self._training = -1  # number of the train call that runs or waits for its turn
-        self._auditing = -1  # number of the audit that runs
-        self._newest = -1  # number of the newest other call
+        self._background = (-1, FOREGROUND)  # number and rank of the audit or score that runs
+        self._newest = [-1] * (FOREGROUND + 1)  # number of the newest call of each rank
 
     @property
     def pid(self) -> int | None:
@@ -269,7 +277,11 @@ class TrainerProcess:
         return await self._call(request)
 
     async def audit(self, request: AuditRequest) -> AuditReply:
-        """See `TrainerEngine.audit`; any other call ends it at its next micro-batch."""
+        """See `TrainerEngine.audit`; any other call but a score ends it at its next micro-batch."""
+        return await self._call(request)
+
+    async def score(self, request: ScoreRequest) -> ScoreReply:
+        """See `TrainerEngine.score`; any other call ends it at its next pass, which lasts at most 50 ms."""
         return await self._call(request)
 
     async def prepare(self, payload: bytes) -> None:
@@ -281,7 +293,7 @@ class TrainerProcess:
             await child.stream.send(encode(Prepare(payload)), SEND_TIMEOUT_S)
 
     async def cancel(self) -> None:
-        await self._tell(max(self._training, self._auditing), Cancel)
+        await self._tell(max(self._training, self._background[0]), Cancel)
 
     async def shorten(self, within_s: float) -> None:
         await self._tell(self._training, lambda number: Shorten(number, within_s))
@@ -304,26 +316,25 @@ class TrainerProcess:
 
     async def _call(self, request: Request) -> Any:
         self._number += 1
-        number = self._number
+        number, rank = self._number, _RANKS.get(type(request), FOREGROUND)
         if isinstance(request, TrainRequest | MergeRequest):
             self._training = number
         try:
-            if not isinstance(request, AuditRequest):  # training comes first
-                self._newest = number
-                if self._auditing >= 0:
-                    await self._tell(self._auditing, Cancel)
+            self._newest[rank] = number
+            if self._background[1] < rank:  # training comes first
+                await self._tell(self._background[0], Cancel)
             async with self._lock:
                 child = await self._ensure_started()
-                if isinstance(request, AuditRequest):
-                    if self._newest > number:  # it came while this one waited
-                        return AuditReply(targets=(), seconds=0.0, cancelled=True)
-                    self._auditing = number
+                if max(self._newest[rank + 1 :], default=-1) > number:  # it came while this one waited
+                    return _CANCELLED[type(request)]
+                if rank < FOREGROUND:
+                    self._background = number, rank
                 return await self._exchange(child, Call(number, request))
         finally:
             if self._training == number:
                 self._training = -1
-            if self._auditing == number:
-                self._auditing = -1
+            if self._background[0] == number:
+                self._background = -1, FOREGROUND
 
     async def _exchange(self, child: _Child, call: Call) -> Reply | None:
         started, operation = time.monotonic(), call.operation

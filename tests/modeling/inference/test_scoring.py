@@ -9,7 +9,7 @@ from kits.models import FAMILIES, write_config
 from kits.tier import few
 
 from psyche.modeling.architecture import build_random, read_blueprint
-from psyche.modeling.inference.scoring import ChoiceScorer
+from psyche.modeling.inference.scoring import ChoiceScorer, Pace
 
 # A row of positions, experts, latent attention, a sliding window, a state instead of attention, and the plain one.
 FIRST = ["gpt2", "qwen3_moe", "deepseek_v3", "gpt_oss", "mamba2", "llama"]
@@ -38,6 +38,9 @@ def test_choices_after_a_shared_context_are_worth_what_each_is_by_itself(family:
     model = build(family, tmp_path)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     scorer = ChoiceScorer(model)
+    other = build_random(read_blueprint(tmp_path / "config.json"), seed=4).eval()
+    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    piecemeal = ChoiceScorer(other, weights, Pace(1e-9))  # token by token, with the first one's weights
     assert scorer.shares_context is (family not in STATES)
     greedy: list[int] = []
     for _ in range(2):
@@ -48,5 +51,7 @@ def test_choices_after_a_shared_context_are_worth_what_each_is_by_itself(family:
         found = scorer.score(CONTEXT, choices)
         assert [one for _, one in found] == [one for _, one in expected]
         assert [one for one, _ in found] == pytest.approx([one for one, _ in expected], abs=2e-5)
+        slowly = piecemeal.score(CONTEXT, choices)
+        assert [one for one, _ in slowly] == pytest.approx([one for one, _ in expected], abs=2e-5)
     assert scorer.score(CONTEXT, [greedy])[0][1]
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

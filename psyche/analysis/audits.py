@@ -55,4 +55,4 @@ class AuditsView:
 def _describe(ended: types.ChallengeEnded | None) -> str:
     if ended is None:
         return "its jury has not decided yet"
-    return f"{ended.outcome} (counted before the last vote: {ended.guilty} guilty, {ended.innocent} innocent)"
+    return f"{ended.outcome} ({ended.guilty} guilty, {ended.innocent} innocent)"

@@ -42,8 +42,5 @@ def test_a_challenge_is_told_once_however_many_logs_have_it() -> None:
         view.take(types.ChallengeEnded(guilty=3, innocent=0, outcome="put out: it cheated", **named))  # pyright: ignore[reportArgumentType]
     assert list(view.describe()) == [
         "audits: 0 made, 0 fine, 0 unclear, 0 failed",
-        (
-            "  aa was accused of its work in epoch 0, round 3: put out: it cheated "
-            "(counted before the last vote: 3 guilty, 0 innocent)"
-        ),
+        "  aa was accused of its work in epoch 0, round 3: put out: it cheated (3 guilty, 0 innocent)",
     ]

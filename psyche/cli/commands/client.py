@@ -174,6 +174,9 @@ TRAINING: Final = share_fields(
         "Every so many steps write an event for each tensor: energy of update and gradient, norm of the momentum, "
         "share of agreeing signs; 0: never.", min=0,
     ),
+    keep_evidence=option(
+        "How many files to keep, in evidence in --data-dir, by which `psyche verify` judges a member again.", min=0,
+    ),
     max_concurrent_downloads=option("Updates that are fetched from peers at once.", min=1),
     max_concurrent_parameter_requests=option("Tensors of the model that are asked of one peer at once.", min=1),
     node_name="This client's name in logs. Default: client- and the first digits of its key.",

@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
+from psyche.core.committee.elections import compute_quorum
+from psyche.core.rules.audits import get_jury
 from psyche.core.state.state import AuditReason, Challenge, ChallengeState, Coordinator, SlotState
+from psyche.core.state.timeline import get_round
 from psyche.telemetry import types
 
 REASONS: Final = {
@@ -32,9 +35,11 @@ def find_changes(before: Coordinator, after: Coordinator) -> Iterator[types.Chal
         )  # fmt: skip
     for key in was.keys() - now.keys():
         one = was[key]
+        end, outcome = _find_end(after, one)
+        guilty, innocent = _count_votes(before, after, one, end)
         yield types.ChallengeEnded(
             epoch=one.epoch, height=one.height, target=_name(before, one.target), accuser=_name(before, one.verifier),
-            reason=one.reason, guilty=one.guilty, innocent=one.innocent, outcome=_describe(after, one),
+            reason=one.reason, guilty=guilty, innocent=innocent, outcome=outcome,
         )  # fmt: skip
 
 
@@ -43,17 +48,30 @@ def _get_open(state: Coordinator) -> dict[_Key, Challenge]:
     return {(one.epoch, one.height, one.target, one.target_commitment): one for one in opened}
 
 
-def _describe(state: Coordinator, one: Challenge) -> str:
+def _find_end(state: Coordinator, one: Challenge) -> tuple[Challenge | bool, str]:
+    """How a challenge has ended: as it is kept undecided, or whether its target is guilty; and that in words."""
     kept = (c for c in state.challenges if c.state is ChallengeState.UNDECIDED and c.target == one.target)
-    if any(c.target_commitment == one.target_commitment for c in kept):
-        return "no quorum of the jury decided in time"
+    for undecided in kept:
+        if undecided.target_commitment == one.target_commitment:
+            return undecided, "no quorum of the jury decided in time"
     slots = state.registry.slots
     if slots[one.target].state is SlotState.BANNED:
-        return f"put out: {REASONS[one.reason]}"
+        return True, f"put out: {REASONS[one.reason]}"
     if one.reason is AuditReason.WITHHELD and one.guilty >= one.innocent:
-        return f"dropped with a strike: {REASONS[one.reason]}"
+        return True, f"dropped with a strike: {REASONS[one.reason]}"
     is_out = slots[one.verifier].state is SlotState.BANNED
-    return "not guilty" + (", and the accuser is put out for false accusations" if is_out else "")
+    return False, "not guilty" + (", and the accuser is put out for false accusations" if is_out else "")
+
+
+def _count_votes(before: Coordinator, after: Coordinator, one: Challenge, end: Challenge | bool) -> tuple[int, int]:
+    """The votes guilty and innocent; the entry is gone with the vote that decides, which is the quorum's last."""
+    if isinstance(end, Challenge):
+        return end.guilty, end.innocent
+    elected = one.deadline_height - 1
+    round_ = get_round(after, elected) or get_round(before, elected)
+    votes = one.guilty if end else one.innocent
+    quorum = votes + 1 if round_ is None else compute_quorum(len(get_jury(before, round_, one)))
+    return (quorum, one.innocent) if end else (one.guilty, quorum)
 
 
 def _name(state: Coordinator, slot: int) -> str:

@@ -121,6 +121,7 @@ def test_a_conviction_is_told_in_words() -> None:
     assert bench.state.clients[target].state is ClientState.EJECTED
     (ended,) = bench.get_logs(types.ChallengeEnded)
     assert ended.outcome == "put out: a piece of its work is not the gradient of its samples"
+    assert (ended.guilty, ended.innocent) == (3, 0), "the last vote too: three of a jury of four"
 
 
 def test_who_is_accused_at_the_end_of_an_epoch_is_judged_by_what_was_recomputed_in_its_cooldown() -> None:

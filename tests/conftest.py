@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,21 @@ def autojump_clock() -> MockClock:
 
 
 @pytest.fixture(scope="session")
-def trainer_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def trainer_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
     """One process imports torch for all trainers, also those that say what a config leads to; else each would."""
-    path = tmp_path_factory.mktemp("host") / "trainers"
+    with open_trainer_host(tmp_path_factory.mktemp("host") / "trainers") as host:
+        yield host
+
+
+@pytest.fixture
+def own_trainer_host(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """One to be killed."""
+    with open_trainer_host(tmp_path / "trainers") as host:
+        yield host
+
+
+@contextmanager
+def open_trainer_host(path: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "psyche.modeling.trainer.host", "--socket", str(path)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOST_VARIABLE, str(path))
@@ -93,6 +106,6 @@ def trainer_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         deadline = time.monotonic() + HOST_S
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-        yield
+        yield host
         host.kill()
         host.wait()

@@ -10,6 +10,7 @@ from kits.cluster import open_cluster
 from kits.commands import call
 from kits.models import write_model_folder
 from kits.run_files import MakeRun
+from kits.tier import few
 
 pytestmark = pytest.mark.e2e
 
@@ -24,15 +25,16 @@ async def test_nobody_waits_for_a_client_that_never_can_take_part(make_run: Make
         max_position_embeddings=16,
         rope_scaling={"rope_type": "dynamic", "factor": 2.0},
     )
-    cases = {
-        "client-1": (["--local-root", str(tmp_path / "root")], "AR7: max_position_embeddings is 16, below"),
-        "client-2": (["--device", "cuda:99"], "device 'cuda:99': this machine has"),
-    }
+    named = [
+        ("client-1", (["--local-root", str(tmp_path / "root")], "AR7: max_position_embeddings is 16, below")),
+        ("client-2", (["--device", "cuda:99"], "device 'cuda:99': this machine has")),
+    ]
+    cases = dict(few(named))
     async with open_cluster(tmp_path / "cluster", config) as cluster:
         await cluster.start(clients=0)
         for name, (options, _) in cases.items():
             cluster._start(name, [*cluster._client_argv(name), *options], {}).is_ending = True
-        assert await cluster.until_ended(*cases) == [1, 1]
+        assert await cluster.until_ended(*cases) == [1] * len(cases)
         for name, (_, reason) in cases.items():
             (event,) = cluster.find(name, "cannot_take_part")
             assert reason in event["reason"]
@@ -44,6 +46,7 @@ async def test_nobody_waits_for_a_client_that_never_can_take_part(make_run: Make
         assert not cluster.find("server", "state_changed")
 
 
+@pytest.mark.whole
 async def test_a_client_with_other_data_than_the_record_s_is_refused_by_the_file_s_name_and_the_others_train(
     make_run: MakeRun, tmp_path: Path
 ) -> None:

@@ -4,9 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,25 +14,9 @@ from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.process import HOST_VARIABLE, TrainerProcess
 from psyche.wire.trainer import LoadRequest
 
-START_S = 300.0  # of the imports, on a busy machine
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    path = tmp_path_factory.mktemp("host") / "trainers"
-    argv = [sys.executable, "-m", "psyche.modeling.trainer.host", "--socket", str(path), "--parent", str(os.getpid())]
-    process = subprocess.Popen(argv)
-    deadline = time.monotonic() + START_S
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    yield process, path
-    process.kill()
-    process.wait()
-
 
 @pytest.fixture
-def trainer(host: tuple[subprocess.Popen[bytes], Path], monkeypatch: pytest.MonkeyPatch) -> TrainerProcess:
-    monkeypatch.setenv(HOST_VARIABLE, str(host[1]))
+def trainer(trainer_host: subprocess.Popen[bytes]) -> TrainerProcess:
     return TrainerProcess(threads=1)
 
 
@@ -45,18 +26,18 @@ def get_parent(pid: int | None) -> int:
 
 async def until_gone(pid: int) -> None:
     """Dead, and taken leave of by its host."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while Path(f"/proc/{pid}").exists():
             await trio.sleep(0.02)
 
 
 async def test_a_hosted_trainer_loads_and_ends_when_stopped(
-    host: tuple[subprocess.Popen[bytes], Path], trainer: TrainerProcess, load_request: LoadRequest
+    trainer_host: subprocess.Popen[bytes], trainer: TrainerProcess, load_request: LoadRequest
 ) -> None:
     await trainer.start()
     pid = trainer.pid
     assert pid is not None
-    assert get_parent(get_parent(pid)) == host[0].pid, "forked by the host's fork server"
+    assert get_parent(get_parent(pid)) == trainer_host.pid, "forked by the host's fork server"
     assert (await trainer.load(load_request)).parameters > 0
     await trainer.stop()
     await until_gone(pid)
@@ -89,30 +70,31 @@ async def test_a_hosted_trainer_that_is_killed_is_a_crash_and_can_be_started_aga
     "raw",
     [
         pytest.param(b"\0\0\0\1?", id="no request"),
-        pytest.param(b"\0\0\0\x40?", id="cut short, by a client that stays"),
+        pytest.param(b"\0\0\0\x40?", id="cut short, by a client that stays 5 s", marks=pytest.mark.whole),
         pytest.param(b'\0\0\0\x0a[1,{},"/"]\1', id="without its descriptors"),
     ],
 )
 async def test_a_request_that_cannot_be_read_costs_the_host_nothing(
-    host: tuple[subprocess.Popen[bytes], Path], trainer: TrainerProcess, raw: bytes
+    trainer_host: subprocess.Popen[bytes], trainer: TrainerProcess, raw: bytes
 ) -> None:
     with socket.socket(socket.AF_UNIX) as other:
-        other.connect(str(host[1]))
+        other.connect(os.environ[HOST_VARIABLE])
         other.sendall(raw)
         await trainer.start()
-        assert get_parent(get_parent(trainer.pid)) == host[0].pid
+        assert get_parent(get_parent(trainer.pid)) == trainer_host.pid
         await trainer.stop()
 
 
 @pytest.mark.whole
 async def test_trainers_die_with_their_host_and_then_start_by_themselves(
-    host: tuple[subprocess.Popen[bytes], Path], trainer: TrainerProcess, load_request: LoadRequest
+    own_trainer_host: subprocess.Popen[bytes], load_request: LoadRequest
 ) -> None:
+    trainer = TrainerProcess(threads=1)
     await trainer.start()
     pid = trainer.pid
     assert pid is not None
-    host[0].kill()
-    with trio.fail_after(10):
+    own_trainer_host.kill()
+    with trio.fail_after(60):
         while Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
             await trio.sleep(0.02)
     with pytest.raises(TrainerFailure, match="SIGKILL"):

@@ -15,6 +15,8 @@ from psyche.modeling.trainer import describe
 from psyche.modeling.trainer.memory import Step, predict_bytes
 from psyche.storage.port import find_cache_folder
 
+pytestmark = pytest.mark.usefixtures("trainer_host")
+
 
 def test_an_answer_is_kept_for_other_processes_until_it_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,11 +4,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from kits.tier import few
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import Mamba2Config
 
@@ -21,6 +23,7 @@ from psyche.modeling.model import init_model
 from psyche.modeling.trainer import memory
 from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.modeling.trainer.memory import Fitting, Setup, Step, bound_bytes, predict_bytes
+from psyche.telemetry.text import format_bytes
 from psyche.wire.trainer import LoadRequest, MemoryRequest, TrainRequest
 
 CPU = torch.device("cpu")
@@ -31,7 +34,7 @@ LENGTH, VOCABULARY, MICRO_BATCH = 128, 2048, 16
 @pytest.fixture(scope="module")
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose activations outweigh everything else."""
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
     sizes["model_type"] = "llama"
     more = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": LENGTH}
     folder = tmp_path_factory.mktemp("wide")
@@ -49,8 +52,22 @@ def request_(wide_model: Path, run_model: Model) -> LoadRequest:
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def _known() -> dict[str, dict[str, int]]:
+    return {}
+
+
 @pytest.fixture
-def step(request_: LoadRequest) -> Step:
+def step(request_: LoadRequest, _known: dict[str, dict[str, int]], monkeypatch: pytest.MonkeyPatch) -> Step:
+    """Predictions for it take a second each: tests of what follows from them share them."""
+
+    def predict(*given: Any, **more: Any) -> dict[str, int]:
+        key = repr((given, more))
+        if key not in _known:
+            _known[key] = predict_bytes(*given, **more)
+        return dict(_known[key])
+
+    monkeypatch.setattr(memory, "predict_bytes", predict)
     return Step(read_blueprint(Path(request_.path)).config, request_.model.optimizer, LENGTH)
 
 
@@ -75,11 +92,11 @@ def count_step(request: LoadRequest) -> tuple[int, int]:
     return tracker.get_tracker_snapshot("peak")[CPU]["Total"], held
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", few([False, True]))
 def test_a_prediction_is_within_15_percent_of_a_real_step(
     request_: LoadRequest, step: Step, *, checkpointing: bool
 ) -> None:
-    parts = predict_bytes(step, CPU, MICRO_BATCH, activation_checkpointing=checkpointing)
+    parts = memory.predict_bytes(step, CPU, MICRO_BATCH, activation_checkpointing=checkpointing)
     peak, held = count_step(msgspec.structs.replace(request_, activation_checkpointing=checkpointing, batch_size=0))
     assert held == parts["weights"] + parts["optimizer"]
     activations = peak - held - parts["gradients"] - parts["look-ahead copy"]
@@ -88,10 +105,10 @@ def test_a_prediction_is_within_15_percent_of_a_real_step(
     assert sum(parts.values()) == pytest.approx(peak, rel=0.15)
 
 
-def test_checkpointing_labels_and_the_micro_batch_show_in_the_activations(step: Step, request_: LoadRequest) -> None:
+def test_checkpointing_labels_and_the_micro_batch_show_in_the_activations(step: Step) -> None:
     labelled = Step(step.config, step.optimizer, LENGTH, has_labels=True)
     plain, again, more, labels = (
-        predict_bytes(given, CPU, size, activation_checkpointing=checkpointing)
+        memory.predict_bytes(given, CPU, size, activation_checkpointing=checkpointing, host=None)
         for given, size, checkpointing in ((step, 4, False), (step, 4, True), (step, 8, False), (labelled, 4, False))
     )
     assert again["activations"] < plain["activations"]
@@ -103,7 +120,8 @@ def test_checkpointing_labels_and_the_micro_batch_show_in_the_activations(step: 
 
 def test_a_run_that_verifies_needs_four_copies_more_in_host_memory(step: Step) -> None:
     plain, audits = (
-        predict_bytes(one, CPU, 1, activation_checkpointing=False) for one in (step, replace(step, verifies=True))
+        memory.predict_bytes(one, CPU, 1, activation_checkpointing=False, host=None)
+        for one in (step, replace(step, verifies=True))
     )
     assert audits.pop("copies for audits") == 4 * plain["gradients"]
     assert audits == plain
@@ -144,7 +162,7 @@ def test_a_refusal_names_the_parts_and_settings_that_would_fit(step: Step, monke
         fitting.fit(Setup(8), 8)
     text = str(caught.value)
     for name, size in most.items():
-        assert f"{name} {size / MB:.3g}"[:-1] in text
+        assert f"{name} {format_bytes(size)}" in text
     smaller, again, *_ = suggested = list(fitting._suggest(Setup(8)))
     assert [setup.describe() in text for setup in suggested] == [True] * len(suggested)
     assert 1 <= smaller.micro_batch_size < 8
@@ -215,6 +233,7 @@ def test_a_prediction_leaves_nothing_behind_in_the_trainer(
     assert checked.train(train).payload == plain.train(train).payload
 
 
+@pytest.mark.usefixtures("step")
 def test_labels_of_a_run_are_predicted_for(request_: LoadRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, 1e9)
     plain = TrainerEngine().predict_memory(MemoryRequest(load=request_))

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from psyche.core.state.state import Model, Optimizer, OptimizerKind
@@ -51,8 +52,7 @@ def tiny_model(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-@pytest.fixture
-def run_model() -> Model:
+def make_run_model() -> Model:
     """What the record says of the tiny run: DisTrO at chunk 8, k 4, 1-bit."""
     optimizer = Optimizer(
         kind=OptimizerKind.DISTRO,
@@ -66,5 +66,18 @@ def run_model() -> Model:
 
 
 @pytest.fixture
-def load_request(tiny_model: Path, run_model: Model) -> LoadRequest:
-    return LoadRequest(path=str(tiny_model), is_snapshot=False, model=run_model, micro_batch_size=2, device="cpu")
+def run_model() -> Model:
+    return make_run_model()
+
+
+@pytest.fixture(scope="session")
+def shared_load_request(tiny_model: Path) -> LoadRequest:
+    """For fixtures that several tests share; nobody may change it."""
+    return LoadRequest(
+        path=str(tiny_model), is_snapshot=False, model=make_run_model(), micro_batch_size=2, device="cpu"
+    )
+
+
+@pytest.fixture
+def load_request(shared_load_request: LoadRequest, run_model: Model) -> LoadRequest:
+    return msgspec.structs.replace(shared_load_request, model=run_model)

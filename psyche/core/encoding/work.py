@@ -5,6 +5,7 @@ rows is what one piece adds. Tables and reports come from peers: lengths are che
 number is finite and small enough that no sum of squares overflows.
 """
 
+import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
@@ -145,6 +146,7 @@ def _pack(form: struct.Struct, what: str, number: int, *values: float, head: tup
 
 
 def _check(what: str, number: int, values: Sequence[float]) -> Sequence[float]:
-    if not all(abs(value) <= MAX_MAGNITUDE for value in values):  # NaN is not, either
+    # the sum of a NaN is one
+    if not math.isfinite(sum(values)) or max(values) > MAX_MAGNITUDE or min(values) < -MAX_MAGNITUDE:
         raise WireError(f"{what}: row {number} has a number that is not finite or above 2^60")
     return values

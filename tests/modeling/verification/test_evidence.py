@@ -1,6 +1,7 @@
 """V13: a file shows anybody whether a member worked, and no damaged one shows anything."""
 
 import hashlib
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -148,22 +149,21 @@ def bench() -> Bench:
     return bench
 
 
-@pytest.fixture
-def make_scene(load_request: LoadRequest, bench: Bench, tmp_path: Path) -> Any:
-    def make(tokens: bytes = draw_tokens(HEIGHT)) -> Scene:
-        bench.state.model.optimizer = replace(load_request.model.optimizer, lookahead=Lookahead.OWN)
-        return play(Member(load_request), bench, tmp_path, tokens)
-
-    return make
+@pytest.fixture(scope="module")
+def scene(shared_load_request: LoadRequest, bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """Of an honest member. Nobody may change it; to judge by its trainer loads the epoch's first weights."""
+    bench.state.model.optimizer = replace(shared_load_request.model.optimizer, lookahead=Lookahead.OWN)
+    return play(Member(shared_load_request), bench, tmp_path_factory.mktemp("honest"), draw_tokens(HEIGHT))
 
 
-def test_v13_who_worked_is_innocent_and_who_trained_other_data_is_guilty(make_scene: Any, tmp_path: Path) -> None:
-    honest = make_scene()
-    assert honest.judge(encode_evidence(honest.evidence)) is Verdict.OK
-    for folder in (honest.snapshot, honest.replay):
-        folder.rename(tmp_path / f"honest-{folder.name}")
-    lazy = make_scene(GUILTY_TOKENS)
-    assert lazy.judge(encode_evidence(lazy.evidence)) is Verdict.FAIL
+@pytest.fixture(scope="module")
+def lazy_scene(scene: Scene, bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return play(Member(scene.member.load), bench, tmp_path_factory.mktemp("lazy"), GUILTY_TOKENS)
+
+
+def test_v13_who_worked_is_innocent_and_who_trained_other_data_is_guilty(scene: Scene, lazy_scene: Scene) -> None:
+    assert scene.judge(encode_evidence(scene.evidence)) is Verdict.OK
+    assert lazy_scene.judge(encode_evidence(lazy_scene.evidence)) is Verdict.FAIL
 
 
 def forge_last(scene: Scene) -> Evidence:
@@ -181,14 +181,14 @@ def forge_last(scene: Scene) -> Evidence:
         (lambda one: replace(one.evidence, piece=99), "piece 99: the member has 12"),
     ],
 )
-def test_v13_what_the_member_did_not_sign_is_no_evidence(make_scene: Any, forge: Any, reason: str) -> None:
+def test_v13_what_the_member_did_not_sign_is_no_evidence(scene: Scene, forge: Any, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
-        read_case(encode_evidence(forge(make_scene())))
+        read_case(encode_evidence(forge(scene)))
 
 
-def test_v13_other_weights_and_missing_sets_decide_nothing(make_scene: Any) -> None:
-    scene = make_scene()
+def test_v13_other_weights_and_missing_sets_decide_nothing(scene: Scene, tmp_path: Path) -> None:
     raw = encode_evidence(scene.evidence)
+    scene = replace(scene, replay=Path(shutil.copytree(scene.replay, tmp_path / "replay")))
     sets = sorted(scene.replay.rglob("*.set"))
     sets[2].rename(sets[2].with_suffix(".gone"))
     with pytest.raises(TrainerError, match="the replay store lacks the set of round 2"):
@@ -198,29 +198,35 @@ def test_v13_other_weights_and_missing_sets_decide_nothing(make_scene: Any) -> N
         scene.judge(raw)
 
 
-def test_v13_the_command_says_what_it_finds(make_scene: Any, tmp_path: Path) -> None:
-    scene = make_scene(GUILTY_TOKENS)
-    file = tmp_path / "one.evidence"
-    file.write_bytes(encode_evidence(scene.evidence))
+def verify(scene: Scene, file: Path, replay: str = "") -> Result:
+    places = ["--weights", str(scene.snapshot), "--replay", replay or str(scene.replay)]
+    return CliRunner().invoke(app, ["verify", str(file), *places])
 
-    def verify(*words: str) -> Result:
-        return CliRunner().invoke(app, ["verify", *words])
 
-    places = ("--weights", str(scene.snapshot), "--replay", str(scene.replay))
-    found = verify(str(file), *places)
-    assert (found.exit_code, "member 0, round 3 of epoch 0, piece 5" in found.stdout) == (3, True)
-    assert found.stdout.rstrip().endswith(": guilty")
-    for words in ((str(tmp_path / "none"), *places), (str(scene.replay), *places), (str(file), *places[:3], "nowhere")):
-        undecided = verify(*words)
+@pytest.mark.whole
+def test_v13_the_command_says_what_it_finds(scene: Scene, lazy_scene: Scene, tmp_path: Path) -> None:
+    for one, code, words in ((scene, 0, "innocent"), (lazy_scene, 3, "guilty")):
+        file = tmp_path / f"{words}.evidence"
+        file.write_bytes(encode_evidence(one.evidence))
+        found = verify(one, file)
+        assert (found.exit_code, "member 0, round 3 of epoch 0, piece 5" in found.stdout) == (code, True)
+        assert found.stdout.rstrip().endswith(f": {words}")
+    assert verify(lazy_scene, file, "nowhere").stdout.startswith("cannot be said: ")
+
+
+def test_v13_the_command_says_why_it_cannot_say_anything(scene: Scene, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.evidence"
+    cut.write_bytes(encode_evidence(scene.evidence)[:-1])
+    for file, reason in ((tmp_path / "none", "No such file"), (scene.replay, "directory"), (cut, "cut or damaged")):
+        undecided = verify(scene, file)
         assert (undecided.exit_code, undecided.stdout.startswith("cannot be said: ")) == (4, True)
+        assert reason in undecided.stdout
         assert "Traceback" not in undecided.output
-    file.write_bytes(file.read_bytes()[:-1])
-    assert "cut or damaged" in verify(str(file), *places).stdout
 
 
-def test_v13_no_damaged_file_shows_anything_but_a_reason(make_scene: Any) -> None:
+def test_v13_no_damaged_file_shows_anything_but_a_reason(scene: Scene) -> None:
     """Bits flipped and bytes cut; and the same sealed again, which only a liar does."""
-    good, draw = make_scene().evidence, Random(7)
+    good, draw = scene.evidence, Random(7)
     raw, refused = encode_evidence(good), 0
     for _ in range(10_000 if IS_WHOLE else 300):
         changed = bytearray(raw if draw.random() < 0.7 else raw[: draw.randrange(1, len(raw))])

@@ -12,20 +12,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from io import BytesIO
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psyche.core.encoding.plan import PlanGroup, TransformPlan, get_payload_bytes
 from psyche.errors import WireError
-from psyche.modeling.distro.bits import get_packed_bytes, is_padding_zero, pack_rows, unpack_rows
+from psyche.modeling.distro.bits import (
+    get_bytes_of,
+    get_packed_bytes,
+    is_padding_zero,
+    iterate_blocks,
+    pack_rows,
+    unpack_rows,
+)
 from psyche.modeling.distro.compiled import find_coding
 from psyche.modeling.distro.elias_fano import EliasFanoCoder
 from psyche.modeling.distro.enumerative import EnumerativeCoder
 
 Coder = EnumerativeCoder | EliasFanoCoder
 _VALUE_BYTES = 4
+_BLOCK_ENTRIES: Final = 1 << 18  # that are encoded together, so that temporaries do not grow with the model
+_UNIT: Final = 64  # a multiple of so many chunks begins with a whole word in every plane
 PLAN_NAME = "plan.bin"  # beside payloads that are kept: what they are read by
 HIGH_LEVEL: Final = 3  # the value of a level bit; without it 1
 LEAST_EXPONENT: Final = -32
@@ -52,20 +62,34 @@ class ChunkSets:
         return ChunkSets(self.indices[chunks], self.values[chunks], exponents)
 
 
-def encode_payload(plan: TransformPlan, sets: Sequence[ChunkSets]) -> bytes:
+class Sets(Protocol):
+    """The sets of one group."""
+
+    def take(self, chunks: slice, /) -> ChunkSets: ...
+
+
+def encode_payload(plan: TransformPlan, sets: Sequence[Sets]) -> bytes:
     """Encode the body of a result; `sets` are in the order of `plan.groups`.
 
     In 1-bit mode only the signs of the values are encoded, in full-value mode the values themselves.
     """
-    assert len(sets) == len(plan.groups), "one ChunkSets per group"
-    parts: list[bytes] = []
+    stream = BytesIO(bytes(get_payload_bytes(plan)))  # filled in its place, so that there are no two of it
+    body = np.frombuffer(stream.getbuffer(), dtype=np.uint8)
     for group, chosen in zip(plan.groups, sets, strict=True):
-        assert chosen.indices.shape == (group.chunks, group.k), "sets must have the shape of the plan"
-        parts.append(get_coder(group).encode(chosen.indices))
-        parts.append(_encode_values(group, chosen))
-    body = b"".join(parts)
-    assert len(body) == get_payload_bytes(plan), "the coders and the plan agree on lengths"
-    return body
+        _encode_group(group, chosen, body[: group.payload_bytes])
+        body = body[group.payload_bytes :]
+    return stream.getvalue()
+
+
+def _encode_group(group: PlanGroup, chosen: Sets, body: NDArray[np.uint8]) -> None:
+    for rows in iterate_blocks(group.chunks, max(1, _BLOCK_ENTRIES // group.k // _UNIT) * _UNIT):
+        part, at = chosen.take(rows), 0
+        assert part.indices.shape == (rows.stop - rows.start, group.k), "sets must have the shape of the plan"
+        planes = [*get_coder(group).encode(part.indices), *_encode_values(group, part)]
+        for bits, plane in zip(group.planes, planes, strict=True):
+            where = get_bytes_of(rows, bits)
+            body[at + where.start : at + where.stop] = plane
+            at += get_packed_bytes(group.chunks * bits)
 
 
 def decode_payload(plan: TransformPlan, body: bytes) -> list[ChunkSets]:
@@ -134,13 +158,16 @@ def _decode_group(group: PlanGroup, raw: NDArray[np.uint8]) -> ChunkSets:
         return ChunkSets(indices, _decode_values(group, values, present), exponents)
 
 
-def _encode_values(group: PlanGroup, chosen: ChunkSets) -> bytes:
-    """Encode sign bits (1 is negative) or little-endian float32 values, entry by entry."""
+def _encode_values(group: PlanGroup, chosen: ChunkSets) -> Iterator[NDArray[np.uint8]]:
+    """Encode sign bits (1 is negative) or little-endian float32 values, entry by entry, a plane after the other."""
     if not (group.one_bit or group.scaled_bits):
-        return chosen.values.astype("<f4", copy=False).tobytes()
-    planes = [chosen.values < 0, np.abs(chosen.values) == HIGH_LEVEL][: group.scaled_bits or 1]
-    packed = b"".join(pack_rows(plane).tobytes() for plane in planes)
-    return packed if chosen.exponents is None else packed + chosen.exponents.tobytes()
+        yield chosen.values.astype("<f4", copy=False).reshape(-1).view(np.uint8)
+        return
+    yield pack_rows(chosen.values < 0)
+    if group.scaled_bits > 1:
+        yield pack_rows(np.abs(chosen.values) == HIGH_LEVEL)
+    if chosen.exponents is not None:
+        yield chosen.exponents.view(np.uint8)
 
 
 def _split_planes(group: PlanGroup, raw: NDArray[np.uint8]) -> tuple[list[NDArray[np.uint8]], NDArray[np.int8] | None]:

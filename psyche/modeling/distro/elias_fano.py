@@ -4,6 +4,7 @@ Per chunk it stores the low bits of each position, and a row of bits in which th
 bit q + j. Unused low parts are zero, so equal sets have equal bytes. NumPy only.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -39,23 +40,16 @@ class EliasFanoCoder:
     def get_size_bytes(self, chunks: int) -> int:
         return get_packed_bytes(chunks * self.topk * self.low_bits) + get_packed_bytes(chunks * self.row_bits)
 
-    def encode(self, sets: NDArray[np.int32]) -> bytes:
-        """Encode sets: the low parts of all chunks, then the rows of all chunks."""
+    def encode(self, sets: NDArray[np.int32]) -> Sequence[NDArray[np.uint8]]:
+        """Encode sets: the planes of low parts and of rows."""
         if (coding := find_coding(sets.nbytes)) is not None:
-            return b"".join(coding.encode_positions(sets, self.area, self.low_bits, self.row_bits))
-        lows: list[bytes] = []
-        rows: list[bytes] = []
-        shifts = np.arange(self.low_bits)
-        for block in iterate_blocks(sets.shape[0], self._block):
-            part = sets[block]
-            present = part < self.area
-            low = np.where(present, part, 0)
-            lows.append(pack_rows(((low[:, :, None] >> shifts) & 1).astype(np.bool_)).tobytes())
-            marks = np.zeros((part.shape[0], self.row_bits), dtype=np.bool_)
-            chunk, entry = np.nonzero(present)
-            marks[chunk, (part[chunk, entry] >> self.low_bits) + entry] = True
-            rows.append(pack_rows(marks).tobytes())
-        return b"".join(lows + rows)
+            return coding.encode_positions(sets, self.area, self.low_bits, self.row_bits)
+        present = sets < self.area
+        low = np.where(present, sets, 0)[:, :, None] >> np.arange(self.low_bits, dtype=np.int32)
+        marks = np.zeros((sets.shape[0], self.row_bits), dtype=np.bool_)
+        chunk, entry = np.nonzero(present)
+        marks[chunk, (sets[chunk, entry] >> self.low_bits) + entry] = True
+        return pack_rows((low & 1).astype(np.bool_)), pack_rows(marks)
 
     def decode(self, raw: NDArray[np.uint8], chunks: int) -> NDArray[np.int32]:
         """The sets of a group, int32 [chunks, topk]; every byte sequence but the canonical one is refused."""

@@ -6,6 +6,7 @@ of size k-1, and so on; the empty set is last. NumPy only.
 Ranks have up to 128 bits and are held in two uint64 arrays, high and low.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate
 from math import comb, factorial
 from typing import Final
@@ -87,14 +88,15 @@ class EnumerativeCoder:
         """C(c, j) and the first rank of each size, high and low words."""
         return self._high, self._low, self._first_high, self._first_low
 
-    def encode(self, sets: Positions) -> bytes:
+    def encode(self, sets: Positions) -> Sequence[NDArray[np.uint8]]:
+        """Encode sets as planes of their ranks."""
         if (coding := find_coding(sets.nbytes)) is not None:
-            return self._join_planes(*coding.rank(self, sets))
+            return self._make_planes(*coding.rank(self, sets))
         high = np.empty(sets.shape[0], dtype=np.uint64)
         low = np.empty(sets.shape[0], dtype=np.uint64)
         for block in iterate_blocks(sets.shape[0], _BLOCK_ROWS):
             high[block], low[block] = self.rank(sets[block])
-        return self._join_planes(high, low)
+        return self._make_planes(high, low)
 
     def decode(self, raw: NDArray[np.uint8], chunks: int) -> Positions:
         """The sets of a group, int32 [chunks, topk]."""
@@ -191,15 +193,15 @@ class EnumerativeCoder:
             return table_low > low
         return _is_less(high, low, self._high[j].take(place), table_low)
 
-    def _join_planes(self, high: Words, low: Words) -> bytes:
-        planes: list[bytes] = []
+    def _make_planes(self, high: Words, low: Words) -> Sequence[NDArray[np.uint8]]:
+        planes: list[NDArray[np.uint8]] = []
         at = 0
         for bits in self._planes:
             # If a rank has more than one word, its first plane is a whole word, so no plane straddles two words.
             rest = (high if at >= 64 else low) >> np.uint64(at % 64)
             planes.append(_pack_plane(rest, bits))
             at += bits
-        return b"".join(planes)
+        return planes
 
     def _read(self, raw: NDArray[np.uint8], chunks: int) -> tuple[Words, Words, NDArray[np.int64]]:
         """Read high words, low words and set sizes; refuse bytes that no set encodes to."""
@@ -235,12 +237,10 @@ class EnumerativeCoder:
         return sizes
 
 
-def _pack_plane(numbers: Words, bits: int) -> bytes:
-    if bits == 64:
-        return numbers.astype("<u8", copy=False).tobytes()
-    if bits == 16:
-        return (numbers & np.uint64(0xFFFF)).astype("<u2").tobytes()
-    return pack_numbers(numbers, bits).tobytes()
+def _pack_plane(numbers: Words, bits: int) -> NDArray[np.uint8]:
+    if bits in (16, 64):
+        return numbers.astype(f"<u{bits // 8}", copy=False).view(np.uint8)
+    return pack_numbers(numbers, bits)
 
 
 def _unpack_plane(raw: NDArray[np.uint8], count: int, bits: int) -> Words:

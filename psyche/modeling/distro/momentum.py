@@ -16,6 +16,7 @@ from psyche.errors import TrainerError
 from psyche.modeling.device import allocate
 from psyche.wire.trainer import SentResult
 
+_BLOCK_ENTRIES: Final = 1 << 16  # so that temporaries do not grow with the model
 _KEPT: Final = 2  # results that may be undecided at once: the last, and with overlap the one before
 Chosen = tuple[torch.Tensor, torch.Tensor]  # indices int32 and values float32, [chunks, k], as returned by `select`
 
@@ -52,6 +53,7 @@ class Momentum:
         self._plan, self._device, self._host = plan, device, host
         self.decay = decay
         self._sent: list[_Sent] = []  # oldest first
+        self._spare: list[list[Chosen]] = []
         self.coefficients = [allocate((group.chunks, group.area), device, host) for group in plan.groups]
 
     def read(self, place: int, rows: slice) -> torch.Tensor:
@@ -83,7 +85,8 @@ class Momentum:
             is_out = is_open or fates.get(sent.height, False)
             if is_out and not sent.is_taken_out:
                 for coefficients, chosen in zip(self.coefficients, sent.chosen, strict=True):
-                    self._take_out(*flatten(chosen, coefficients.shape[1]), coefficients)
+                    for places, values in iterate_entries(chosen, coefficients.shape[1]):
+                        self._take_out(places, values, coefficients)
                 sent.is_taken_out = True
             if not is_out and sent.is_taken_out:
                 returned.append(sent)
@@ -92,7 +95,18 @@ class Momentum:
         # Only after all zeros are written, so that a place sent by both results keeps the values given back.
         for sent in returned:
             self._give_back(sent)
+        self._spare = [sent.chosen for sent in self._sent if not any(sent is one for one in kept)]
         self._sent = kept
+
+    def lend(self, place: int) -> Chosen:
+        """Arrays for what the next result takes of a group: those of a result that is decided, if there is one."""
+        if self._spare:
+            return self._spare[0][place]
+        group, kept_on = self._plan.groups[place], self._host or self._device
+        indices, values = (
+            torch.empty((group.chunks, group.k), dtype=kind, device=kept_on) for kind in (torch.int32, torch.float32)
+        )
+        return indices, values
 
     def decay_block(self, place: int, rows: slice, gradient: torch.Tensor) -> torch.Tensor:
         """m = decay * m + gradient for some chunks of a group; a view of the new momentum, float32 [chunks, area].
@@ -109,6 +123,7 @@ class Momentum:
         for sent in self._sent:
             for _, values in sent.chosen:
                 values.mul_(self.decay)  # as they would have decayed in the momentum
+        self._spare = []
         self._sent = [*self._sent, _Sent(height, is_taken_out=False, chosen=list(chosen))][-_KEPT:]
 
     def get_last_sent(self, place: int) -> Chosen:
@@ -162,15 +177,17 @@ class Momentum:
 
     def _give_back(self, sent: _Sent) -> None:
         for coefficients, chosen in zip(self.coefficients, sent.chosen, strict=True):
-            places, values = flatten(chosen, coefficients.shape[1])
-            coefficients.view(-1)[places] += values
+            for places, values in iterate_entries(chosen, coefficients.shape[1]):
+                coefficients.view(-1)[places] += values
 
 
-def flatten(chosen: Chosen, area: int) -> Chosen:
-    """The flat places (int64) and values of the entries without padding; each place occurs once."""
-    indices, values = chosen
-    chunks, entries = (indices < area).nonzero(as_tuple=True)
-    return chunks * area + indices[chunks, entries], values[chunks, entries]
+def iterate_entries(chosen: Chosen, area: int) -> Iterator[Chosen]:
+    """The flat places (int64) and values of the entries without padding, some at a time; each place occurs once."""
+    rows = max(1, _BLOCK_ENTRIES // chosen[0].shape[1])
+    for number, (indices, values) in enumerate(zip(*(part.split(rows) for part in chosen), strict=True)):
+        first = torch.arange(len(indices), device=indices.device).add_(number * rows).mul_(area)[:, None]
+        is_there = indices < area
+        yield (first + indices)[is_there], values[is_there]
 
 
 def _read(

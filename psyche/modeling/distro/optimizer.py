@@ -172,8 +172,7 @@ class Distro:
         return select(coefficients, group.k)
 
     def _compress_fast(self, place: int, strips: Sequence[torch.Tensor], lr: float, kernels: Any) -> Chosen:
-        group = self._plan.groups[place]
-        indices, values = (torch.empty((group.chunks, group.k), dtype=kind) for kind in (torch.int32, torch.float32))
+        indices, values = self.momentum.lend(place)
         for block in self._applier.blocks[place]:
             for tile in block.tiles:
                 rows = tile.get_rows(block)

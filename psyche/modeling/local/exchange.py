@@ -36,7 +36,7 @@ from psyche.modeling.distro.codec import (
     encode_payload,
 )
 from psyche.modeling.distro.compiled import find_kernels
-from psyche.modeling.distro.momentum import Chosen, Momentum
+from psyche.modeling.distro.momentum import Momentum
 from psyche.modeling.distro.statistics import Sums, measure_update
 from psyche.modeling.distro.transform import select
 from psyche.wire.trainer import SentResult
@@ -81,17 +81,23 @@ def quantize(values: NDArray[np.float32], bits: int) -> tuple[NDArray[np.int8], 
     return levels, exponents.astype(np.int8)
 
 
+class Sent(NamedTuple):
+    """What a member sends of a group; `values` float32 [chunks, k] are rounded, so that they have the levels."""
+
+    indices: torch.Tensor
+    values: torch.Tensor
+    exponents: torch.Tensor
+
+    def take(self, chunks: slice) -> ChunkSets:
+        indices, values, exponents = (part[chunks].cpu().numpy() for part in self)
+        levels = values * np.ldexp(np.float32(1), -exponents.astype(np.int32))[:, None]
+        return ChunkSets(indices, levels.astype(np.int8), exponents)
+
+
 def get_values(sets: ChunkSets) -> NDArray[np.float32]:
     """The values that decoded sets stand for, float32 [chunks, k]: exact, and 0 in padding."""
     assert sets.exponents is not None, "a payload of local steps has exponents"
     return np.ldexp(sets.values.astype(np.float32), sets.exponents[:, None].astype(np.int32))
-
-
-def join_sets(parts: Sequence[ChunkSets]) -> ChunkSets:
-    """The sets of several runs of chunks as one."""
-    exponents = [part.exponents for part in parts if part.exponents is not None]
-    indices, values = (np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "values"))
-    return ChunkSets(indices, values, np.concatenate(exponents))
 
 
 def find_exchange_kernels(device: torch.device) -> Any:
@@ -181,28 +187,33 @@ class Exchange:
                 raise TrainerError(f"inner steps: the change of tensor {tensor.name!r} is not finite")
         self.memory.settle(decided, height, in_flight=in_flight)
         made = [self._compress_group(place, strips) for place in range(len(self._plan.groups))]
-        self.memory.record_sent(height, [chosen for _, chosen in made])
-        return encode_payload(self._plan, [sets for sets, _ in made])
+        self.memory.record_sent(height, [(sent.indices, sent.values) for sent in made])
+        return encode_payload(self._plan, made)
 
-    def _compress_group(self, place: int, strips: Sequence[torch.Tensor]) -> tuple[ChunkSets, Chosen]:
-        made = join_sets([self._compress_block(place, block, strips) for block in self._blocks[place]])
-        device = self.memory.coefficients[place].device
-        return made, (torch.from_numpy(made.indices).to(device), torch.from_numpy(get_values(made)).to(device))
-
-    def _compress_block(self, place: int, block: Block, strips: Sequence[torch.Tensor]) -> ChunkSets:
-        group = self._plan.groups[place]
-        if self._kernels is not None:
-            made: list[ChunkSets] = []
+    def _compress_group(self, place: int, strips: Sequence[torch.Tensor]) -> Sent:
+        group, device = self._plan.groups[place], self.memory.coefficients[place].device
+        made = Sent(*self.memory.lend(place), torch.empty(group.chunks, dtype=torch.int8, device=device))
+        for block in self._blocks[place]:
+            if self._kernels is None:
+                self._compress_block(place, block, strips, made)
+                continue
             for tile in block.tiles:
-                with self.memory.change(place, tile.get_rows(block)) as memory:
-                    delta, bits = strips[tile.tensor], group.scaled_bits
-                    made.append(self._kernels.compress(memory, delta, tile, self.memory.decay, bits, group.k))
-            return join_sets(made)
+                rows, delta = tile.get_rows(block), strips[tile.tensor]
+                chosen = Sent(*(part[rows].to(delta.device) for part in made))
+                with self.memory.change(place, rows) as memory:
+                    self._kernels.compress(memory, delta, tile, self.memory.decay, group.scaled_bits, chosen)
+                _keep(made, rows, chosen)
+        return made
+
+    def _compress_block(self, place: int, block: Block, strips: Sequence[torch.Tensor], made: Sent) -> None:
+        group = self._plan.groups[place]
         gathered = self._gathered[: block.chunks * group.area].view(block.chunks, *group.edges)
         for delta, part in iterate_chunks(block, strips, gathered):
             part.copy_(delta)
         indices, values = select(self.memory.decay_block(place, block.rows, gathered), group.k)
-        return ChunkSets(indices.cpu().numpy(), *quantize(values.cpu().numpy(), group.scaled_bits))
+        indices = indices.cpu()
+        sets = ChunkSets(indices.numpy(), *quantize(values.cpu().numpy(), group.scaled_bits))
+        _keep(made, block.rows, (indices, *map(torch.from_numpy, (get_values(sets), sets.exponents))))
 
     @torch.no_grad()
     def measure(self, deltas: Mapping[str, torch.Tensor]) -> dict[str, Sums]:
@@ -242,6 +253,11 @@ class Exchange:
         moves = sums[:count].mul_(rate).add_(0.0).to(torch.float32).view(block.chunks, *group.edges)
         for weight, move in iterate_chunks(block, self._strips, moves):
             weight.sub_(move.to(weight.device))
+
+
+def _keep(made: Sent, rows: slice, chosen: Sequence[torch.Tensor]) -> None:
+    for part, one in zip(made, chosen, strict=True):
+        part[rows].copy_(one)
 
 
 def compute_rate(outer_rate: float, steps: Sequence[int]) -> float:

@@ -63,7 +63,7 @@ def _find_exponent(keys: tl.tensor, largest: tl.tensor, size: tl.tensor, bits: t
 
 @triton.jit
 def _compress(
-    memory: tl.tensor, deltas: tl.tensor, decay: tl.tensor, indices: tl.tensor, levels: tl.tensor,
+    memory: tl.tensor, deltas: tl.tensor, decay: tl.tensor, indices: tl.tensor, values: tl.tensor,
     exponents: tl.tensor, corner: tl.tuple, bits: tl.tensor, topk: tl.tensor, lanes: tl.constexpr, slots: tl.constexpr,
 ) -> None:  # fmt: skip
     chunk, area = tl.program_id(0), corner[4] * corner[5]
@@ -82,13 +82,16 @@ def _compress(
     size = tl.sum(kept.to(tl.int32))
     exponent = _find_exponent(tl.where(kept, keys, 0), tl.max(tl.where(kept, keys, 0)), size, bits)
     is_high = (bits > 1) & (keys >= (exponent + 128) << 23)
-    level = tl.where(is_high, 3, 1) * tl.where(value < 0, -1, 1)
+    unit = ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+    rounded = tl.where(is_high, 3.0, 1.0) * tl.where(value < 0, -unit, unit)
     first = chunk.to(tl.int64) * topk
     entries = first + tl.cumsum(kept.to(tl.int32), 0) - 1
     tl.store(indices + entries, places, kept)
-    tl.store(levels + entries, level.to(tl.int8), kept)
+    tl.store(values + entries, rounded, kept)
     padding = tl.arange(0, slots)
-    tl.store(indices + first + padding, area, (padding >= size) & (padding < topk))
+    is_padding = (padding >= size) & (padding < topk)
+    tl.store(indices + first + padding, area, is_padding)
+    tl.store(values + first + padding, 0.0, is_padding)
     tl.store(exponents + chunk, exponent.to(tl.int8))
 
 
@@ -118,17 +121,17 @@ def _move(weights: tl.tensor, sums: tl.tensor, rate: tl.tensor, corner: tl.tuple
     tl.store(at, tl.load(at, is_inside, 0.0) - step, is_inside & (units != 0))
 
 
-def compress(memory: torch.Tensor, deltas: torch.Tensor, tile: Tile, decay: float, bits: int, topk: int) -> ChunkSets:
-    """Add a tile of deltas [strips, h, columns, w] to its decayed error memory, in place, and choose what is sent."""
-    chunks, device = tile.chunks, memory.device
-    indices = torch.empty((chunks, topk), dtype=torch.int32, device=device)
-    levels = torch.zeros((chunks, topk), dtype=torch.int8, device=device)
-    exponents = torch.empty(chunks, dtype=torch.int8, device=device)
-    factor = torch.tensor([decay], dtype=torch.float32, device=device)
+def compress(
+    memory: torch.Tensor, deltas: torch.Tensor, tile: Tile, decay: float, bits: int, chosen: Sequence[torch.Tensor]
+) -> None:
+    """Add a tile of deltas [strips, h, columns, w] to its decayed error memory, in place, and choose what is sent.
+
+    `chosen` receives indices, values and exponents.
+    """
+    factor, topk = torch.tensor([decay], dtype=torch.float32, device=memory.device), chosen[0].shape[1]
     sizes = {"lanes": triton.next_power_of_2(memory.shape[1]), "slots": triton.next_power_of_2(topk)}
-    given = memory, deltas, factor, indices, levels, exponents, _get_corner(tile, deltas), bits, topk
-    _launch(_compress, (chunks,), *given, **sizes)
-    return ChunkSets(indices.cpu().numpy(), levels.cpu().numpy(), exponents.cpu().numpy())
+    given = memory, deltas, factor, *chosen, _get_corner(tile, deltas), bits, topk
+    _launch(_compress, (tile.chunks,), *given, **sizes)
 
 
 def apply(weights: torch.Tensor, tile: Tile, votes: Sequence[ChunkSets], steps: Sequence[int], rate: float) -> None:

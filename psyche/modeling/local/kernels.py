@@ -22,8 +22,8 @@ _ROOT_HALF: Final = math.sqrt(0.5)
 
 
 @compile_loops
-def _quantize(values: Floats, bits: int, levels: NDArray[np.int8]) -> int:
-    """`exchange.quantize` of one chunk's values, which are not 0; the exponent."""
+def _quantize(values: Floats, bits: int) -> int:
+    """`exchange.quantize` of one chunk's values, which are not 0, in place; the exponent."""
     largest = np.float32(0)
     for value in values:
         largest = max(largest, abs(value))
@@ -34,23 +34,22 @@ def _quantize(values: Floats, bits: int, levels: NDArray[np.int8]) -> int:
     fraction, power = math.frexp(total / values.size)
     nearest = power - (1 if fraction < _ROOT_HALF else 0) + top - MEAN_BITS
     exponent = min(0, max(LEAST_EXPONENT, nearest - (bits - 1)))
-    high = math.ldexp(2.0, exponent)
+    unit = math.ldexp(1.0, exponent)
     for place, value in enumerate(values):
-        level = HIGH_LEVEL if bits > 1 and abs(float(value)) >= high else 1
-        levels[place] = level if value > 0 else -level
+        level = HIGH_LEVEL * unit if bits > 1 and abs(float(value)) >= 2.0 * unit else unit
+        values[place] = np.float32(level if value > 0 else -level)
     return exponent
 
 
 @compile_loops
 def _compress(
     memory: Floats, deltas: Floats, corner: Corner, edges: tuple[int, int], decay: np.float32, bits: int,
-    indices: NDArray[np.int32], levels: NDArray[np.int8], exponents: NDArray[np.int8], start: int, stop: int,
+    indices: NDArray[np.int32], values: Floats, exponents: NDArray[np.int8], start: int, stop: int,
 ) -> None:  # fmt: skip
     """Some chunks of a rectangle of deltas."""
     height, width = edges
     area, topk = height * width, indices.shape[1]
     near, guess = (np.empty(area + WORD, np.int32), np.empty(area + WORD, np.float32)), 0
-    values = np.empty(topk, np.float32)
     for chunk in range(start, stop):
         at, stride = find_place(corner, chunk, height, width)
         row = memory[chunk]
@@ -59,10 +58,10 @@ def _compress(
             part, delta = row[line * width : (line + 1) * width], deltas[begin : begin + width]
             for place in range(width):
                 part[place] = np.float32(np.float32(decay * part[place]) + delta[place])
-        size, guess = select(row, topk, guess, near, indices[chunk], values)
+        size, guess = select(row, topk, guess, near, indices[chunk], values[chunk])
         indices[chunk, size:] = area
-        if size:
-            exponents[chunk] = _quantize(values[:size], bits, levels[chunk])
+        values[chunk, size:] = 0
+        exponents[chunk] = _quantize(values[chunk, :size], bits) if size else 0
 
 
 @compile_loops
@@ -91,15 +90,17 @@ def _apply(
             units[:] = 0
 
 
-def compress(memory: torch.Tensor, deltas: torch.Tensor, tile: Tile, decay: float, bits: int, topk: int) -> ChunkSets:
-    """Add a tile of deltas [strips, h, columns, w] to its decayed error memory, in place, and choose what is sent."""
-    chunks = tile.chunks
-    indices = np.empty((chunks, topk), dtype=np.int32)
-    levels, exponents = np.zeros((chunks, topk), dtype=np.int8), np.zeros(chunks, dtype=np.int8)
+def compress(
+    memory: torch.Tensor, deltas: torch.Tensor, tile: Tile, decay: float, bits: int, chosen: Sequence[torch.Tensor]
+) -> None:
+    """Add a tile of deltas [strips, h, columns, w] to its decayed error memory, in place, and choose what is sent.
+
+    `chosen` receives indices, values and exponents.
+    """
     _, height, _, width = deltas.shape
     given = memory.numpy(), flatten(deltas), get_corner(tile, deltas), (height, width), np.float32(decay), bits
-    share(chunks, lambda start, stop: _compress(*given, indices, levels, exponents, start, stop))
-    return ChunkSets(indices, levels, exponents)
+    made = [part.numpy() for part in chosen]
+    share(tile.chunks, lambda start, stop: _compress(*given, *made, start, stop))
 
 
 def apply(weights: torch.Tensor, tile: Tile, votes: Sequence[ChunkSets], steps: Sequence[int], rate: float) -> None:

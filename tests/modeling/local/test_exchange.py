@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from fractions import Fraction
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -294,3 +295,23 @@ def test_rounds_give_the_same_bytes_whatever_computes_them(
     if path == "numba":
         monkeypatch.setattr("psyche.modeling.local.exchange.find_kernels", lambda _: None)
         assert play(plan, rounds, 1, 0) == played[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux counts the most memory since a moment")
+def test_compressing_takes_little_memory_beside_what_it_keeps_and_returns() -> None:
+    plan = make_plan({"w": (2048, 4096)}, chunk=16, k=64, scaled_bits=2)
+    exchange, _ = make(plan)
+    deltas = make_tensors(plan, 1, 0.01)
+    for height, applied in enumerate((None, None, False)):
+        decided = () if applied is None else (SentResult(height=height - 2, applied=applied),)
+        before = read_bytes("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5", "ascii")  # forget the peak
+        body = exchange.compress(deltas, decided, in_flight=True, height=height)
+        most = read_bytes("VmHWM") - max(before, read_bytes("VmRSS"))
+    assert len(body) > 1_000_000
+    assert most < 24_000_000, "all of the 2 million entries at once take 33 or 75"
+
+
+def read_bytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024

@@ -4,12 +4,12 @@ import os
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from structlog.testing import capture_logs
 
-from psyche.modeling.distro.codec import ChunkSets
 from psyche.modeling.local import exchange as exchange_module
 from psyche.modeling.local import kernels
 from psyche.modeling.local.exchange import find_exact_kernels
@@ -59,15 +59,15 @@ def test_interpreted_kernels_give_the_bytes_of_torch(cases: int) -> None:
     assert done.stdout == "equal\n", done.stderr
 
 
-def flip(found: ChunkSets) -> ChunkSets:
-    found.values[0, 0] *= -1
-    return found
+def compress_wrongly(*given: Any) -> None:
+    kernels.compress(*given)
+    given[-1].values[0, 0] *= -1
 
 
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [
-        (SimpleNamespace(compress=lambda *given: flip(kernels.compress(*given)), apply=kernels.apply), "bytes"),
+        (SimpleNamespace(compress=compress_wrongly, apply=kernels.apply), "bytes"),
         (SimpleNamespace(compress=kernels.compress, apply=lambda *_: None), "bytes"),
         (SimpleNamespace(), "no attribute 'compress'"),
     ],

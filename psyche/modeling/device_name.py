@@ -32,6 +32,16 @@ def check_devices(name: str, ranks: int, rendezvous: str = "") -> None:
         )
 
 
+def describe_verifying(ranks: int) -> str:
+    """Why so many ranks cannot take part in a run that verifies; empty: they can."""
+    if ranks == 1:
+        return ""
+    return (
+        f"{ranks} devices: in a run that verifies, a trainer sketches whole gradients and keeps copies of whole "
+        "weights, on one device; start the client with one, or join a run with verification_percent 0"
+    )
+
+
 def parse_rendezvous(text: str) -> tuple[str, int]:
     """The host and port of HOST:PORT."""
     found = _RENDEZVOUS.fullmatch(text)

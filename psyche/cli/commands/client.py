@@ -335,7 +335,7 @@ def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
     """Check device and folders, before anything is made and anybody is asked."""
     from psyche.config.load import NO_MANIFEST, find_data_manifest
 
-    check_devices(settings.device, settings.data_parallelism * settings.tensor_parallelism, settings.rendezvous)
+    check_devices(settings.device, settings.ranks, settings.rendezvous)
     check_source_folder("--local-root", settings.local_root)
     manifest = find_data_manifest(settings.data_manifest, settings.local_root)
     if settings.data_manifest and manifest and not manifest.is_file():

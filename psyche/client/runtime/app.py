@@ -146,7 +146,7 @@ def lock_data_dir(path: Path) -> int:
 
 def check_client_settings(settings: ClientSettings) -> None:
     """Check what can be known before anything is started: the device, and that checkpoints can be shared."""
-    check_devices(settings.device, settings.data_parallelism * settings.tensor_parallelism, settings.rendezvous)
+    check_devices(settings.device, settings.ranks, settings.rendezvous)
     check_upload(settings)
     if not settings.share_checkpoints:
         return
@@ -267,6 +267,7 @@ async def _check_memory(
         path=str(folder), is_snapshot=False, model=state.model, micro_batch_size=settings.micro_batch_size,
         **settings.devices, activation_checkpointing=settings.activation_checkpointing,
         offload=settings.offload, batch_size=state.config.global_batch_size_end,
+        verifies=state.config.verification_percent > 0,
     )  # fmt: skip
     reply = await trainer.predict_memory(MemoryRequest(load=load))
     settings.micro_batch_size = settings.micro_batch_size or reply.micro_batch_size

@@ -32,6 +32,7 @@ from psyche.data.local import find_difference
 from psyche.data.prepared.rows import open_rows
 from psyche.data.provider import find_rows, has_own_rows, open_local
 from psyche.errors import ConfigError, DataError, StorageError, TrainerError, UnusableModelError
+from psyche.modeling.device_name import describe_verifying
 from psyche.modeling.first_weights import compute_first_digest
 from psyche.modeling.model_check import ModelCheck, check_model, find_differences
 from psyche.modeling.model_config import Dims
@@ -129,6 +130,8 @@ def find_obstacles(
             "data lie in"
         )
         return
+    if state.config.verification_percent and (problem := describe_verifying(settings.ranks)):
+        yield problem
     model = _check_first_weights(state, local, model_problem)
     yield from model.problems
     if has_data or has_own_rows(location, settings.local_root):

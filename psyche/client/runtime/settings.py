@@ -68,6 +68,10 @@ class ClientSettings:
         return {name: getattr(self, name) for name in Devices.__struct_fields__}
 
     @property
+    def ranks(self) -> int:
+        return self.data_parallelism * self.tensor_parallelism
+
+    @property
     def snapshots_dir(self) -> Path:
         return self.data_dir / "resume"
 

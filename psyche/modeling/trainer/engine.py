@@ -30,6 +30,7 @@ from psyche.modeling.device import (
     select_device,
     try_device,
 )
+from psyche.modeling.device_name import describe_verifying
 from psyche.modeling.distro.statistics import describe_sums
 from psyche.modeling.export import describe_folder, export_model, export_snapshot
 from psyche.modeling.model import enable_checkpointing, get_parameters
@@ -170,11 +171,8 @@ class TrainerEngine:
             raise TrainerError(
                 f"optimizer {kind.name}: a run trains with Distro or LocalSteps; AdamW is for `psyche train`"
             )
-        if request.verifies and request.ranks > 1:
-            raise ConfigError(
-                f"{request.ranks} devices: in a run that verifies, a trainer sketches whole gradients and keeps copies "
-                "of whole weights, on one device; start the client with one, or join a run with verification_percent 0"
-            )
+        if request.verifies and (problem := describe_verifying(request.ranks)):
+            raise ConfigError(problem)
         source = open_source(request)
         if request.batch_size:
             fitted = fit_memory(request, source.blueprint, beat)

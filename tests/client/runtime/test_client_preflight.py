@@ -109,6 +109,10 @@ def use_adamw(place: Place) -> None:
     place.state.model.optimizer.kind = OptimizerKind.ADAMW
 
 
+def use_two_devices(place: Place) -> None:
+    place.settings.data_parallelism, place.state.config.verification_percent = 2, 5
+
+
 def write_data_toml(place: Place) -> None:
     (place.root / "data" / "data.toml").write_text('dir = "."\ntoken_size = "TwoBytes"\nseq_len = 8\n')
 
@@ -158,6 +162,9 @@ CASES: dict[str, tuple[Callable[[Place], object], tuple[str, ...]]] = {
         prepare_other_rows, ("not those of the run", "train.parquet has other bytes in its MiB 0; take the run's own"),
     ),
     "a run without weights": (use_dummy, ("the run names no weights: its owner sets model.LLM.checkpoint",)),
+    "several devices where members verify": (
+        use_two_devices, ("2 devices: in a run that verifies", "start the client with one"),
+    ),
     "an optimizer of `psyche train`": (use_adamw, ("'AdamW' trains in one process only",)),
 }  # fmt: skip
 
@@ -340,12 +347,13 @@ async def test_memory_is_predicted_for_a_model_that_is_here_whose_headers_are_re
     monkeypatch.setattr(preflight, "check_model", lambda folder: read.append(folder) or check_model(folder))
     log, backend, trainer = Log(), cast("Backend", FakeBackend(place.state)), FakeTrainer()
     place.settings.micro_batch_size = 0
+    place.state.config.verification_percent = 5  # for which copies are kept
     await app.check_before_join(place.settings, backend, trainer, Reporter(log, "client"))
     assert place.settings.micro_batch_size == 5
     assert place.settings.is_memory_checked
     assert read == [place.root / "model"]
     (asked,) = trainer.asked
-    assert (asked.path, asked.micro_batch_size) == (str(place.root / "model"), 0)
+    assert (asked.path, asked.micro_batch_size, asked.verifies) == (str(place.root / "model"), 0, True)
     assert asked.batch_size == place.state.config.global_batch_size_end
     (told,) = log.get(types.MemoryPredicted)
     assert (told.needed_bytes, told.free_bytes, told.micro_batch_size) == (5, 9, 5)

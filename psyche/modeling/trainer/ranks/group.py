@@ -100,7 +100,7 @@ class Group:
 def open_group(asked: Devices, beat: Callable[[], None]) -> Group:
     """Start this machine's other ranks, wait for those of other machines, and meet them as rank 0."""
     devices = select_devices(asked)
-    ranks = asked.data_parallelism * asked.tensor_parallelism
+    ranks = asked.ranks
     address = parse_rendezvous(asked.rendezvous) if asked.rendezvous else (LOOPBACK, 0)
     if not asked.rendezvous:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

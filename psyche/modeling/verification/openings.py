@@ -6,7 +6,9 @@ from plan and seed, so nothing else is read.
 """
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
 from blake3 import blake3
@@ -68,10 +70,21 @@ class MomentumTree:
 
     def open(self, places: Sequence[Chunk], groups: Sequence[Bytes]) -> bytes:
         """The coefficients of these chunks, each with its way up."""
-        parts: list[Bytes] = []
-        for place in places:
-            size = self._plan.groups[place.group].area * _FLOAT_BYTES
-            parts.append(groups[place.group][place.chunk * size : (place.chunk + 1) * size])
+        return self.show(places, self.read(places, groups))
+
+    def read(self, places: Sequence[Chunk], groups: Sequence[Bytes]) -> list[bytes]:
+        """A copy of the coefficients of these chunks, from which `show` can open them later."""
+        sizes = (self._plan.groups[place.group].area * _FLOAT_BYTES for place in places)
+        return [
+            bytes(groups[place.group][place.chunk * size : (place.chunk + 1) * size])
+            for place, size in zip(places, sizes, strict=True)
+        ]
+
+    def show(self, places: Sequence[Chunk], coefficients: Sequence[bytes]) -> bytes:
+        """What `open` gives, of coefficients that `read` gave."""
+        parts: list[bytes] = []
+        for place, own in zip(places, coefficients, strict=True):
+            parts.append(own)
             parts += (level[min(place.leaf >> k ^ 1, len(level) - 1)] for k, level in enumerate(self._levels[:-1]))
         return b"".join(parts)
 
@@ -83,24 +96,19 @@ def _compute_parents(level: list[bytes]) -> list[bytes]:
 
 def draw_chunks(plan: TransformPlan, seed: bytes, opened_chunks: int) -> list[Chunk]:
     """The chunks that a seed opens: as many different ones as there are, at most `opened_chunks` (V11)."""
-    counts = [group.chunks for group in plan.groups]
-    total = sum(counts)
+    ends = list(accumulate(group.chunks for group in plan.groups))
+    total = ends[-1] if ends else 0
     drawn: dict[int, None] = {}
     key, number = hashlib.sha256(OPEN_TAG + seed).digest(), 0
     while len(drawn) < min(opened_chunks, total):
         digest = hashlib.sha256(key + number.to_bytes(_NUMBER_BYTES, "little")).digest()
         drawn[int.from_bytes(digest[:8], "little") % total] = None
         number += 1
-    return [_find_place(counts, leaf) for leaf in drawn]
-
-
-def _find_place(counts: Sequence[int], leaf: int) -> Chunk:
-    chunk = leaf
-    for group, count in enumerate(counts):
-        if chunk < count:
-            return Chunk(group, chunk, leaf)
-        chunk -= count
-    raise AssertionError("a leaf is a chunk of some group")
+    groups = [bisect_right(ends, leaf) for leaf in drawn]
+    return [
+        Chunk(group, leaf - ends[group] + plan.groups[group].chunks, leaf)
+        for group, leaf in zip(groups, drawn, strict=True)
+    ]
 
 
 def get_opening_bytes(plan: TransformPlan, places: Sequence[Chunk]) -> int:

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from psyche.modeling.distro.bits import get_packed_bytes, is_padding_zero
 from psyche.modeling.distro.codec import HIGH_LEVEL, LEAST_EXPONENT
 from psyche.modeling.distro.compiled import compile_loops, share
-from psyche.modeling.distro.loops.vectors import count_zeros, get_bits
+from psyche.modeling.distro.loops.vectors import LANES, get_bits, keep_marks, put_lows
 
 Words = NDArray[np.uint64]
 _UNIT: Final = 64  # so many rows of any length end with a whole word, so that no two threads write the same one
+_SHORT: Final = 14  # so many low bits are read for several positions at once
 _BLOCK: Final = 512  # rows whose ranks are taken apart together: step after step, so that rows do not wait
 _SEGMENT_BITS: Final = 5  # of the fraction of a rank, in the table of estimates
 _FRACTION_BITS: Final = 52 - _SEGMENT_BITS
@@ -32,8 +33,8 @@ _FOURS: Final = np.array(  # four values as one number, by four bits of levels a
 
 
 def _to_words(raw: NDArray[np.uint8]) -> Words:
-    """The bytes as words, with a spare one, so that any row can be read word by word."""
-    words = np.zeros(raw.size // 8 + 2, dtype=np.uint64)
+    """The bytes as words, with spare ones, so that any row can be read word by word, and 16 low parts at once."""
+    words = np.zeros(raw.size // 8 + 6, dtype=np.uint64)
     words.view(np.uint8)[: raw.size] = raw
     return words
 
@@ -111,15 +112,21 @@ def _put_positions(
 
 
 @compile_loops
-def _find_marks(rows: Words, at: int, row_bits: int, low_bits: int, found: NDArray[np.int32]) -> int:
-    """The high parts of a set from its row of bits; how many, which may be more than a set has."""
-    size = 0
+def _find_places(
+    lows: Words, rows: Words, chunk: int, topk: int, low_bits: int, row_bits: int, found: NDArray[np.int32]
+) -> int:
+    """The positions of a set; how many, which may be more than a set has."""
+    size, mask = 0, (1 << low_bits) - 1
     for first in range(0, row_bits, 64):
-        marks = np.int64(_get(rows, at + first, min(64, row_bits - first)))
-        while marks:
-            found[size] = (first + count_zeros(marks) - size) << low_bits
-            marks &= marks - 1
-            size += 1
+        marks = np.int64(_get(rows, chunk * row_bits + first, min(64, row_bits - first)))
+        size = keep_marks(marks, first, found, size)
+    at = chunk * topk * low_bits
+    if low_bits <= _SHORT:
+        for entry in range(0, min(size, topk), LANES):
+            put_lows(lows, at, low_bits, found, entry)
+        return size
+    for entry in range(min(size, topk)):
+        found[entry] = (found[entry] - entry) << low_bits | get_bits(lows, at + entry * low_bits) & mask
     return size
 
 
@@ -130,19 +137,17 @@ def _get_positions(
 ) -> bool:  # fmt: skip
     """Decode sets, and keep them or only their sizes; False if these bytes are no sets'."""
     topk, mask = sets.shape[1], (1 << low_bits) - 1
-    found, is_bad = np.empty(row_bits, np.int32), False
+    found, is_bad = np.empty(row_bits + 2 * LANES, np.int32), False
     for chunk in range(start, stop):
-        size = _find_marks(rows, chunk * row_bits, row_bits, low_bits, found)
+        size = _find_places(lows, rows, chunk, topk, low_bits, row_bits, found)
         if size > topk:
             return False
-        at = chunk * topk * low_bits
-        for entry in range(size):
-            found[entry] |= get_bits(lows, at + entry * low_bits) & mask
-        for entry in range(1, size):
-            is_bad |= found[entry] <= found[entry - 1]
+        following = found[1:size]
+        for entry in range(following.size):
+            is_bad |= following[entry] <= found[entry]
         is_bad |= size > 0 and found[size - 1] >= area
         for entry in range(size, topk):
-            is_bad |= get_bits(lows, at + entry * low_bits) & mask > 0
+            is_bad |= get_bits(lows, (chunk * topk + entry) * low_bits) & mask > 0
         if is_kept:
             sets[chunk, :size] = found[:size]
             sets[chunk, size:] = area

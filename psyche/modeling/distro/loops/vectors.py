@@ -21,6 +21,9 @@ INVERSE: Final = 1
 INFINITY: Final = 0x7F800000  # magnitudes from this bit pattern on are infinite or NaN
 _FLOATS: Final = ir.VectorType(ir.FloatType(), LANES)
 _INTS: Final = ir.VectorType(ir.IntType(32), LANES)
+_MASK: Final = ir.VectorType(ir.IntType(1), LANES)
+_COUNT: Final = _INTS(list(range(LANES)))
+_GROUP: Final = 4  # entries whose bits are read as one word
 _INDEX: Final = ir.IntType(64)
 _INT: Final = ir.IntType(32)
 _ANY: Final = None  # kind of an array, or of a number that is known at compile time
@@ -80,17 +83,44 @@ def keep_lanes(
     builder: Builder, row: Pointer, at: Value, found: Value, places: Pointer, values: Pointer, size: Value
 ) -> None:
     """Append those of 16 numbers whose (lowest) bits are set, and where they are; 16 places are written."""
-    mask: Value = builder.bitcast(builder.trunc(found, ir.IntType(LANES)), ir.VectorType(ir.IntType(1), LANES))
+    mask: Value = builder.bitcast(builder.trunc(found, ir.IntType(LANES)), _MASK)
     first = _spread(builder, builder.trunc(at, _INT), _INTS)
-    parts: list[tuple[Value, Pointer]] = [
-        (builder.add(first, _INTS(list(range(LANES)))), places),
-        (_load(builder, row, _FLOATS, at), values),
-    ]
-    for numbers, target in parts:
-        kind = ir.FunctionType(numbers.type, [numbers.type, mask.type, numbers.type])
-        name = f"llvm.experimental.vector.compress.v{LANES}{'i32' if numbers.type == _INTS else 'f32'}"
-        compress = cgutils.get_or_insert_function(builder.module, kind, name)
-        _store(builder, target, builder.call(compress, [numbers, mask, numbers]), size)
+    _store(builder, places, _compress(builder, builder.add(first, _COUNT), mask), size)
+    _store(builder, values, _compress(builder, _load(builder, row, _FLOATS, at), mask), size)
+
+
+@_operation(types.int64, types.int64, types.int64, _ANY, types.intp)
+def keep_marks(builder: Builder, marks: Value, first: Value, places: Pointer, size: Value) -> Value:
+    """Append where bits of a word are set, from `first` on; how many there are then. 16 places more may be written."""
+    for part in range(0, WORD, LANES):
+        found = builder.lshr(marks, _INDEX(part))
+        mask: Value = builder.bitcast(builder.trunc(found, ir.IntType(LANES)), _MASK)
+        start = _spread(builder, builder.trunc(builder.add(first, _INDEX(part)), _INT), _INTS)
+        _store(builder, places, _compress(builder, builder.add(start, _COUNT), mask), size)
+        size = builder.add(size, builder.ctpop(builder.and_(found, _INDEX((1 << LANES) - 1))))
+    return size
+
+
+@_operation(types.void, _ANY, types.int64, types.int64, _ANY, types.intp)
+def put_lows(builder: Builder, words: Pointer, at: Value, bits: Value, places: Pointer, entry: Value) -> None:
+    """Of marks from `entry` on, 16 of them, make positions: less their numbers, then as many bits below, from `at` on.
+
+    There are 0 to 14 bits for each.
+    """
+    kind, parts = ir.VectorType(_INDEX, _GROUP), []
+    shifts = builder.mul(_spread(builder, bits, kind), kind(list(range(_GROUP))))
+    for part in range(0, LANES, _GROUP):
+        begin = builder.add(at, builder.mul(bits, builder.add(entry, _INDEX(part))))
+        parts.append(builder.lshr(_spread(builder, _load_bits(builder, words, begin), kind), shifts))
+    while len(parts) > 1:
+        order = ir.VectorType(_INT, 2 * parts[0].type.count)
+        joined = zip(parts[::2], parts[1::2], strict=True)
+        parts = [builder.shuffle_vector(*two, order(list(range(order.count)))) for two in joined]
+    one, short = _spread(builder, _INT(1), _INTS), _spread(builder, builder.trunc(bits, _INT), _INTS)
+    lows = builder.and_(builder.trunc(parts[0], _INTS), builder.sub(builder.shl(one, short), one))
+    numbers = builder.add(_spread(builder, builder.trunc(entry, _INT), _INTS), _COUNT)
+    marks = builder.sub(_load(builder, places, _INTS, entry), numbers)
+    _store(builder, places, builder.or_(builder.shl(marks, short), lows), entry)
 
 
 @_operation(types.int64, _ANY, types.intp, _ANY, types.intp, types.float32, types.float32)
@@ -130,10 +160,21 @@ def count_ones(builder: Builder, word: Value) -> Value:
 @_operation(types.int64, _ANY, types.int64)
 def get_bits(builder: Builder, words: Pointer, at: Value) -> Value:
     """The bits from bit `at` of an array of words on: at least 57."""
+    return _load_bits(builder, words, at)
+
+
+def _load_bits(builder: Builder, words: Pointer, at: Value) -> Value:
     data = builder.bitcast(words, ir.IntType(8).as_pointer())
     place = builder.gep(data, [builder.lshr(at, _INDEX(3))])
     word = builder.load(builder.bitcast(place, _INDEX.as_pointer()), align=1)
     return builder.lshr(word, builder.and_(at, _INDEX(7)))
+
+
+def _compress(builder: Builder, numbers: Value, mask: Value) -> Value:
+    """Those of 16 numbers that are in a mask, one after the other, and anything behind them."""
+    kind = ir.FunctionType(numbers.type, [numbers.type, mask.type, numbers.type])
+    name = f"llvm.experimental.vector.compress.v{LANES}{'i32' if numbers.type == _INTS else 'f32'}"
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [numbers, mask, numbers])
 
 
 def _load(builder: Builder, data: Pointer, kind: ir.Type, at: Value) -> Value:

@@ -75,7 +75,7 @@ class Applier:
             check_exact(*group.edges)
         self._plan = plan
         self._strips = strips
-        self._kernels = find_fast_distro(plan, strips[0].device.type)
+        self.kernels = find_fast_distro(plan, strips[0].device.type)
         # an Apple GPU has no float64
         self._device = torch.device("cpu") if strips[0].device.type == "mps" else strips[0].device
         elements = get_block_elements(self._device)
@@ -114,7 +114,7 @@ class Applier:
 
     def find_kernels(self, group: PlanGroup) -> Any:
         """The compiled loops, if they can do the chunks of this group."""
-        return self._kernels if all(can_be_fast(edge) for edge in group.edges) else None
+        return self.kernels if all(can_be_fast(edge) for edge in group.edges) else None
 
     def invert_block(self, group: PlanGroup, block: Block, votes: Sequence[ChunkSets]) -> torch.Tensor:
         """The inverse of the averaged votes of a block, float64 [chunks, h, w], valid until the next call.

@@ -26,6 +26,8 @@ from psyche.modeling.distro.loops.vectors import (
     count_zeros,
     move_lanes,
     prefetch,
+    read_int8,
+    read_int32,
     transform_columns,
 )
 
@@ -96,29 +98,29 @@ def compress_chunks(
 
 @compile_loops
 def add_lines(
-    indices: NDArray[np.int32], values: NDArray[np.int8], chunk: int, codes: NDArray[np.int32],
+    votes: NDArray[np.int64], topk: int, chunk: int, codes: NDArray[np.int32],
     averages: NDArray[np.int32], basis: NDArray[np.int32], lines: NDArray[np.int32], used: NDArray[np.bool_],
 ) -> bool:  # fmt: skip
     """Average the votes of a chunk and invert its columns, exactly, each to a line; whether there are votes.
 
-    `codes` is zero again.
+    `votes` are addresses of indices and values, and `codes` is zero again.
     """
-    voters, _, topk = indices.shape
+    voters, first = len(votes), chunk * topk
     area, width = lines.size, lines.shape[0]
     shift = 0
     while width >> shift > 1:  # a division for each vote would take longer than the rest
         shift += 1
     used[:] = False
     for voter in range(voters):
-        for entry in range(topk):
-            place = indices[voter, chunk, entry]
+        for entry in range(first, first + topk):
+            place = read_int32(votes[voter, 0], entry)
             if place == area:
                 break
-            codes[place] += 2 * voters + 1 + values[voter, chunk, entry]
+            codes[place] += 2 * voters + 1 + read_int8(votes[voter, 1], entry)
     has_votes = False
     for voter in range(voters):
-        for entry in range(topk):
-            place = indices[voter, chunk, entry]
+        for entry in range(first, first + topk):
+            place = read_int32(votes[voter, 0], entry)
             if place == area:
                 break
             has_votes = True
@@ -157,18 +159,18 @@ def _settle(
 
 @compile_loops
 def apply_chunks(
-    weights: Floats, corner: Corner, edges: tuple[int, int], indices: NDArray[np.int32], values: NDArray[np.int8],
+    weights: Floats, corner: Corner, edges: tuple[int, int], votes: NDArray[np.int64], topk: int,
     averages: NDArray[np.int32], bases: tuple[NDArray[np.int32], NDArray[np.int64]], error: np.float32,
     lr: np.float32, start: int, stop: int,
 ) -> None:  # fmt: skip
-    """Move some chunks of a rectangle of weights by the votes [payloads, chunks, k]."""
+    """Move some chunks of a rectangle of weights by votes, which are addresses of indices and values."""
     height, width = edges
     codes, used = np.zeros(height * width, np.int32), np.zeros(width, np.bool_)
     lines, columns = np.zeros((width, height), np.int32), np.zeros((width, height), np.float32)
     waves, bounds = np.empty(height * width, np.float32), np.empty(height, np.float32)
     for chunk in range(start, stop):
         prefetch_chunk(weights, corner, chunk + 1, height, width)
-        if not add_lines(indices, values, chunk, codes, averages, bases[0], lines, used):
+        if not add_lines(votes, topk, chunk, codes, averages, bases[0], lines, used):
             continue
         bounds[:] = 0
         for v in range(width):
@@ -207,6 +209,28 @@ def move_ahead(
                 move_lanes(weights, at + i * stride + j, upright, i * width + j, np.float32(0), lr)
 
 
+@compile_loops
+def _add_entries(
+    memory: Floats, area: int, indices: NDArray[np.int32], values: Floats, factor: np.float32, start: int, stop: int
+) -> None:
+    topk = indices.shape[1]
+    for chunk in range(start, stop):
+        for place in indices[min(chunk + 1, stop - 1)]:
+            prefetch(memory, (chunk + 1) * area + place)
+        for entry in range(topk):
+            place = indices[chunk, entry]
+            if place == area:
+                break
+            at = chunk * area + place
+            memory[at] = memory[at] + factor * values[chunk, entry] if factor else np.float32(0)
+
+
+def add_entries(memory: torch.Tensor, chosen: Sequence[torch.Tensor], factor: float) -> None:
+    """Add what was sent, times a factor, to memory [chunks, area]; with 0 make it zero."""
+    given = flatten(memory), memory.shape[1], *(part.numpy() for part in chosen), np.float32(factor)
+    share(len(memory), lambda start, stop: _add_entries(*given, start, stop))
+
+
 def get_corner(tile: Tile, tensor: torch.Tensor) -> Corner:
     return tile.strips.start, tile.columns.start, tile.shape[1], tensor.shape[2]
 
@@ -236,13 +260,24 @@ def apply(
     bases = get_integer_basis(height).astype(np.int32), get_integer_basis(width).astype(np.int64)
     # of the basis on record, which is rounded, and of the fast inverse and its input; the last of sums of magnitudes
     error = (2.0 ** -(BASIS_BITS + 1) + (rounding + 2) * 2.0**-24 * float(inverse.scales.max())) * 1.01
-    sets = np.stack([one.indices for one in votes]), np.stack([one.values for one in votes])
+    sets, topk = get_addresses(votes), votes[0].indices.shape[1]
     given, where = flatten(weights), (get_corner(tile, weights), (height, width))
 
     def run_part(start: int, stop: int) -> None:
-        apply_chunks(given, *where, *sets, averages, bases, np.float32(error), np.float32(lr), start, stop)
+        apply_chunks(given, *where, sets, topk, averages, bases, np.float32(error), np.float32(lr), start, stop)
 
     share(tile.chunks, run_part)
+
+
+def get_addresses(votes: Sequence[ChunkSets]) -> NDArray[np.int64]:
+    """Where indices and values of sets are; the sets must live on while these are used."""
+    for one in votes:
+        assert one.indices.dtype == np.int32, "as `read_int32` reads them"
+        assert one.values.dtype == np.int8, "as `read_int8` reads them"
+        assert one.indices.flags.c_contiguous, "rows follow each other"
+        assert one.values.flags.c_contiguous, "rows follow each other"
+        assert one.indices.shape == one.values.shape == votes[0].indices.shape, "all of the same chunks"
+    return np.array([(one.indices.ctypes.data, one.values.ctypes.data) for one in votes], dtype=np.int64)
 
 
 def look_ahead(weights: torch.Tensor, tile: Tile, memory: torch.Tensor, lr: float) -> None:

@@ -7,7 +7,7 @@ the next training. If the record decides against the result, they are given back
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -44,13 +44,16 @@ class Momentum:
     """The momentum of all groups, and the sent values of the last two own results.
 
     `coefficients` holds one float32 tensor [chunks, area] per group of the plan, in its order: on `host`, if one is
-    given, and else on the device.
+    given, and else on the device. `kernels` are the compiled loops, if they are to be used.
     """
 
+    taken_out = 0.0  # the factor of what is sent when it is taken out; 0 leaves zeros
+
     def __init__(
-        self, plan: TransformPlan, decay: float, device: torch.device, host: torch.device | None = None
-    ) -> None:
-        self._plan, self._device, self._host = plan, device, host
+        self, plan: TransformPlan, decay: float, device: torch.device, host: torch.device | None = None,
+        kernels: Any = None,
+    ) -> None:  # fmt: skip
+        self._plan, self._device, self._host, self._kernels = plan, device, host, kernels
         self.decay = decay
         self._sent: list[_Sent] = []  # oldest first
         self._spare: list[list[Chosen]] = []
@@ -85,8 +88,7 @@ class Momentum:
             is_out = is_open or fates.get(sent.height, False)
             if is_out and not sent.is_taken_out:
                 for coefficients, chosen in zip(self.coefficients, sent.chosen, strict=True):
-                    for places, values in iterate_entries(chosen, coefficients.shape[1]):
-                        self._take_out(places, values, coefficients)
+                    self._add(coefficients, chosen, self.taken_out)
                 sent.is_taken_out = True
             if not is_out and sent.is_taken_out:
                 returned.append(sent)
@@ -94,7 +96,8 @@ class Momentum:
                 kept.append(sent)
         # Only after all zeros are written, so that a place sent by both results keeps the values given back.
         for sent in returned:
-            self._give_back(sent)
+            for coefficients, chosen in zip(self.coefficients, sent.chosen, strict=True):
+                self._add(coefficients, chosen, 1.0)
         self._spare = [sent.chosen for sent in self._sent if not any(sent is one for one in kept)]
         self._sent = kept
 
@@ -171,14 +174,14 @@ class Momentum:
             chosen.append((indices.to(kept_on, copy=True), values.to(kept_on, copy=True)))
         return _Sent(height, bool(is_taken_out), chosen)
 
-    def _take_out(self, places: torch.Tensor, values: torch.Tensor, coefficients: torch.Tensor) -> None:
-        del values
-        coefficients.view(-1)[places] = 0.0
-
-    def _give_back(self, sent: _Sent) -> None:
-        for coefficients, chosen in zip(self.coefficients, sent.chosen, strict=True):
-            for places, values in iterate_entries(chosen, coefficients.shape[1]):
-                coefficients.view(-1)[places] += values
+    def _add(self, coefficients: torch.Tensor, chosen: Chosen, factor: float) -> None:
+        """Add what was sent of a group, times a factor; with 0 make it zero."""
+        if self._kernels is not None:
+            self._kernels.add_entries(coefficients, chosen, factor)
+            return
+        flat = coefficients.view(-1)
+        for places, values in iterate_entries(chosen, coefficients.shape[1]):
+            flat[places] = flat[places] + values * factor if factor else 0.0
 
 
 def iterate_entries(chosen: Chosen, area: int) -> Iterator[Chosen]:

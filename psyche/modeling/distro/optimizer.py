@@ -52,8 +52,8 @@ class Distro:
         self._copies: list[torch.Tensor] = []  # of the weights: 4 bytes per parameter, allocated at the first use
         device = self._strips[0].device
         self._host = host
-        self.momentum = Momentum(plan, decay, device, host)
         self._applier = Applier(plan, self._strips)
+        self.momentum = Momentum(plan, decay, device, host, self._applier.kernels)
         largest = self._applier.largest
         self._gathered, self._scratch = (torch.empty(largest, dtype=torch.float32, device=device) for _ in range(2))
 

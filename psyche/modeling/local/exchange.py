@@ -55,8 +55,7 @@ class Part(NamedTuple):
 class ErrorMemory(Momentum):
     """What a member moved its weights and no applied result has carried yet, decayed each round (LS3)."""
 
-    def _take_out(self, places: torch.Tensor, values: torch.Tensor, coefficients: torch.Tensor) -> None:
-        coefficients.view(-1)[places] -= values
+    taken_out = -1.0
 
 
 def quantize(values: NDArray[np.float32], bits: int) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
@@ -161,7 +160,8 @@ class Exchange:
         self._strips = view_all_strips(plan, parameters)
         device = self._strips[0].device
         self._kernels = kernels = find(device)
-        self.memory = ErrorMemory(plan, error_decay, device, host)
+        loops = find_kernels("psyche.modeling.distro.kernels") if device.type == "cpu" and kernels else None
+        self.memory = ErrorMemory(plan, error_decay, device, host, loops)
         # an Apple GPU has no float64
         self._device = torch.device("cpu") if device.type == "mps" else device
         elements = KERNEL_BLOCK if kernels and device.type == "cpu" else get_block_elements(device)

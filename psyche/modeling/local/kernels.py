@@ -4,8 +4,8 @@ A chunk is the work of one thread, and its numbers stay in the cache.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -14,9 +14,17 @@ from numpy.typing import NDArray
 from psyche.modeling.distro.blocks import Tile
 from psyche.modeling.distro.codec import HIGH_LEVEL, LEAST_EXPONENT, MEAN_BITS, UNIT_BITS, ChunkSets
 from psyche.modeling.distro.compiled import compile_loops, share
-from psyche.modeling.distro.kernels import Corner, Floats, find_place, flatten, get_corner, prefetch_chunk
+from psyche.modeling.distro.kernels import (
+    Corner,
+    Floats,
+    find_place,
+    flatten,
+    get_addresses,
+    get_corner,
+    prefetch_chunk,
+)
 from psyche.modeling.distro.loops.selection import select
-from psyche.modeling.distro.loops.vectors import WORD
+from psyche.modeling.distro.loops.vectors import LANES, WORD, read_int8, read_int32, subtract_sums
 
 _ROOT_HALF: Final = math.sqrt(0.5)
 
@@ -52,6 +60,7 @@ def _compress(
     near, guess = (np.empty(area + WORD, np.int32), np.empty(area + WORD, np.float32)), 0
     for chunk in range(start, stop):
         at, stride = find_place(corner, chunk, height, width)
+        prefetch_chunk(deltas, corner, chunk + 1, height, width)
         row = memory[chunk]
         for line in range(height):
             begin = at + line * stride
@@ -66,28 +75,28 @@ def _compress(
 
 @compile_loops
 def _apply(
-    weights: Floats, corner: Corner, edges: tuple[int, int], indices: NDArray[np.int32], values: NDArray[np.int8],
+    weights: Floats, corner: Corner, edges: tuple[int, int], votes: NDArray[np.int64], topk: int,
     exponents: NDArray[np.int8], steps: NDArray[np.int64], rate: float, start: int, stop: int,
 ) -> None:  # fmt: skip
-    """Move some chunks of a rectangle of weights; the sets are [members, chunks, k]."""
+    """Move some chunks of a rectangle of weights; votes are addresses of indices and values."""
     height, width = edges
-    area = height * width
-    members, _, topk = indices.shape
+    area, whole = height * width, width // LANES * LANES
     sums = np.zeros(area + 1, np.float64)  # the last place is for padding
     for chunk in range(start, stop):
         prefetch_chunk(weights, corner, chunk + 1, height, width)
-        for member in range(members):
+        for member in range(len(votes)):
             scale = math.ldexp(float(steps[member]), exponents[member, chunk] + UNIT_BITS)
-            places, levels = indices[member, chunk], values[member, chunk]
-            for entry in range(topk):
-                sums[places[entry]] += levels[entry] * scale
+            indices, levels = votes[member]
+            for entry in range(chunk * topk, (chunk + 1) * topk):
+                sums[np.uint32(read_int32(indices, entry))] += read_int8(levels, entry) * scale
         at, stride = find_place(corner, chunk, height, width)
         for line in range(height):
-            begin = at + line * stride
-            weight, units = weights[begin : begin + width], sums[line * width : (line + 1) * width]
-            for place in range(width):
-                weight[place] -= np.float32(units[place] * rate + 0.0)  # -0 would change a weight of -0
-            units[:] = 0
+            begin, first = at + line * stride, line * width
+            for place in range(0, whole, LANES):
+                subtract_sums(weights, begin + place, sums, first + place, rate)
+            for place in range(whole, width):
+                weights[begin + place] -= np.float32(sums[first + place] * rate + 0.0)
+                sums[first + place] = 0
 
 
 def compress(
@@ -107,14 +116,10 @@ def apply(weights: torch.Tensor, tile: Tile, votes: Sequence[ChunkSets], steps: 
     """Move a tile of weights [strips, h, columns, w] by the sets of its chunks, in place."""
     _, height, _, width = weights.shape
     rectangle, counts = (flatten(weights), get_corner(tile, weights), (height, width)), np.array(steps, dtype=np.int64)
-    indices, values, exponents = (np.stack(part) for part in zip(*map(_get_arrays, votes), strict=True))
+    exponents = np.stack([one.exponents for one in votes if one.exponents is not None])
+    addresses, topk = get_addresses(votes), votes[0].indices.shape[1]
 
     def run(start: int, stop: int) -> None:
-        _apply(*rectangle, indices, values, exponents, counts, rate, start, stop)
+        _apply(*rectangle, addresses, topk, exponents, counts, rate, start, stop)
 
     share(tile.chunks, run)
-
-
-def _get_arrays(sets: ChunkSets) -> Iterator[NDArray[Any]]:
-    assert sets.exponents is not None, "a payload of local steps has exponents"
-    yield from (sets.indices, sets.values, sets.exponents)

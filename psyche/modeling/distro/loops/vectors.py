@@ -20,6 +20,7 @@ DCT: Final = 0  # forms of `transform_columns`
 INVERSE: Final = 1
 INFINITY: Final = 0x7F800000  # magnitudes from this bit pattern on are infinite or NaN
 _FLOATS: Final = ir.VectorType(ir.FloatType(), LANES)
+_DOUBLES: Final = ir.VectorType(ir.DoubleType(), LANES)
 _INTS: Final = ir.VectorType(ir.IntType(32), LANES)
 _MASK: Final = ir.VectorType(ir.IntType(1), LANES)
 _COUNT: Final = _INTS(list(range(LANES)))
@@ -113,9 +114,9 @@ def put_lows(builder: Builder, words: Pointer, at: Value, bits: Value, places: P
         begin = builder.add(at, builder.mul(bits, builder.add(entry, _INDEX(part))))
         parts.append(builder.lshr(_spread(builder, _load_bits(builder, words, begin), kind), shifts))
     while len(parts) > 1:
-        order = ir.VectorType(_INT, 2 * parts[0].type.count)
-        joined = zip(parts[::2], parts[1::2], strict=True)
-        parts = [builder.shuffle_vector(*two, order(list(range(order.count)))) for two in joined]
+        lanes = 2 * LANES // len(parts)
+        order = ir.VectorType(_INT, lanes)(list(range(lanes)))
+        parts = [builder.shuffle_vector(*two, order) for two in zip(parts[::2], parts[1::2], strict=True)]
     one, short = _spread(builder, _INT(1), _INTS), _spread(builder, builder.trunc(bits, _INT), _INTS)
     lows = builder.and_(builder.trunc(parts[0], _INTS), builder.sub(builder.shl(one, short), one))
     numbers = builder.add(_spread(builder, builder.trunc(entry, _INT), _INTS), _COUNT)
@@ -137,6 +138,15 @@ def move_lanes(
     return builder.zext(builder.bitcast(is_still, ir.IntType(LANES)), _INDEX)
 
 
+@_operation(types.void, _ANY, types.intp, _ANY, types.intp, types.float64)
+def subtract_sums(builder: Builder, weights: Pointer, at: Value, sums: Pointer, place: Value, rate: Value) -> None:
+    """Take 16 sums times `rate`, rounded to float32, from weights; the sums are zero then."""
+    moves = builder.fmul(_load(builder, sums, _DOUBLES, place), _spread(builder, rate, _DOUBLES))
+    moves = builder.fptrunc(builder.fadd(moves, _DOUBLES([0.0] * LANES)), _FLOATS)  # -0 would change a weight of -0
+    _store(builder, weights, builder.fsub(_load(builder, weights, _FLOATS, at), moves), at)
+    _store(builder, sums, _DOUBLES([0.0] * LANES), place)
+
+
 @_operation(types.void, _ANY, types.intp)
 def prefetch(builder: Builder, numbers: Pointer, at: Value) -> None:
     """Let the processor bring 16 numbers from memory while it does something else; `at` may lie behind the end."""
@@ -144,6 +154,17 @@ def prefetch(builder: Builder, numbers: Pointer, at: Value) -> None:
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     builder.call(function, [pointer, _INT(0), _INT(3), _INT(1)])  # to read, into the nearest cache, data
+
+
+@_operation(types.int32, types.int64, types.intp)
+def read_int32(builder: Builder, address: Value, at: Value) -> Value:
+    """A number of an array of which only the address is known: loops can be given any number of such arrays."""
+    return builder.load(builder.gep(builder.inttoptr(address, _INT.as_pointer()), [at]), align=4)
+
+
+@_operation(types.int8, types.int64, types.intp)
+def read_int8(builder: Builder, address: Value, at: Value) -> Value:
+    return builder.load(builder.gep(builder.inttoptr(address, ir.IntType(8).as_pointer()), [at]), align=1)
 
 
 @_operation(types.int64, types.int64)

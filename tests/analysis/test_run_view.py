@@ -99,6 +99,7 @@ def test_members_are_counted_their_rounds_and_how_often_they_were_waited_for() -
     assert view.run_id == "run"
 
 
+@pytest.mark.whole
 def test_nothing_grows_with_the_run() -> None:
     view = RunView()
     play(view, 5_000, "ada", "ben")

@@ -16,6 +16,7 @@ def few() -> Forecast:
     return play(build_question((build_machines(), 5), rounds=2, init_min_clients=3))
 
 
+@pytest.mark.whole
 def test_the_bars_tell_who_is_no_member_and_who_trains(few: Forecast) -> None:
     found = build_timeline(few.accounts)
     rows = dict(zip(found["names"], found["rows"], strict=True))

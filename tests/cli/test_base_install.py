@@ -128,6 +128,7 @@ def test_the_wheel_holds_the_package_its_types_and_the_lock(tmp_path: Path) -> N
     assert here <= set(names)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_bytecode_is_read_and_kept_where_the_scripts_keep_it(tmp_path: Path, is_kept: bool) -> None:
     if is_kept:

@@ -8,6 +8,7 @@ import pytest
 import trio
 from kits.commands import refuse
 from kits.storage.places import LENGTH, Places, open_places
+from kits.tier import few
 
 from psyche.config.load import load_run
 from psyche.core.state.enums import CheckpointKind, DataLocationKind, DataType, HttpLocationKind, TokenSize
@@ -28,7 +29,7 @@ KINDS = {"one file": HttpLocationKind.SINGLE_URL, "numbered files": HttpLocation
 
 
 @pytest.mark.parametrize("backend", [(), ("--rpc", "localhost")], ids=["server", "chain"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(list(KINDS)))
 async def test_a_run_on_a_model_of_the_hub_and_token_files_elsewhere_loads(
     places: Places, kind: str, backend: tuple[str, ...]
 ) -> None:

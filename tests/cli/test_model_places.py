@@ -196,6 +196,7 @@ async def test_of_a_run_only_the_weights_on_record_are_pulled(hub: HubDouble, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "model"]
 
 
+@pytest.mark.whole
 async def test_a_pushed_model_is_one_commit_and_a_branch_for_people(
     hub: HubDouble, model: Path, tmp_path: Path
 ) -> None:
@@ -220,6 +221,7 @@ async def test_a_pushed_model_is_one_commit_and_a_branch_for_people(
     assert not list(tmp_path.glob(".rounded*"))
 
 
+@pytest.mark.whole
 async def test_a_private_model_never_comes_to_a_repository_that_is_public(
     hub: HubDouble, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

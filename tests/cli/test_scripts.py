@@ -186,6 +186,7 @@ def run_script(name: str, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.whole
 def test_lines_of_the_core_count_only_while_its_own_tests_run(tmp_path: Path) -> None:
     kept = tmp_path / "coverage"
     ours, others = "tests/core/state/test_bits.py", "tests/config/test_load_run.py"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from kits.cluster import DEADLINE_S
 from kits.commands import call, refuse, run
+from kits.tier import few
 
 from psyche.cli.commands.simulate import format_played, parse_parameters
 from psyche.cli.helpers.outputs import check_target
@@ -193,8 +194,14 @@ def test_parameters_that_are_no_size_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code", "ignored"),
-    [(signal.SIGINT, 130, ""), (signal.SIGTERM, 143, ""), (signal.SIGTERM, 143, "signal.signal(2, signal.SIG_IGN); ")],
-    ids=["ctrl-c", "sigterm", "sigterm where a script has it ignore ctrl-c"],
+    few(
+        [
+            (signal.SIGTERM, 143, "signal.signal(2, signal.SIG_IGN); "),
+            (signal.SIGINT, 130, ""),
+            (signal.SIGTERM, 143, ""),
+        ]
+    ),
+    ids=few(["sigterm where a script has it ignore ctrl-c", "ctrl-c", "sigterm"]),
 )
 def test_ctrl_c_and_sigterm_end_a_simulation_at_once_and_leave_nothing(
     number: signal.Signals, code: int, ignored: str, profile: Path, tmp_path: Path

@@ -252,7 +252,7 @@ async def test_ctrl_c_ends_watching_cleanly(capsys: pytest.CaptureFixture[str]) 
             signal.raise_signal(signal.SIGINT)
 
     backend = FakeBackend(iter([TRAINING] * 9), on_ask=on_ask)
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         await watch_until_signal(backend, with_members=False, as_json=False)
     assert "my-run: epoch 2 round 7 step 61 of 161 | training" in capsys.readouterr().out
 

@@ -80,7 +80,7 @@ MOMENTS: dict[str, tuple[Moment, Moment]] = {  # what is restored, and when
 
 
 @pytest.mark.parametrize("overlap", few([True, False]))
-@pytest.mark.parametrize("moment", list(MOMENTS))
+@pytest.mark.parametrize("moment", few(list(MOMENTS), 2))
 async def test_a_run_whose_record_goes_back_is_finished_with_equal_weights(
     moment: str, overlap: bool, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
@@ -109,6 +109,7 @@ async def test_a_run_whose_record_goes_back_is_finished_with_equal_weights(
         assert moment == "epoch before" or not [e for e in events if isinstance(e, types.EpochFailed | types.Dropped)]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("seed", few(range(6)))
 async def test_members_of_any_pace_go_on_with_a_record_that_goes_back_by_any_step(
     seed: int, autojump_clock: MockClock, tmp_path: Path

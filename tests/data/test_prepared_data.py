@@ -79,7 +79,7 @@ async def test_rows_of_a_data_set_of_the_hub_are_those_of_the_same_files_here(tm
     async with open_hub_double() as hub:
         hub.add("owner/rows", files, kind="dataset")
         provider = open_location("owner/rows", tmp_path, hub_endpoint=hub.address)
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             assert await provider.get(5, 9) == expect([5, 6, 0, 1, 2])
         await provider.aclose()
         missing = open_location("owner/none", tmp_path, hub_endpoint=hub.address)

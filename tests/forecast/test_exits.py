@@ -16,6 +16,7 @@ def play_with(fault: Fault, tokens_per_s: float) -> Forecast:
     return play(build_question((machines, 4), rounds=8, init_min_clients=3, faults=(fault,)), keep_lines=True)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("fault", "why", "at_s"),
     [

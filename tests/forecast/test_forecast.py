@@ -94,6 +94,7 @@ def test_weights_that_somebody_fetches_have_the_models_size_and_count_apart() ->
     assert one.received < 1.1 * rounds * 3 * question.workload.payload_bytes, "no more than all payloads of others"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("parameters", "stands_still"), few([(10**9, False), (8 * 10**9, False), (10**9, True)]),
     ids=lambda value: f"{value}",

@@ -21,6 +21,7 @@ def compute(forecast: Forecast) -> WholeRun:
     return found
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("batch", few([GROWING, {}]), ids=few(["growing", "even"]))
 def test_the_time_training_and_traffic_of_a_whole_run_are_told_from_a_few_rounds(batch: dict[str, int]) -> None:
     few = compute(play(build_question((build_machines(), 3), rounds=6, **LENGTH, **batch)))

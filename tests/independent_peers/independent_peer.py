@@ -56,7 +56,7 @@ class OwnPeer:
         await self.mates.dial(self.node, self.told["address"])
         await self.host.disconnect(get_peer_id(self.node))
         self.mates.run_uid = bytes.fromhex(self.told["run_uid"])
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             while self.node not in self.mates.connected:
                 await trio.sleep(0.1)
                 try:

@@ -24,7 +24,7 @@ class Amounts:
 
 
 TIERS: Final = {
-    "first": Amounts(simulated_rounds=150, event_seeds=1, examples=40, world_states=300),
+    "first": Amounts(simulated_rounds=100, event_seeds=1, examples=25, world_states=300),
     "whole": Amounts(simulated_rounds=9_500, event_seeds=20, examples=100, world_states=1_200),
 }
 IS_WHOLE: Final = os.environ.get(VARIABLE, "first") == "whole"
@@ -34,3 +34,8 @@ AMOUNTS: Final = TIERS["whole" if IS_WHOLE else "first"]
 def few(cases: Sequence[Case], most: int = 1) -> Sequence[Case]:
     """The first cases of a costly test in the first tier, all of them in the second."""
     return cases if IS_WHOLE else cases[:most]
+
+
+def draw(examples: int) -> int:
+    """How many examples hypothesis draws for a test that wants this many: a quarter of them in the first tier."""
+    return examples if IS_WHOLE else examples // 4

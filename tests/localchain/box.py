@@ -113,7 +113,7 @@ class Socket:
         return await self.receive()
 
     async def receive(self) -> dict[str, Any]:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             return json.loads(await self.ws.receive_text())
 
 

@@ -13,6 +13,7 @@ from httpx2.websockets import WebSocketUpgradeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kits.chain.chain_run import SOL, fund
+from kits.tier import draw
 from solders.account import Account
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -88,7 +89,7 @@ def ask(method: str, params: Any) -> dict[str, Any]:
     return json.loads(reply)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=draw(600), deadline=None)
 @given(st.sampled_from(sorted(METHODS)), st.one_of(st.lists(VALUES, max_size=3), VALUES))
 def test_any_parameters_give_a_result_or_an_error_that_says_why(method: str, params: Any) -> None:
     reply = ask(method, params)
@@ -100,14 +101,14 @@ def test_any_parameters_give_a_result_or_an_error_that_says_why(method: str, par
         assert reply["error"]["code"] != -32603 or reply["error"]["message"].startswith("the faucet")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draw(200), deadline=None)
 @given(st.one_of(st.binary(max_size=200), VALUES.map(lambda value: json.dumps(value).encode())))
 def test_any_bytes_are_answered(body: bytes) -> None:
     reply = answer_body(METHODS, body)
     assert reply is None or json.loads(reply)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draw(200), deadline=None)
 @given(st.data())
 def test_any_change_of_a_transaction_is_answered(data: st.DataObject) -> None:
     raw = bytearray(bytes(pay(BANK, PAYER, Keypair().pubkey(), 10**6)))
@@ -123,7 +124,7 @@ OWNERS = st.sampled_from([TOKEN, TOKEN_2022, UPGRADEABLE, SYSVAR, COORDINATOR])
 LENGTHS = st.sampled_from([0, 4, 12, 36, 40, 45, 82, 165, 166, 170, 355])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=draw(500), deadline=None)
 @given(OWNERS, LENGTHS, st.data())
 def test_any_account_is_told_or_left_as_bytes(owner: Pubkey, length: int, data: st.DataObject) -> None:
     raw = data.draw(st.binary(min_size=length, max_size=length)) if length else b""
@@ -133,7 +134,7 @@ def test_any_account_is_told_or_left_as_bytes(owner: Pubkey, length: int, data: 
         assert told is None or told["space"] == length
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=draw(500), deadline=None)
 @given(st.sampled_from(sorted(INSTRUCTIONS)), st.integers(0, 24), st.binary(max_size=80), st.integers(0, 12))
 def test_any_instruction_is_told_or_left_as_bytes(program: str, kind: int, body: bytes, count: int) -> None:
     for head in (bytes([kind]), bytes([kind, 0, 0, 0])):
@@ -223,7 +224,7 @@ async def test_a_subscriber_whose_queue_is_full_is_cut_off_and_others_are_served
         for _ in range(20):  # no task runs between these, so nothing is sent meanwhile
             chain.bank.advance(NOW)
         raw = b""
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             while b"too many notifications" not in raw:
                 part = await deaf.receive_some(65_536)
                 assert part
@@ -260,7 +261,7 @@ ASKED = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 async def test_connections_that_end_leave_their_places(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "MAX_CONNECTIONS", 4)
     async with open_box() as (chain, caller):
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             for _ in range(12):
                 bare = await open_bare(chain, text)
                 while text == ASKED and b"ok" not in await bare.receive_some():
@@ -275,7 +276,7 @@ async def test_a_connection_without_a_request_is_closed_soon(text: bytes, monkey
     monkeypatch.setattr(serving.ServedConnection, "_idle_s", 0.1)
     async with open_box() as (chain, _):
         bare = await open_bare(chain, text)
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             assert await bare.receive_some() == b""
 
 
@@ -283,7 +284,7 @@ async def test_a_request_whose_body_does_not_come_is_refused(monkeypatch: pytest
     monkeypatch.setattr(web, "REQUEST_S", 0.1)
     async with open_box() as (chain, _):
         bare = await open_bare(chain, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             assert b" 408 " in await bare.receive_some()
 
 

@@ -42,6 +42,7 @@ def call(http: str, method: str, *params: object) -> object:
     return httpx2.post(http, json=request, trust_env=False).json()["result"]
 
 
+@pytest.mark.whole
 def test_ctrl_c_ends_it_and_the_next_start_goes_on(tmp_path: Path) -> None:
     with run_validator(tmp_path, "--ledger", "chain") as (process, said):
         genesis, http = said["genesis hash"], said["calls"]

@@ -68,7 +68,7 @@ async def test_what_has_landed_is_on_disk_before_the_end(tmp_path: Path, monkeyp
     key, crashed = Keypair().pubkey(), tmp_path / "crashed"
     async with open_box(state=tmp_path / "chain") as (chain, _):
         chain.bank.airdrop(key, SOL)
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             while not (tmp_path / "chain" / FILE).exists():
                 await trio.sleep(0.01)
         crashed.mkdir()  # what a crash at this moment leaves

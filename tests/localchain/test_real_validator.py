@@ -101,6 +101,7 @@ async def test_a_run_begins_on_a_real_validator(tool: str) -> None:
         await play(chain)
 
 
+@pytest.mark.whole
 async def test_the_validator_is_started_with_the_programs_and_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

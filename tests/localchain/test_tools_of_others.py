@@ -99,6 +99,7 @@ async def test_web3_js_joins_and_follows_the_run(modules: Path) -> None:
     assert said["refused"]["logs"] == 5
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("client", "p2p_name"), [("@anchor-lang/core", "p2p"), ("@coral-xyz/anchor", "p2P")])
 async def test_anchors_clients_begin_a_run_and_join_another(modules: Path, client: str, p2p_name: str) -> None:
     async with open_local_chain(slot_ms=50) as chain:

@@ -41,7 +41,7 @@ async def meet(*nodes: BaseNode) -> None:
     await until_met(*nodes)
 
 
-async def until_met(*nodes: BaseNode, seconds: float = 30.0) -> None:
+async def until_met(*nodes: BaseNode, seconds: float = 120.0) -> None:
     keys = frozenset(n.key for n in nodes)
     with trio.fail_after(seconds):
         for node in nodes:
@@ -49,7 +49,7 @@ async def until_met(*nodes: BaseNode, seconds: float = 30.0) -> None:
 
 
 async def fetch_file(
-    node: BaseNode, blob: bytes, sources: Sequence[BaseNode], folder: Path, size: int, *, seconds: float = 30.0,
+    node: BaseNode, blob: bytes, sources: Sequence[BaseNode], folder: Path, size: int, *, seconds: float = 120.0,
     progress: Callable[[int], None] | None = None,
 ) -> Path:  # fmt: skip
     """Fetch one blob to a file of the folder."""

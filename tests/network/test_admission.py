@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import trio
@@ -17,11 +18,12 @@ from psyche.wire.address_record import AddressRecord, sign_address_record
 from psyche.wire.ports import SyncReply, SyncRequest
 
 OTHER = b"\x0a" * 32
-QUICK = NetworkLimits(hello_s=0.5, redial_first_s=0.2)
+QUICK = NetworkLimits(redial_first_s=0.2, redial_longest_s=1.0)
+IMPATIENT = replace(QUICK, hello_s=0.5)
 
 
 async def until_refused(node: BaseNode, key: bytes, reason: str) -> None:
-    with trio.fail_after(15):
+    with trio.fail_after(120):
         while reason not in node.refusals().get(key, ""):
             await trio.sleep(0.02)
     assert key not in node.connected()
@@ -80,14 +82,14 @@ async def test_that_a_newcomer_must_wait_for_its_place_is_no_news_on_either_side
 async def test_who_drops_off_the_allow_list_is_closed_and_comes_back_with_it(open_group: OpenGroup) -> None:
     async with open_group(3, QUICK) as (a, b, c):
         a.set_allowed(frozenset({a.key, c.key}))
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             while a.key in b.connected():
                 await b.peers.changed.wait()
         assert a.connected() == {c.key}
         assert b.key in c.connected(), "others go on"
         await b.publish(b"to those who listen")
         a.set_allowed(frozenset({a.key, b.key, c.key}))
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             await a.wait_for_peers(frozenset({b.key, c.key}))
             await b.wait_for_peers(frozenset({a.key, c.key}))
 
@@ -95,12 +97,12 @@ async def test_who_drops_off_the_allow_list_is_closed_and_comes_back_with_it(ope
 async def test_gossip_of_who_is_not_allowed_is_not_delivered(open_group: OpenGroup) -> None:
     async with open_group(2) as (a, b):
         await b.publish(b"before")
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             assert await a.messages().receive() == (b.key, b"before")
         a._inbox.allowed = frozenset()  # its connection still stands: the list alone decides
         refused = a.statistics().gossip_refused
         await b.publish(b"after")
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             while a.statistics().gossip_refused == refused:
                 await trio.sleep(0.01)
         with pytest.raises(trio.WouldBlock):
@@ -108,7 +110,7 @@ async def test_gossip_of_who_is_not_allowed_is_not_delivered(open_group: OpenGro
 
 
 async def test_a_peer_that_says_no_hello_is_closed_in_time(open_any: OpenNode) -> None:
-    async with open_two(open_any) as (a, silent):
+    async with open_two(open_any, IMPATIENT) as (a, silent):
         introduce([a, silent])
         silent.set_addresses([])
         a.set_addresses([])
@@ -120,7 +122,7 @@ async def test_a_peer_that_says_no_hello_is_closed_in_time(open_any: OpenNode) -
         silent.peers._watch_hello = say_nothing  # type: ignore[method-assign]
         await silent._transport.dial(a.key, a.address_record().addresses[0])
         await until_refused(a, silent.key, "no hello within 0.5 s")
-        with trio.fail_after(5):
+        with trio.fail_after(120):
             while silent.peers.get(a.key) is not None:
                 await trio.sleep(0.02)
 
@@ -141,17 +143,18 @@ async def test_a_peer_that_is_not_admitted_is_served_nothing(open_any: OpenNode)
         for stream in streams:
             await stream.write(b"R" + blob + bytes(4) + b"\1\0\0\0")
         for stream in streams:
-            with trio.fail_after(5), pytest.raises(StreamError):
+            with trio.fail_after(120), pytest.raises(StreamError):
                 await read_exactly(stream, 1)
 
 
 async def test_a_hello_of_rubbish_closes_its_sender_alone(open_group: OpenGroup) -> None:
     async with open_group(3, QUICK) as (a, b, c):
         for raw in (b"\xff" * 50, (1 << 31).to_bytes(4, "little") + b"x", b"\x00\x00\x00\x00"):
+            known = a.peers.get(b.key)
             stream = await b._transport.open_stream(a.key, HELLO)
             await stream.write(raw)
-            with trio.fail_after(15):
-                while b.key in a.connected():
+            with trio.fail_after(120):
+                while a.peers.get(b.key) is known:  # it may be back before this task looks
                     await a.peers.changed.wait()
                 await a.wait_for_peers(frozenset({b.key}))
                 await b.wait_for_peers(frozenset({a.key}))
@@ -170,10 +173,10 @@ async def test_a_question_of_rubbish_ends_its_stream_and_the_next_is_answered(op
         for raw in (b"\x03\x00\x00\x00abc", b"\xff\xff\xff\xff", b"\x01\x00\x00\x00\xc1"):
             stream = await a._transport.open_stream(b.key, SYNC)
             await stream.write(raw)
-            with trio.fail_after(5), pytest.raises(StreamError):
+            with trio.fail_after(120), pytest.raises(StreamError):
                 await read_exactly(stream, 1)
-        assert (await a.ask(b.key, SyncRequest("announcements", height=13), timeout_s=10)).found is False
-        assert (await a.ask(b.key, SyncRequest("announcements", height=12), timeout_s=10)).found is True
+        assert (await a.ask(b.key, SyncRequest("announcements", height=13), timeout_s=60)).found is False
+        assert (await a.ask(b.key, SyncRequest("announcements", height=12), timeout_s=60)).found is True
 
 
 async def test_an_answer_that_does_not_come_is_an_error_in_time(open_group: OpenGroup) -> None:
@@ -203,7 +206,7 @@ async def test_a_flood_is_cut_off_at_its_origin_and_others_are_heard(open_group:
             await b.publish(b"junk" + number.to_bytes(4, "big"))
         await c.publish(b"honest")
         got: list[bytes] = []
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             while b"honest" not in got:
                 got.append((await a.messages().receive())[1])
         await trio.sleep(0.3)
@@ -223,7 +226,7 @@ async def test_a_forged_or_expired_address_record_is_not_dialed(open_any: OpenNo
         await trio.sleep(0.5)
         assert a.connected() == frozenset()
         a.set_addresses([good])
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             await a.wait_for_peers(frozenset({b.key}))
 
 
@@ -256,9 +259,9 @@ async def test_dead_peers_leave_no_streams_or_queues_behind(open_any: OpenNode) 
             async with open_any(2, QUICK) as b:
                 await meet(a, b)
                 await a.publish(b"hello")
-                with trio.fail_after(10):
+                with trio.fail_after(120):
                     await b.messages().receive()
-            with trio.fail_after(10):
+            with trio.fail_after(120):
                 while a.connected() or a._outboxes:
                     await trio.sleep(0.02)
         assert a.peers.get(b.key) is None

@@ -20,7 +20,7 @@ from psyche.wire.peer_address import PeerAddress
 from psyche.wire.ports import SyncReply, SyncRequest
 
 QUICK = NetworkLimits(hello_s=2.0, redial_first_s=0.2, redial_longest_s=1.0, wanted_after_s=0.1)
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 def get_address(node: BaseNode) -> PeerAddress:

@@ -13,7 +13,7 @@ from psyche.wire.ports import SyncReply, SyncRequest
 
 
 async def receive(node: BaseNode) -> tuple[bytes, bytes]:
-    with trio.fail_after(10):
+    with trio.fail_after(120):
         return await node.messages().receive()
 
 
@@ -49,7 +49,7 @@ async def test_a_question_is_answered_by_the_handler(open_group: OpenGroup) -> N
         b.set_sync_handler(answer)
         request = SyncRequest("announcements", epoch=1, height=5, have=1 << 255)
         for _ in range(3):
-            reply = await a.ask(b.key, request, timeout_s=10)
+            reply = await a.ask(b.key, request, timeout_s=60)
             assert reply == SyncReply(found=True, items=(a.key, b"announcements", b"\x05"))
 
 

@@ -85,6 +85,7 @@ async def test_attack_01_rubbish_on_the_port(victim: Victim, tmp_path: Path) -> 
     await assert_alive(victim, tmp_path)
 
 
+@pytest.mark.whole
 async def test_attack_02_two_hundred_half_open_connections(victim: Victim, tmp_path: Path) -> None:
     """They may hold this address's waiting places until the handshake's time-out, and nobody else's."""
     streams = [await trio.open_tcp_stream("127.0.0.1", victim.port) for _ in range(200)]

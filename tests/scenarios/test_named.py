@@ -41,7 +41,7 @@ LONG = ("F13c", "F2", "F24", "F6", "F9", "F12w")  # left to the second tier, as 
 SHORT = sorted(SCENARIOS.keys() - {*LONG})
 
 
-@pytest.mark.parametrize("name", few([*SHORT[::2], *SHORT[1::2], *LONG], len(SHORT) // 2))
+@pytest.mark.parametrize("name", few([*SHORT[::2], *SHORT[1::2], *LONG], len(SHORT) // 4))
 def test_a_named_scenario_reaches_its_figure(name: str) -> None:
     named = SCENARIOS[name]
     outcome, judgement = play_named(name, SIZES.get(name, SMALL))
@@ -168,6 +168,7 @@ def test_repeats_that_the_server_does_not_know_again_show(monkeypatch: pytest.Mo
     assert not play_named("F13", SMALL)[1].holds
 
 
+@pytest.mark.whole
 def test_a_doubt_between_endpoints_that_never_ends_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "FORK_S", 1e6)
     assert not play_named("F12w", SMALL)[1].holds

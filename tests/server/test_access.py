@@ -276,6 +276,7 @@ def fill(members: Members, count: int = 256) -> list[Identity]:
     return crowd
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("meanwhile", ["nothing", "a restart", "an epoch of them"])
 def test_fresh_keys_that_join_and_leave_the_line_give_their_slots_back(meanwhile: str) -> None:
     disk, forms_at_once = MemoryDisk(), meanwhile == "an epoch of them"

@@ -163,7 +163,7 @@ async def test_the_owner_reads_what_a_client_reports_and_its_error_also_after_a_
 
 
 async def wait_for_report(line: Line, said: SelfReport) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         while True:
             rows = (await TcpAdministration(line.server.address, OWNER).get_members()).members
             if [row.report for row in rows] == [said]:

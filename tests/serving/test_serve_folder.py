@@ -57,6 +57,7 @@ def test_openais_client_gets_the_text_of_plain_transformers_and_the_name_of_the_
     assert (stopped.text, stopped.finish_reason) == (expected[: expected.index(expected[7:9])], "stop")
 
 
+@pytest.mark.whole
 def test_a_chat_is_put_together_by_the_models_template(client: openai.OpenAI, folder: Path) -> None:
     asked: Any = {"model": "model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "temperature": 0}
     expected = write_plainly(folder, "hi", 12, is_chat=True)

@@ -81,6 +81,7 @@ def test_who_delivers_nothing_is_out_after_three_rounds_without_credit(kind: str
     assert max(tried) <= 5, "late three times running: out (H2)"
 
 
+@pytest.mark.whole
 def test_payloads_that_nobody_delivers_take_no_places_from_others() -> None:
     liars = tuple(ByzantineMember(who=who, kind="withhold") for who in (0, 1))
     outcome = play(replace(build(1, clients=7, byzantine=liars), limits=NetworkLimits(fetches=3)))
@@ -90,6 +91,7 @@ def test_payloads_that_nobody_delivers_take_no_places_from_others() -> None:
 COLLUSIONS: Final = ("claim_all", "lie_digest", "lie_root", "lie_bloom", "claim_none", "deny_one")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", few(COLLUSIONS))
 def test_q_minus_one_colluding_witnesses_put_nothing_false_on_record(kind: str) -> None:
     liars = tuple(ByzantineMember(who=who, kind=kind) for who in range(3, 7))  # four of seven; the quorum is five
@@ -170,6 +172,7 @@ def believe_any_evidence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(evidence, "is_signed_by", lambda _message, _key: True)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("row", "kind", "break_check", "name"),
     [

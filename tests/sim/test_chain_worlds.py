@@ -80,6 +80,7 @@ def vars_of(fault: Fault) -> list[str]:
     return [name for name in fault.__dataclass_fields__ if getattr(fault, name) != getattr(plain, name)]
 
 
+@pytest.mark.whole
 def test_the_owner_pauses_and_resumes_with_transactions() -> None:
     outcome = play(build_on_chain(1, OwnerPause(at_height=2, for_s=10.0)))
     states = [one.event.run_state for one in get_events(outcome, types.StateChanged, "client-0")]

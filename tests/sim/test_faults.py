@@ -71,6 +71,7 @@ def test_what_only_delays_drops_nobody(fault: Fault, config: dict[str, int], qui
         assert any("No space left" in e.event.message for e in get_events(outcome, types.Error, "client-0"))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "fault",
     few(
@@ -149,6 +150,7 @@ def play_until_end(*faults: Fault) -> World:
     return worlds[0]
 
 
+@pytest.mark.whole
 def test_faults_of_one_kind_that_overlap_leave_the_disk_as_it_was() -> None:
     slow = [SlowDisk(at_s=at, who=("server",), sync_s=s, for_s=for_s) for at, s, for_s in ((2, 0.2, 5), (4, 0.1, 8))]
     full = [DiskFull(at_s=at, who=("server",), for_s=for_s) for at, for_s in ((14.0, 2.0), (15.0, 4.0))]

@@ -181,6 +181,7 @@ def test_announcements_that_pile_up_for_a_peer_are_reported(monkeypatch: pytest.
     assert (found.name, found.expected) == ("I6", "at most 4 announcements unsent")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("clients", "loss", "streamed"), [(4, 0.0, True), (4, 0.01, False), (17, 0.0, False)])
 def test_announcements_of_few_on_good_lines_go_through_the_outbox_of_production(
     clients: int, loss: float, streamed: bool, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from scenarios.base import get_events, get_ledger
 from sim_kit import play
 
@@ -45,6 +46,7 @@ def get_dropped_in_rounds(outcome: Outcome) -> list[str]:
     return found
 
 
+@pytest.mark.whole
 def test_a_newcomer_that_is_slower_than_all_electors_is_proven_in_its_first_epoch() -> None:
     slower = 1.4
     assert 100 * slower < STRAGGLER_PERCENT, "within what every member is granted (A3)"

@@ -75,6 +75,7 @@ def test_ctrl_c_in_the_screen_interrupts_the_node(tmp_path: Path) -> None:
         assert terminal.is_restored
 
 
+@pytest.mark.whole
 def test_a_screen_that_hangs_ends_with_its_node(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(PARENT.replace("range(600)", "range(10)"))
     with open_terminal(SCREEN, program=[str(tmp_path / "parent.py")]) as terminal:

@@ -197,6 +197,7 @@ def write_old_run(folder: Path) -> None:
         clock[0] += 10
 
 
+@pytest.mark.whole
 def test_a_replay_goes_on_back_and_to_a_round_and_shows_only_what_was_known_then(tmp_path: Path) -> None:
     write_old_run(tmp_path)
     source, whole = PlaySource(tmp_path), LogSource(tmp_path)

@@ -149,6 +149,7 @@ def test_a_wandb_that_does_not_answer_holds_nothing_up_and_the_run_goes_to_files
     assert read_wandb(offline) == read_csv(tmp_path / "run.csv") != {}
 
 
+@pytest.mark.whole
 async def test_a_tracker_that_hangs_costs_the_others_nothing(
     tmp_path: Path, logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +157,7 @@ async def test_a_tracker_that_hangs_costs_the_others_nothing(
     hanging, told = tmp_path / "pipe", list[str]()
     os.mkfifo(hanging)  # opening it waits for a reader, for ever
     watcher = Watcher([LogSource(logs.folder)])
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watcher.run)
             for path in (hanging, tmp_path / "run.csv"):
@@ -175,7 +176,7 @@ async def test_a_tracker_that_hangs_costs_the_others_nothing(
 async def test_a_tracker_that_fails_is_told_and_ends_alone(tmp_path: Path, logs: Logs) -> None:
     full, told = Path("/dev/full"), list[str]()
     watcher = Watcher([LogSource(logs.folder)])
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watcher.run)
             await watcher.is_read.wait()

@@ -65,7 +65,7 @@ async def test_a_members_message_is_tried_once_here_and_once_on_the_chain(monkey
     alone = build_config(init_min_clients=1, min_clients=1, waiting_for_members_extra_time=1, warmup_time=600)
     async with open_chain_run(config=alone) as kit:
         async with kit.open_member() as (backend, _, identity):
-            with trio.fail_after(30):
+            with trio.fail_after(120):
                 await backend.submit(Join(identity.public))
                 states = backend.states()
                 while (state := await anext(states)).run_state is not RunState.WARMUP:

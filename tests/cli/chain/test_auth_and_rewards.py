@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from kits.chain.box import SOL, ChainBox
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -184,6 +185,7 @@ def test_a_run_with_a_treasurer_pays_to_the_last_unit_and_gives_every_lamport_ba
     assert spent - deposits <= 10 * FEE
 
 
+@pytest.mark.whole
 def test_members_get_their_deposits_back_after_the_run_and_whoever_paid_them_too(box: ChainBox) -> None:
     treasury = Treasury(box, "leaving", decimals=0)
     member, away = box.fund("leaver"), box.fund("away")

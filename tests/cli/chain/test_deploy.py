@@ -72,6 +72,7 @@ def changed_code(box: ChainBox, program: Pubkey, at: int, new: bytes) -> Iterato
     box.put(key, UPGRADEABLE, data)
 
 
+@pytest.mark.whole
 def test_programs_get_their_own_addresses_for_the_price_that_was_named(box: ChainBox, said: str) -> None:
     wallet = read_wallet(box.get_path("deployer")).pubkey()
     fee, count, deposit = re.findall(r"costs ([\d.]+) SOL for (\d+) transactions, and a deposit of ([\d.]+) SOL", said)[

@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 from kits.chain.box import ChainBox
+from kits.tier import few
 from test_run_on_chain import create
 
 CHILD: Final = (
@@ -52,7 +53,7 @@ def test_the_help_loads_what_every_command_needs_and_nothing_else() -> None:
 COMMANDS: Final = ("run info -r imports", "run list", "rewards show -r imports", "run resume -r imports")
 
 
-@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize("words", few(COMMANDS, 2))
 def test_a_command_on_a_chain_loads_no_package_that_it_does_not_use(box: ChainBox, words: str) -> None:
     if not box.get_path("imports").exists():
         create(box, "imports")

@@ -34,6 +34,7 @@ class Forgetful(dict[Any, Any]):
         pass
 
 
+@pytest.mark.whole
 async def test_clients_of_a_backend_without_a_book_find_each_other_by_an_address_on_record(tmp_path: Path) -> None:
     """Real nodes on loopback: the record names the first of three."""
     config = build_config(init_min_clients=3, min_clients=2, total_steps=4, rounds_per_epoch=4)

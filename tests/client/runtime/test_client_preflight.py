@@ -379,7 +379,7 @@ async def test_a_client_with_a_wrong_device_does_not_wait_to_be_allowed(
             yield self.state
 
     trainer = FakeTrainer(place.settings.device)
-    with trio.fail_after(5), pytest.raises(TrainerError, match="use cpu"):
+    with trio.fail_after(120), pytest.raises(TrainerError, match="use cpu"):
         await app.check_before_join(
             place.settings, cast("Backend", Closed(place.state)), trainer, Reporter(Log(), "client")
         )

@@ -123,6 +123,7 @@ async def test_in_full_value_mode_every_epoch_goes_on_from_one_members_copy(
     assert sorted(get_sources(swarm, load=1)) == [WeightSource.OWN_SNAPSHOT, WeightSource.PEERS, WeightSource.PEERS]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("is_helped", "overlap"), [(True, True), (True, False), (False, True)])
 async def test_a_client_that_lost_a_set_of_its_replay_store_takes_the_agreed_weights_from_others(
     autojump_clock: MockClock, tmp_path: Path, is_helped: bool, overlap: bool

@@ -37,7 +37,7 @@ from psyche.wire.trainer import (
     TrainRequest,
 )
 
-LIMIT_S = 20
+LIMIT_S = 120
 
 
 class Trainer(DummyTrainer):

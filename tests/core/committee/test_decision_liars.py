@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.tier import draw
 from lying_witnesses import SEED, Case, Client, build_case, build_client, commit
 
 from psyche.core.committee.bloom import is_in_bloom
@@ -28,7 +29,8 @@ def check_alike(decisions: list[Decision]) -> int:
     return len(made)
 
 
-@settings(max_examples=400, deadline=None)
+@pytest.mark.whole
+@settings(max_examples=draw(400), deadline=None)
 @given(n=st.integers(1, 32), members=st.integers(1, 6), number=st.integers(0, 2**32))
 def test_whoever_decides_decides_alike(n: int, members: int, number: int) -> None:
     """Liars up to f, any number of results of one member, any false positives, any part of it all known."""
@@ -37,7 +39,7 @@ def test_whoever_decides_decides_alike(n: int, members: int, number: int) -> Non
     check_alike([build_client(rng, case, reaches_honest=rng.random() < 0.7).decide() for _ in range(4)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draw(200), deadline=None)
 @given(n=st.integers(1, 32), members=st.integers(1, 6), number=st.integers(0, 2**32))
 def test_nobody_waits_for_a_liar_where_every_member_signed_one_result(n: int, members: int, number: int) -> None:
     rng = random.Random(number)

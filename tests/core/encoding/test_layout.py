@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from kits.tier import draw
 from layout_states import CONFIGS, MODELS, STATES, make_state
 
 from psyche.core.committee.schedule import round_f32
@@ -62,7 +63,7 @@ def patch(raw: bytes, offset: int, data: bytes) -> bytes:
 
 
 SLOW = settings(
-    max_examples=60,
+    max_examples=draw(60),
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
@@ -121,7 +122,7 @@ def test_changed_bytes_are_refused_or_mean_exactly_themselves(offset: int, chang
     assert state != FULL
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draw(300), deadline=None)
 @given(MODELS, st.integers(0, 959), st.integers(1, 255))
 def test_a_changed_model_is_refused_or_means_exactly_itself(model: Model, offset: int, change: int) -> None:
     original = encode_model(model)

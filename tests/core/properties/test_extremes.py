@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kits.runs import Run, build_run
+from kits.tier import draw
 
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.state.config_checks import check_config
@@ -75,7 +76,7 @@ def create(config: Config, model: Model, progress: Progress | None = None) -> Ru
     return Run(state)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draw(300), deadline=None)
 @given(CONFIGS, MODELS, STARTS)
 def test_a_configuration_that_is_accepted_fits_the_record_and_is_accepted_again(
     values: dict[str, int], model: Model, progress: Progress
@@ -89,7 +90,7 @@ def test_a_configuration_that_is_accepted_fits_the_record_and_is_accepted_again(
     check_config(state.config, state.model)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draw(60), deadline=None)
 @given(CONFIGS, STARTS, edge(START_UNIX, LATEST), edge(0, U32, LATEST))
 def test_no_reachable_extreme_stops_a_run(values: dict[str, int], progress: Progress, now: int, wait_s: int) -> None:
     values = values | {"min_stake": 0}

@@ -36,7 +36,7 @@ def search(world: World, settings: Settings = SAMPLED, **changes: Any) -> Outcom
 # --- the worlds
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", few([True, False]))
 @pytest.mark.parametrize("name", list(build_worlds(3, overlap=True)))
 def test_the_nearest_states_of_a_world_hold_every_invariant(name: str, overlap: bool) -> None:
     outcome = search(build_worlds(3, overlap=overlap)[name], max_states=AMOUNTS.world_states)
@@ -189,6 +189,7 @@ def test_which_member_is_faulty_makes_no_difference(name: str) -> None:
     assert count_layers(Search(world, cut)) == count_layers(Search(other, cut))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["liar", "rollback"])
 def test_seeds_make_no_difference(name: str) -> None:
     world = build_worlds(3, overlap=True)[name]

@@ -22,6 +22,7 @@ from kits.log import choose
 from kits.storage.hub import Blob, HubDouble, open_hub_double
 from kits.storage.servers import OPTIONS, put_objects, serve_buckets
 from kits.testnet import call_testnet
+from kits.tier import few
 
 from psyche.backends.tcp.backend import TcpBackend
 from psyche.backends.tcp.dial import ServerAddress
@@ -154,7 +155,7 @@ def shorten(path: Path, hub: str) -> None:
     assert load_run(path).model.checkpoint == before.model.checkpoint
 
 
-@pytest.mark.parametrize("name", CONFIGS, ids=describe)
+@pytest.mark.parametrize("name", few(CONFIGS, 3), ids=describe)
 async def test_each_of_the_files_is_accepted_with_its_model_and_data_as_it_stands(
     name: str, places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

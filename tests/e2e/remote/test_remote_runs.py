@@ -208,6 +208,7 @@ def fill_in(http: HttpLocation, places: Places, hub: HubDouble) -> HttpLocation:
     return replace(http, url=http.url.replace("{files}", places.files).replace("{hub}", hub.address))
 
 
+@pytest.mark.whole
 async def test_other_bytes_from_the_place_while_a_run_trains_leave_no_wrong_token(
     places: Places, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from distro_kit import make_plan, make_sets
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.tier import draw
 
 from psyche.core.encoding.plan import TransformPlan, compute_plan, compute_set_bits, get_payload_bytes
 from psyche.errors import WireError
@@ -61,7 +62,7 @@ def _some_sets(draw: st.DrawFn) -> tuple[int, int, list[list[int]]]:
 
 
 @given(_some_sets())
-@settings(max_examples=150)
+@settings(max_examples=draw(150))
 def test_sets_of_any_size_survive_the_coding(case: tuple[int, int, list[list[int]]]) -> None:
     area, topk, members = case
     sets = np.array([row + [area] * (topk - len(row)) for row in members], dtype=np.int32)
@@ -272,7 +273,7 @@ def test_positions_that_are_no_set_are_refused() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=draw(60))
 def test_whatever_bytes_are_accepted_encode_back_to_themselves(data: st.DataObject) -> None:
     coding, k = data.draw(st.sampled_from(CODINGS)), data.draw(st.sampled_from([2, 60]))
     plan = compute_plan({"w": (16, 16), "v": (8,)}, 16, k, one_bit=coding[0], scaled_bits=coding[1])

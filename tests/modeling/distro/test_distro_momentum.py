@@ -164,6 +164,7 @@ def test_at_an_epochs_edge_take_out_and_give_back_follow_the_record() -> None:
 FATES = st.sampled_from(["applied", "rejected", "open"])
 
 
+@pytest.mark.whole
 @given(st.lists(st.tuples(FATES, st.booleans()), min_size=4, max_size=9), st.booleans(), st.integers(0, 99))
 @settings(max_examples=25)
 def test_a_trainer_saved_and_restored_before_every_round_equals_its_uninterrupted_twin(

@@ -185,7 +185,7 @@ async def open_stranger(number: int, folder: Path, node: P2PNode) -> AsyncIterat
         stranger.set_plan(RUN, PLAN)
         stranger.set_allowed(frozenset({node.key}))
         stranger.set_addresses([node.address_record()])
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             await stranger.wait_for_peers(frozenset({node.key}))
         yield stranger
 
@@ -209,6 +209,7 @@ async def push(stranger: P2PNode, node: P2PNode, most: list[int]) -> None:
         pass
 
 
+@pytest.mark.whole
 async def test_strangers_that_fill_all_they_can_leave_an_honest_transfer_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,7 +222,7 @@ async def test_strangers_that_fill_all_they_can_leave_an_honest_transfer_alone(
         introduce([node, honest])
         keys = {build_identity(n).public for n in range(2, 2 + STRANGERS)}
         node.set_allowed(frozenset({honest.key, *keys}), frozenset({honest.key}))
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             await node.wait_for_peers(frozenset({honest.key}))
         data = random.Random(1).randbytes(8 * MIB)
         blob = await honest.provide(data, expires=None)
@@ -244,7 +245,7 @@ async def test_strangers_that_fill_all_they_can_leave_an_honest_transfer_alone(
                         while node.connected() - {honest.key}:
                             await node.peers.changed.wait()
                     nursery.cancel_scope.cancel()
-            with trio.fail_after(20):
+            with trio.fail_after(120):
                 while node.unread.held_bytes or len(get_connections(node)) > 1:
                     await trio.sleep(0.05)
             await trio.sleep(LIMITS.cut_rest_s)
@@ -296,7 +297,7 @@ async def test_a_peer_that_takes_nothing_is_closed_and_what_it_holds_is_given_ba
         (connection,) = get_connections(node)
         victim.process.send_signal(signal.SIGSTOP)
         try:
-            with trio.fail_after(20):
+            with trio.fail_after(120):
                 async with trio.open_nursery() as nursery:
 
                     async def write() -> None:
@@ -328,7 +329,7 @@ async def test_a_stream_that_is_given_up_holds_nothing(tmp_path: Path) -> None:
 
         stream = await node._transport.open_stream(peer.key, "/psyche/blob/1")
         await stream.write(encode_blob_request(BlobRequest(blob, 0, 1)))
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             while count_unread(node) < 100_000:
                 await trio.sleep(0.01)
         await stream.reset()

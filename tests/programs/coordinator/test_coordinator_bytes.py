@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kits.chain.anchor import get_discriminator
 from kits.runs import build_cooldown, build_paused_run, build_run, build_training, build_warmup
+from kits.tier import draw
 from programs.chain_kit import ChainStage
 from programs.refusals import Anchor, CoordinatorError
 from solders.instruction import Instruction
@@ -86,14 +87,14 @@ def draw_data(data: Any, raw: bytes) -> bytes:
     return bytes(edited) + (b"\0" if end == 2 else b"")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=draw(400), deadline=None)
 @given(st.sampled_from(list(STATES)), st.sampled_from([*USERS, *OWNERS]), st.binary(max_size=1_000))
 def test_any_bytes(name: str, instruction: str, body: bytes) -> None:
     built = get_stage().build(ZERO32, msg.Pause() if instruction in OWNERS else msg.Tick(None))
     send(name, with_data(built, get_discriminator("global", instruction) + body))
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=draw(1_000), deadline=None)
 @given(st.data(), st.sampled_from(list(STATES)))
 def test_bytes_near_those_of_a_message(data: Any, name: str) -> None:
     """Of messages that the state may accept, so that what is one byte away from them comes far."""

@@ -56,7 +56,7 @@ class EchoServer:
             await frames.aclose()
 
     async def get_end(self) -> PsycheError:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             await self.news.wait()
         return self.ends[-1]
 

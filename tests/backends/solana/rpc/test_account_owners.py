@@ -93,10 +93,10 @@ async def test_a_client_is_shown_nothing_of_an_account_that_the_program_does_not
             open_link(rpc, kit.run, wallet, identity, kit.authorization) as link,
             aclosing(link.readings()) as readings,
         ):
-            with trio.fail_after(30):
+            with trio.fail_after(120):
                 while not events.of(types.WatchLost):
                     await trio.sleep(0.05)
             assert events.of(types.WatchLost)[0].reason == describe_owner(kit.run.account, TREASURER, RUN_STATE)
             replace(kit, kit.run.account, owner=COORDINATOR)
-            with trio.fail_after(30):
+            with trio.fail_after(120):
                 assert (await anext(readings)).raw

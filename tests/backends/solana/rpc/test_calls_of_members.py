@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import trio
 from kits.chain.counted import BUSY_S, open_counted, play
 
@@ -13,6 +14,7 @@ MEMBERS, ROUNDS = 3, 8
 MOST_CALLS = 8  # of a member in a round
 
 
+@pytest.mark.whole
 async def test_a_member_calls_its_endpoint_at_most_eight_times_a_round(tmp_path: Path) -> None:
     config = build_config(
         init_min_clients=MEMBERS, min_clients=MEMBERS, rounds_per_epoch=ROUNDS, total_steps=ROUNDS + 1,

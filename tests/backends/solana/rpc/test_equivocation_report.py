@@ -43,7 +43,7 @@ async def test_a_report_with_two_signed_results_ejects_the_member_as_core_says()
         bank.put_account(kit.run.account, Account(old.lamports, encode_state(state), COORDINATOR))
         async with open_link(kit.rpc, kit.run, wallet, make_identity(), kit.authorization) as link:
             readings = link.readings()
-            with trio.fail_after(30):
+            with trio.fail_after(120):
                 while (await anext(readings)).raw != encode_state(state):
                     pass  # of the run before
                 await link.send([report], Evidence(*map(encode_gossip, signed)))

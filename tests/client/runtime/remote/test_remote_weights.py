@@ -153,6 +153,7 @@ async def test_a_killed_fetch_goes_on_where_it_was(
     assert way.sent_bytes < size_bytes + BLOB_CHUNK_BYTES
 
 
+@pytest.mark.whole
 async def test_sixteen_clients_that_join_at_once_ask_the_repository_little(
     hub: HubDouble, model: Path, tmp_path: Path
 ) -> None:

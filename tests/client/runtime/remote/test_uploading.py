@@ -99,6 +99,7 @@ async def test_what_was_uploaded_is_loaded_from_the_record_alone(place: Place, t
     assert (read.digest, read.chain, read.manifest) == (info.digest, CHAIN, info.manifest)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("is_known", [True, False], ids=["on record", "not on record"])
 async def test_another_run_begins_with_what_was_uploaded(place: Place, tmp_path: Path, is_known: bool) -> None:
     """S11: as first weights they begin a chain of their own, as its owner's side computes their digest."""
@@ -139,6 +140,7 @@ async def test_huggingface_hub_and_transformers_read_what_was_uploaded(
     assert info.digest.hex() in card
 
 
+@pytest.mark.whole
 async def test_an_upload_is_repeated_without_effect_and_replaces_other_weights(place: Place, hub: HubDouble) -> None:
     """A restart goes on with it: what the Hub has is not sent again."""
     hub.add("owner/weights", {"model-00001-of-00002.safetensors": b"old", "LICENSE": b"theirs"})
@@ -250,6 +252,7 @@ async def test_weights_that_somebody_has_changed_in_the_bucket_are_not_named(in_
         await make_uploader(in_bucket, hub_repo="", gcs_bucket="weights", gcs_prefix="changed").upload(info, None)
 
 
+@pytest.mark.whole
 async def test_old_sets_go_from_the_bucket_but_for_those_on_record(in_bucket: Place, buckets: str) -> None:
     info = await certify(in_bucket)
     sets = [f"kept/step-{step:010d}-0000000{step}" for step in range(1, 5)]
@@ -351,6 +354,7 @@ def quick_clock() -> SteadyClock:
     return SteadyClock(rate=20.0)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["hub", "bucket"])
 @pytest.mark.parametrize("fault", few(UPLOAD_FAULTS))
 async def test_where_the_way_fails_the_reason_is_told_and_the_next_member_takes_over(

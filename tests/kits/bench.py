@@ -34,7 +34,7 @@ from psyche.client.engine.weights import Diverged, Divergence
 from psyche.core.committee.assignment import compute_assignments
 from psyche.core.encoding.account import decode_state, encode_state
 from psyche.core.encoding.header import ResultHeader, ResultKind
-from psyche.core.encoding.work import AuditRow, Values, compute_piece_samples, encode_report, encode_table
+from psyche.core.encoding.work import AuditRow, Values, choose_piece_samples, encode_report, encode_table
 from psyche.core.state.bits import compute_bits, get_members
 from psyche.core.state.gossip import Finished, Gossip, GossipBody, Ready, ReadyFlag, Result
 from psyche.core.state.messages import Message, WitnessMessage
@@ -230,7 +230,7 @@ class Bench(StateMachine):
         known: dict[str, Any] = {"plan_hash": facts.plan_hash, "config_hash": facts.config_hash}
         if table := self.build_table(member, named):
             start, end = compute_assignments(self.get_round(named), self.state.config)[member]
-            known |= {"work_root": blob_id_of(table), "piece_samples": compute_piece_samples(end - start + 1)}
+            known |= {"work_root": blob_id_of(table), "piece_samples": choose_piece_samples(end - start + 1)}
         known |= {"base_digest": self.engine.weights.digests.get(named, ZERO32)}
         return build_header(self.state, member, self.get_identity(member).public, height=named, **(known | changes))
 

@@ -1,5 +1,6 @@
 """The messages of a member in a round: Ready, Finished and the witness report (sections 6 to 8)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -104,7 +105,7 @@ class Duty:
             return
         attested = x.get_attested(record.height)
         self._send_ready(record, now)
-        self.audits.act(record, now, is_idle=self.training.work.is_done, is_time_up=self._is_time_up(record))
+        self.audits.act(record, now, is_idle=self.training.work.is_done, is_time_up=self._is_time_up(record, now))
         if not self.audits.holds_training:
             self.training.act(record, has_other_work=self.audits.is_verifying(record.height))
         if self.training.is_shortenable:
@@ -119,13 +120,14 @@ class Duty:
             self._send_witness(record, attested, standing, now)
             self._standing = standing
 
-    def _is_time_up(self, record: RoundRecord) -> bool:
-        """Whether others wait for this member: the round's training is over, or a quorum of those awaited is done."""
+    def _is_time_up(self, record: RoundRecord, now: float) -> bool:
+        """Whether others wait for this verifier alone, or will soon wait no longer; or the round's training is over."""
         x = self.context
         if x.state.run_state is RunState.ROUND_WITNESS or not self.audits.is_verifying(record.height):
             return True
-        awaited = get_pacing(record, get_awaited(x.state, record))
-        return compute_pace(awaited, record.finished_at, record.started_at) is not None
+        done = record.finished_at.keys() | record.reporters
+        is_last = all(member in done for member in get_awaited(x.state, record))
+        return is_last or now >= compute_work_deadline(x.state, record, now)
 
     def _may_report(self, record: RoundRecord) -> bool:
         """Whether a message may be due: its own work is done (or time is up), and not everything has been sent."""
@@ -344,6 +346,9 @@ class Duty:
         times = [record.started_at + p for p in (*patience, PRESENCE_S) if p is not None]
         if (waiting := self.audits.get_deadline()) is not None:
             times.append(waiting)
+        if self.audits.is_verifying(record.height):
+            limit = compute_work_deadline(self.context.state, record, math.inf)
+            times += [limit] if limit < math.inf else []
         if self.own.witness_since is not None:
             times.append(self.own.witness_since + self.context.state.config.round_witness_time / 2)
         return times

@@ -21,7 +21,7 @@ from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.weights import Weights
 from psyche.core.encoding.header import ResultKind
-from psyche.core.encoding.work import compute_piece_samples
+from psyche.core.encoding.work import choose_piece_samples
 from psyche.core.state.bits import get_members, to_bytes32
 from psyche.core.state.state import ZERO32, Lookahead, OptimizerKind
 from psyche.telemetry import types
@@ -245,7 +245,7 @@ class Training:
         work = event.reply.work
         if work is not None:
             fields |= {"momentum_before": work.momentum_before, "momentum_after": work.momentum_after}
-            fields["piece_samples"] = compute_piece_samples(end - start + 1) if work.table else 0
+            fields["piece_samples"] = choose_piece_samples(end - start + 1) if work.table else 0
         return fields
 
     def make_snapshot(self, record: RoundRecord) -> WriteSnapshot:

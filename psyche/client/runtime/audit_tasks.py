@@ -13,7 +13,7 @@ from psyche.client.runtime.trainer_inputs import DataAhead, PayloadCache
 from psyche.client.runtime.weights.replay import ReplayStore, make_apply_request
 from psyche.core.encoding.account import encode_state
 from psyche.core.encoding.evidence import Evidence, encode_evidence
-from psyche.core.encoding.work import compute_piece_samples
+from psyche.core.encoding.work import choose_piece_samples
 from psyche.core.state.gossip import Result
 from psyche.core.state.state import ZERO32, Coordinator, DataType
 from psyche.errors import DataError, NetworkError
@@ -77,7 +77,7 @@ class AuditTasks:
         if first is not None:
             calibration = await self._data.provider.get(first, first, epoch=action.epoch, height=action.height)
         return WorkRequest(
-            seed=action.seed, piece_samples=compute_piece_samples(action.end - action.start + 1),
+            seed=action.seed, piece_samples=choose_piece_samples(action.end - action.start + 1),
             opened_chunks=self._x.state.config.opened_chunks, calibration=calibration,
         )  # fmt: skip
 

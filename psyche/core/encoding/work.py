@@ -16,6 +16,7 @@ from psyche.errors import WireError
 
 SKETCH_VALUES: Final = 64
 LEAST_PIECES: Final = 8
+WANTED_PIECES: Final = 16
 MAX_MAGNITUDE: Final = 2.0**60  # sums of 64 squares of differences stay far within float32
 Values = tuple[float, ...]
 
@@ -45,6 +46,14 @@ class AuditRow(NamedTuple):
 def compute_piece_samples(samples: int) -> int:
     """The most samples of a piece that still give at least min(8, samples) pieces (V1)."""
     return max(1, (samples - 1) // (LEAST_PIECES - 1))
+
+
+def choose_piece_samples(samples: int) -> int:
+    """The samples of a piece that give at least min(16, samples) pieces.
+
+    As many audits fit into the time of a round, so who fakes half of its pieces is found within 20 rounds.
+    """
+    return max(1, (samples - 1) // (WANTED_PIECES - 1))
 
 
 def compute_pieces(samples: int, piece_samples: int) -> int:

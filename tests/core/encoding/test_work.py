@@ -15,6 +15,7 @@ from psyche.core.encoding.work import (
     AuditRow,
     WorkRow,
     check_report,
+    choose_piece_samples,
     compute_difference,
     compute_piece_samples,
     compute_pieces,
@@ -36,6 +37,7 @@ def test_v1_a_batch_has_at_least_eight_pieces_or_one_for_each_sample(samples: in
     largest = compute_piece_samples(samples)
     assert compute_pieces(samples, largest) >= min(8, samples)
     assert -(-samples // (largest + 1)) < 8
+    assert compute_pieces(samples, choose_piece_samples(samples)) >= min(16, samples)
     for bad in (0, largest + 1):
         with pytest.raises(WireError, match=r"piece_samples: .* must be 1 to "):
             compute_pieces(samples, bad)

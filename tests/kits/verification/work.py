@@ -9,7 +9,7 @@ from psyche.core.encoding.work import (
     SKETCH_VALUES,
     Values,
     WorkRow,
-    compute_piece_samples,
+    choose_piece_samples,
     compute_pieces,
     encode_table,
 )
@@ -42,7 +42,7 @@ def build_table(state: Coordinator, member: int, height: int, scale: float = HON
     round_ = get_round(state, height)
     assert round_ is not None, f"round {height} is not kept any more"
     start, end = compute_assignments(round_, state.config)[member]
-    size = compute_piece_samples(end - start + 1)
+    size = choose_piece_samples(end - start + 1)
     pieces = compute_pieces(end - start + 1, size)
     rows = accumulate([sketch(round_.seed, height, start + size * piece, scale) for piece in range(pieces)])
     if not height:

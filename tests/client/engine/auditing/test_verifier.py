@@ -11,7 +11,7 @@ from psyche.client.engine.records import PayloadStatus
 from psyche.core.encoding.work import decode_report, decode_table
 from psyche.core.state.bits import get_members
 from psyche.core.state.gossip import Finished
-from psyche.core.state.limits import NOBODY
+from psyche.core.state.limits import MIN_STRAGGLER_SLACK_S, NOBODY
 from psyche.core.state.messages import ReportAudit
 from psyche.core.state.state import AuditReason
 from psyche.telemetry import types
@@ -133,6 +133,18 @@ def test_a_running_audit_is_cut_short_when_time_is_up_and_what_is_done_counts() 
     assert len(bench.get_all(act.CancelAudit)) == 1
     bench.feed(answer_audit(bench.get_all(act.Audit)[-1], most=1))
     assert len(decode_report(get_reports(bench)[-1][1].body)) == 2
+
+
+def test_a_verifier_goes_on_while_the_round_waits_for_a_trainer_anyway_but_not_to_the_end() -> None:
+    bench = build_verifier(8)
+    bench.feed(answer_audit(bench.get_all(act.Audit)[-1]))
+    last = max(bench.get_record().assignments)
+    for member in get_members(bench.state.current.members):
+        if member not in (bench.index, last):
+            bench.hear(bench.build_finished(member))
+    assert bench.get_all(act.CancelAudit) == []
+    bench.wait(MIN_STRAGGLER_SLACK_S / 2)
+    assert len(bench.get_all(act.CancelAudit)) == 1
 
 
 def test_work_on_its_way_is_waited_for_and_not_for_long() -> None:

@@ -65,6 +65,7 @@ async def test_a_mix_and_prepared_rows_are_pinned_to_what_is_there_now(places: P
     assert (run.model.data_type, run.warnings) == (DataType.FINETUNING, ())
 
 
+@pytest.mark.whole
 async def test_ids_of_four_bytes_are_found_out_and_a_text_gets_the_model_s_own_tokens(
     places: Places, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_run_is_played_and_everything_is_written(
     assert not json.loads((tmp_path / "s.json").read_text())["stand_in"]
 
 
+@pytest.mark.whole
 def test_a_run_on_a_chain_is_played_with_what_it_costs(profile: Path, tmp_path: Path) -> None:
     figures, picture, events = tmp_path / "f.json", tmp_path / "p.html", tmp_path / "e.jsonl"
     result = run(

@@ -45,6 +45,7 @@ def test_the_page_has_commands_of_both_sorts() -> None:
     assert len(SLOW) >= 4
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("line", QUICK)
 def test_a_quick_command_runs_as_it_stands(line: str) -> None:
     env, words = split_command(line)

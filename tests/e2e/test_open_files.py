@@ -19,6 +19,7 @@ def limit_files(cluster: Cluster, number: int) -> None:
     cluster._prefix["server"] = ["/bin/bash", "-c", f'ulimit -n {number}; exec "$@"', "bash"]
 
 
+@pytest.mark.whole
 async def test_connections_that_only_stand_take_no_file_from_the_journal(make_run: MakeRun, tmp_path: Path) -> None:
     async with open_cluster(tmp_path / "cluster", make_run()) as cluster:
         limit_files(cluster, FILES)

@@ -76,6 +76,7 @@ def test_every_member_sends_its_payload_to_each_other_once(even: Forecast) -> No
         assert one.received == pytest.approx(wanted, rel=0.05)
 
 
+@pytest.mark.whole
 def test_weights_that_somebody_fetches_have_the_models_size_and_count_apart() -> None:
     """Two fetch at once, for 34 s; half of `warmup_time` is more than that, and Warmup lasts as long (T8)."""
     fault = Kill(who=("client-1",), at_s=12.5, for_s=1.0)
@@ -135,6 +136,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another(even: Forecast
     assert play(replace(even.question, seed=1)).outcome.digest != even.outcome.digest
 
 
+@pytest.mark.whole
 def test_slow_lines_show_in_the_time_for_payloads_and_in_what_rounds_wait_for(even: Forecast) -> None:
     slow = play(build_question((build_machines(up_mbit_s=5.0), 4), rounds=ROUNDS))
     plain = play(build_question((build_machines(), 4), rounds=ROUNDS, overlap=False))

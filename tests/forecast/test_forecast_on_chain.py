@@ -100,6 +100,7 @@ def test_the_answer_says_what_the_chain_costs(costs: ChainCosts, forecast: Forec
     assert describe_bound(forecast, "limit", "").endswith(" s (all had trained, reports were on their way)")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("slot_ms", "round_s"), [(100.0, 1.2), (400.0, 3.4)])
 def test_a_forecast_gives_the_times_and_fees_that_a_local_chain_was_measured_with(
     slot_ms: float, round_s: float

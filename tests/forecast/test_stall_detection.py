@@ -18,6 +18,7 @@ from psyche.telemetry import types
 HOUR_S = 3600
 
 
+@pytest.mark.whole
 def test_a_run_whose_members_are_all_gone_for_good_ends_soon_and_says_what_it_lacked() -> None:
     weak = build_machines("laptop", fails_every_h=6.0, back_after_min=30.0)
     question = build_question((build_machines(), 3), (weak, 1), rounds=2, faults=(Kill(who=("all",), at_s=6.0),))
@@ -93,6 +94,7 @@ def test_faults_that_never_happened_are_found_one_by_one(happened: tuple[int, ..
     assert len(find_missed(plan, [plan[number] for number in happened])) == missed
 
 
+@pytest.mark.whole
 def test_a_run_that_finished_did_not_stand_still_however_long_its_clients_serve() -> None:
     forecast = play(build_question((build_machines(), 2), rounds=2, cooldown_time=400))
     assert forecast.outcome.state.run_state is RunState.FINISHED

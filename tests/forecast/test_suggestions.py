@@ -95,6 +95,7 @@ def test_members_that_leave_in_the_last_quarter_or_are_about_to_are_a_transient(
     assert describe_transient(short) == "play more rounds: members were cut off to the end, and will be dropped"
 
 
+@pytest.mark.whole
 def test_a_limit_that_cuts_nobody_off_is_proposed_because_it_was_played(uneven: Forecast) -> None:
     idea = next(idea for idea in suggest.find_ideas(uneven) if idea.text.startswith("max_round_train_time"))
     assert idea.question.config.max_round_train_time >= 15

@@ -59,6 +59,7 @@ def test_ctrl_c_ends_it_and_the_next_start_goes_on(tmp_path: Path) -> None:
         assert said["genesis hash"] != genesis
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_one_that_a_script_has_started_in_the_background(
     tmp_path: Path, number: signal.Signals, code: int

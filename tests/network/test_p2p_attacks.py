@@ -226,6 +226,7 @@ async def test_attack_16_bytes_past_the_window_of_a_stream_that_nobody_reads(vic
     assert await assert_alive(victim, tmp_path) < before + 40 * MIB
 
 
+@pytest.mark.whole
 async def test_attack_17_a_reader_that_asks_for_everything_and_reads_nothing(victim: Victim, tmp_path: Path) -> None:
     from psyche.network.blobs.messages import BlobRequest, encode_blob_request
 
@@ -244,6 +245,7 @@ async def test_attack_17_a_reader_that_asks_for_everything_and_reads_nothing(vic
     assert await assert_alive(victim, tmp_path) < before + 80 * MIB
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("protocol", ["/psyche/sync/1", "/psyche/blob/1", "raw"])
 async def test_attack_18_more_streams_than_anyone_needs(victim: Victim, tmp_path: Path, protocol: str) -> None:
     before = await assert_alive(victim, tmp_path)

@@ -153,6 +153,7 @@ def test_what_is_now_none_and_now_one_does_not_grow() -> None:
     assert [one.slope for one in compute_trends(rare)] == [0.0]
 
 
+@pytest.mark.whole
 def test_those_who_are_killed_in_every_epoch_die_at_points_of_their_own_within_a_round() -> None:
     outcome, _ = play_named("F1", Size(clients=8, rounds=6))
     begins = [one.start_s for one in get_ledger(outcome).rounds.values()]
@@ -162,6 +163,7 @@ def test_those_who_are_killed_in_every_epoch_die_at_points_of_their_own_within_a
     assert len(set(points)) == len(points)
 
 
+@pytest.mark.whole
 def test_repeats_that_the_server_does_not_know_again_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReplyCache, "get", lambda *_: None)
     monkeypatch.setattr(handler, "is_on_record", lambda *_: False)
@@ -174,6 +176,7 @@ def test_a_doubt_between_endpoints_that_never_ends_shows(monkeypatch: pytest.Mon
     assert not play_named("F12w", SMALL)[1].holds
 
 
+@pytest.mark.whole
 def test_clients_that_follow_one_endpoint_alone_show(monkeypatch: pytest.MonkeyPatch) -> None:
     def take_first(self: RecordFollower, reading: Reading) -> None:
         if reading.endpoint.endswith("endpoint-1"):
@@ -186,6 +189,7 @@ def test_clients_that_follow_one_endpoint_alone_show(monkeypatch: pytest.MonkeyP
     assert max(get_chain_facts(outcome).behind_s.values()) > 2 * FAILOVER_S
 
 
+@pytest.mark.whole
 def test_an_endpoint_that_was_wrong_and_is_believed_first_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "SILENT_SLOTS", -1_000_000)
     assert {one.name for one in play_named("F12w", SMALL)[0].violations} == {"K1"}

@@ -126,6 +126,7 @@ def test_nobody_joins_or_is_found_under_the_key_of_another() -> None:
     assert len([slot for slot in outcome.state.registry.slots if slot.state is not SlotState.FREE]) == 5
 
 
+@pytest.mark.whole
 def test_false_accusations_eject_nobody() -> None:
     outcome = play_with("accuse", total_steps=17)
     refused = [e for e in get_events(outcome, types.Dropped) if e.node != f"client-{LIAR}"]
@@ -192,6 +193,7 @@ def test_what_is_believed_without_its_check_is_reported(
     assert not play_named(row, Size(clients=5, rounds=6))[1].holds
 
 
+@pytest.mark.whole
 def test_a_bloom_that_is_said_to_hold_everything_is_reported_where_no_root_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

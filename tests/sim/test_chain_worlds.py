@@ -130,6 +130,7 @@ def change_arithmetic(world: World) -> None:
     world.trace.listeners.append(see)
 
 
+@pytest.mark.whole
 def test_a_member_that_finds_only_stale_endpoints_after_a_restart_signs_no_second_result() -> None:
     outcome = simulate(build_stale_restart(), prepare=change_arithmetic)
     assert not outcome.violations, outcome.describe()

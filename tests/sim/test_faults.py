@@ -103,6 +103,7 @@ def test_who_is_lost_for_a_while_costs_its_epoch_and_is_there_in_the_next(fault:
         assert [one for one in sent if one.epoch == 0 and one.height > 3] == []
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("who", few(["client-1", "all"]))
 def test_a_round_whose_data_is_away_is_skipped_and_the_next_one_filled(who: str) -> None:
     """F22: nobody trains on anything else meanwhile, and says why it sends nothing."""
@@ -166,6 +167,7 @@ def test_who_is_stopped_twice_stands_still_until_both_are_over() -> None:
     assert [get_events(outcome, one, "world")[0].t for one in (types.Stopped, types.Resumed)] == [6.0, 17.0]
 
 
+@pytest.mark.whole
 def test_two_torn_writes_that_wait_at_once_are_one_failure() -> None:
     world = play_until_end(*(TornWrite(at_s=6.0, after_bytes=left, for_s=2.0) for left in (9_000, 100)))
     assert (world.server.lives, world.under_way) == (2, [])

@@ -51,6 +51,7 @@ def test_different_arithmetic_is_reported_with_both_sides() -> None:
     assert "client-1" in first.found + first.expected
 
 
+@pytest.mark.whole
 def test_a_run_that_does_not_end_is_reported() -> None:
     kill = Kill(at_epoch=0, at_height=1, who=("server",))
     scenario = build(faults=(kill,))

@@ -76,6 +76,7 @@ def test_a_scenario_that_does_not_hold_says_why_and_how_to_play_it_again(
     assert (first[:11], second, len(events) > 50, last) == ("F8 seed 2: ", replay, True, "thing")
 
 
+@pytest.mark.whole
 def test_a_scenario_that_ends_with_an_error_or_misses_its_figure_says_how_to_play_it_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -199,6 +199,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.whole
 async def test_two_processes_share_a_cache(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.bin").write_bytes(RAW)

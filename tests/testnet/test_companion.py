@@ -87,6 +87,7 @@ def test_a_screen_that_hangs_ends_with_its_node(tmp_path: Path) -> None:
         assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.whole
 async def test_a_watcher_in_the_background_writes_until_its_node_ends_and_then_what_is_left(tmp_path: Path) -> None:
     folder, table = tmp_path / "logs", tmp_path / "run.csv"
     folder.mkdir()

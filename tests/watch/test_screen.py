@@ -112,6 +112,7 @@ def test_a_long_table_goes_by_under_its_head_and_the_cursor_chooses_a_member(tmp
     pilot(LogSource(tmp_path), act)
 
 
+@pytest.mark.whole
 def test_what_gets_more_lines_is_laid_out_anew(tmp_path: Path) -> None:
     log = write_run(tmp_path, rounds=1)
 

@@ -217,6 +217,7 @@ def test_members_get_their_deposits_back_after_the_run_and_whoever_paid_them_too
         assert box.get_data(get_participant_address(run, key)) == b""
 
 
+@pytest.mark.whole
 def test_a_run_that_owes_more_than_it_holds_is_not_closed(box: ChainBox) -> None:
     treasury = Treasury(box, "owing", decimals=0)
     earn(box, "owing", box.fund("creditor").pubkey(), 10_000)
@@ -265,6 +266,7 @@ def test_deposits_are_not_judged_by_accounts_of_another_kind_or_length(box: Chai
         assert "2 accounts stay until the run is closed" in box.call(*close, wallet="odd-member")
 
 
+@pytest.mark.whole
 def test_closing_a_run_says_what_goes_back_and_promises_no_lamport_that_does_not(box: ChainBox) -> None:
     treasury, payer = Treasury(box, "surplus", decimals=2), box.fund("patron")
     box.put_tokens(treasury.mint, payer.pubkey(), 1_250)
@@ -276,6 +278,7 @@ def test_closing_a_run_says_what_goes_back_and_promises_no_lamport_that_does_not
     assert (spent - 2_039_280) % FEE == 0, "its own token account, where the tokens are now"
 
 
+@pytest.mark.whole
 def test_an_owner_that_is_paid_as_a_member_needs_one_token_account(box: ChainBox) -> None:
     treasury, payer = Treasury(box, "own", decimals=0), box.fund("friend")
     earn(box, "own", treasury.owner.pubkey(), 3)

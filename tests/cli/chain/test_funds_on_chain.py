@@ -74,6 +74,7 @@ class TestMint:
         assert read_mint(box.get_owner(token), box.get_data(token), token).supply == 0
 
 
+@pytest.mark.whole
 def test_the_page_on_rewards_works_without_any_tool_of_solana_and_what_is_not_owed_comes_out(box: ChainBox) -> None:
     owner, member = box.fund("gives"), box.fund("earns")
     token = mint(box, "gives", "--amount", "100")

@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 import typer.main
 from kits.chain.box import SOL, ChainBox
 from kits.models import write_model_folder
@@ -61,6 +62,7 @@ def test_a_wallet_that_is_short_of_sol_is_filled_by_what_is_printed(box: ChainBo
     box.call(*words, wallet="short")
 
 
+@pytest.mark.whole
 def test_another_join_authority_opens_the_run_with_its_own_wallet(box: ChainBox) -> None:
     gate = box.fund("gate")
     box.fund("gated")
@@ -73,6 +75,7 @@ def test_another_join_authority_opens_the_run_with_its_own_wallet(box: ChainBox)
     assert "may join" in run_one(refused, "auth create", *gates)
 
 
+@pytest.mark.whole
 def test_a_halted_run_is_resumed_and_a_missing_wallet_made_by_what_is_printed(box: ChainBox) -> None:
     create(box, "halted")
     run_one(box.refuse("run", "tick", "-r", "halted", "--count", "1", wallet="halted"), "run resume")
@@ -83,6 +86,7 @@ def test_a_halted_run_is_resumed_and_a_missing_wallet_made_by_what_is_printed(bo
     assert "may join" in box.call("auth", "create", "--authorizer", address, wallet="halted")
 
 
+@pytest.mark.whole
 def test_a_run_that_is_not_paused_is_paused_changed_and_resumed_by_what_the_refusals_print(box: ChainBox) -> None:
     create(box, "refused")
     box.call("run", "resume", "-r", "refused", wallet="refused")
@@ -95,6 +99,7 @@ def test_a_run_that_is_not_paused_is_paused_changed_and_resumed_by_what_the_refu
     assert "waiting for members" in run_one(box.refuse("run", "pause", "-r", "refused", wallet="refused"), "run resume")
 
 
+@pytest.mark.whole
 def test_a_client_that_may_not_join_prints_what_lets_it_in(box: ChainBox) -> None:
     owner, main, machine = create(box, "gates"), box.fund("main"), box.fund("machine")
     owned = ("-w", str(box.get_path("gates")))
@@ -108,6 +113,7 @@ def test_a_client_that_may_not_join_prints_what_lets_it_in(box: ChainBox) -> Non
     assert f"delegate {machine.pubkey()}" in box.call(*read)
 
 
+@pytest.mark.whole
 def test_an_owner_that_takes_part_is_let_in_by_its_own_wallet(box: ChainBox) -> None:
     owner = create(box, "both")
     run_one(box.refuse("client", "train", "--run-id", "both", wallet="both"), "auth create")

@@ -225,6 +225,7 @@ def test_pause_and_resume_have_their_former_name_too(box: ChainBox) -> None:
     assert "paused already" in box.refuse("run", "pause", "-r", "former", wallet="former")
 
 
+@pytest.mark.whole
 def test_a_run_is_made_before_its_settings_as_the_original_s_book_says(box: ChainBox) -> None:
     owner = box.fund("book")
     words = ("run", "create-run", "--run-id", "book", "--name", "Speech", "--description", "It listens.")
@@ -257,6 +258,7 @@ def test_a_run_is_made_before_its_settings_as_the_original_s_book_says(box: Chai
     assert "exists already" in box.refuse(*words, wallet="book")
 
 
+@pytest.mark.whole
 def test_texts_of_the_command_line_win_over_those_of_the_file(box: ChainBox) -> None:
     create(box, "named", "--name", "Mine")
     assert read_state(box, "named").metadata.name == "Mine"

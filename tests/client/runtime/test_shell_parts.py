@@ -249,6 +249,7 @@ async def test_a_client_finds_its_snapshots_wherever_its_models_were_written(
     assert not (tmp_path / "models").exists(), "only models are written there"
 
 
+@pytest.mark.whole
 async def test_what_was_uploaded_is_named_and_the_end_waits_for_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ async def test_a_model_folder_that_is_not_the_one_on_record_is_not_used(
     assert [event.files for event in choose(seen, types.ModelFilesDiffer)] == ["config.json (different content)"]
 
 
+@pytest.mark.whole
 async def test_a_newcomer_whose_line_is_too_slow_for_warmup_fetches_ahead_and_is_admitted(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from psyche.core.state.messages import WitnessMessage
 from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordinator, Progress, Slot, WitnessFlag
 from psyche.testing.builders import build_hash, build_model
 
-SEEDS = few(range(16), 2)
+SEEDS = few(range(16))
 MUTANTS_PER_SEED = 25
 CALLS_PER_MUTANT = 5
 LATEST_UNIX = (1 << 64) - 1

@@ -155,6 +155,7 @@ def shorten(path: Path, hub: str) -> None:
     assert load_run(path).model.checkpoint == before.model.checkpoint
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", few(CONFIGS, 3), ids=describe)
 async def test_each_of_the_files_is_accepted_with_its_model_and_data_as_it_stands(
     name: str, places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -182,6 +182,7 @@ CASES = (
 )
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", few(CASES), ids=lambda case: case.name)
 async def test_each_kind_of_place_trains_to_the_weights_of_the_same_files_here(
     case: Case, places: Places, tmp_path: Path

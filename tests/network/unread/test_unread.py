@@ -288,6 +288,7 @@ async def test_who_sends_past_a_window_is_cut_with_the_reason_and_rests(
         assert f"peer {key.hex()[:16]} is closed: a frame of 16777216 bytes" in caplog.text
 
 
+@pytest.mark.whole
 async def test_a_peer_that_takes_nothing_is_closed_and_what_it_holds_is_given_back(
     victim: Victim, tmp_path: Path
 ) -> None:

@@ -146,6 +146,7 @@ def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return manifest
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("fault", few(FAULTS, 2))
 async def test_rounds_are_filled_after_a_fault_that_passes(
     fault: str, way: FaultyWay, quick_clock: SteadyClock, wanted: bytes, tmp_path: Path

@@ -153,6 +153,7 @@ async def test_an_upload_is_repeated_without_effect_and_replaces_other_weights(p
     assert sorted(tree) == ["LICENSE", "README.md", "config.json", "model.safetensors"]
 
 
+@pytest.mark.whole
 async def test_a_commit_in_between_is_built_upon(place: Place, hub: HubDouble) -> None:
     repo = hub.add("owner/weights", {"LICENSE": b"theirs"})
     info = await certify(place)

@@ -58,4 +58,8 @@ def finish(args: argparse.Namespace, result: Mapping[str, object]) -> None:
         for page, text in page_blocks.find_stale([README], blocks).items():
             page.write_text(text, encoding="utf-8")
     if args.json is not None:
-        args.json.write_text(json.dumps(dict(result), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        save(args.json, result)
+
+
+def save(path: Path, result: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(dict(result), indent=2, sort_keys=True) + "\n", encoding="utf-8")

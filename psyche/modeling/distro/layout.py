@@ -9,7 +9,7 @@ NumPy only, like the coding of payloads.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,13 +78,13 @@ def compute_cut_share(plan: TransformPlan, ranks: int) -> float:
     return sum(size for size, axis in sizes if axis is not None) / sum(size for size, _ in sizes)
 
 
-def compute_layout(plan: TransformPlan, held: Sequence[Mapping[str, Held]]) -> Layout:
-    """Divide a plan among ranks that hold these parts of its tensors, by name.
+def compute_layout(plan: TransformPlan, held: Sequence[Mapping[str, Held]], uncut: Collection[str] = ()) -> Layout:
+    """Divide a plan among ranks that hold these parts of its tensors, by name; of tensors in `uncut` one has all.
 
     The tensors that are not cut go, the largest first, to the rank that has least of them.
     """
     cut: dict[str, list[tuple[NDArray[np.int64], ...]]] = {}
-    for tensor in plan.tensors:
+    for tensor in (one for one in plan.tensors if one.name not in uncut):
         chunks = [_number_chunks(tensor, rank[tensor.name]) for rank in held]
         whole = [numbers for numbers in chunks if numbers is not None]
         if len(whole) == len(held) and sum(math.prod(map(len, n)) for n in whole) == tensor.chunks and tensor.dims:

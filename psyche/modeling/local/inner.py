@@ -1,7 +1,7 @@
 """The inner steps of a round: a member's own optimizer between two exchanges (LS1, LS2)."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -31,6 +31,11 @@ def split_samples(samples: int, inner_steps: int) -> Iterator[tuple[int, slice]]
             yield step, part
 
 
+def is_muons(name: str, dims: Sequence[int], settings: Optimizer) -> bool:
+    """Whether Muon trains a tensor; it needs all of it."""
+    return settings.inner_optimizer in MUON and len(dims) == 2 and _IN_LAYER.search(name) is not None
+
+
 class InnerSteps:
     """The inner optimizer of one member over its parameters, which it changes in place.
 
@@ -47,8 +52,7 @@ class InnerSteps:
 
     def _make(self) -> list[torch.optim.Optimizer]:
         decay = self._settings.weight_decay or 0.0
-        is_muon = self._settings.inner_optimizer in MUON
-        inside = {n: p for n, p in self._parameters.items() if is_muon and p.dim() == 2 and _IN_LAYER.search(n)}
+        inside = {n: p for n, p in self._parameters.items() if is_muons(n, p.shape, self._settings)}
         rest = [parameter for name, parameter in self._parameters.items() if name not in inside]
         made: list[torch.optim.Optimizer] = []
         if rest:

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from psyche.core.encoding.plan import compute_run_plan
+from psyche.core.state.enums import MUON
 from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.errors import ConfigError
 from psyche.modeling.architecture import build_meta
@@ -201,6 +202,8 @@ class Fitting:
                 self._step, self._device, key[0], activation_checkpointing=key[1], host=host
             )
         parts = {name: -(-size // (setup.ranks if name in SHARDED else 1)) for name, size in self._known[key].items()}
+        if setup.ranks > 1 and self._step.optimizer.inner_optimizer in MUON:  # each is at one rank too
+            parts["whole matrices"] = parts["weights"] + parts["gradients"]
         if setup.ranks > setup.tensor_parallelism:
             parts["gathered layers"] = self._gathered_bytes // setup.tensor_parallelism
         return parts

@@ -14,7 +14,7 @@ from kits.tier import few
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import Mamba2Config
 
-from psyche.core.state.state import DataType, Model, Optimizer, OptimizerKind
+from psyche.core.state.state import DataType, InnerOptimizer, Model, Optimizer, OptimizerKind
 from psyche.errors import ConfigError
 from psyche.modeling.architecture import read_blueprint
 from psyche.modeling.device import get_available_bytes
@@ -29,6 +29,10 @@ from psyche.wire.trainer import LoadRequest, MemoryRequest, TrainRequest
 CPU = torch.device("cpu")
 MB = 1_000_000
 LENGTH, VOCABULARY, MICRO_BATCH = 128, 2048, 16
+LOCAL_STEPS = Optimizer(
+    OptimizerKind.LOCAL_STEPS, compression_topk=4, compression_chunk=16, value_bits=2, inner_steps=2, error_decay=0.95,
+    outer_rate=1.0,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +189,14 @@ def test_ranks_share_all_but_the_activations(step: Step, monkeypatch: pytest.Mon
 
 
 @pytest.mark.whole
+def test_ranks_that_train_with_muon_have_whole_matrices_beside_their_shards(step: Step) -> None:
+    muon = replace(LOCAL_STEPS, inner_optimizer=InnerOptimizer.MUON)
+    fitting = Fitting(replace(step, optimizer=muon), CPU)
+    one, two = (fitting.predict(Setup(1, ranks=ranks)) for ranks in (1, 2))
+    assert "whole matrices" not in one
+    assert two["whole matrices"] == two["weights"] + two["gradients"] == one["weights"]
+
+
 def test_ranks_of_one_cpu_share_what_is_free(
     request_: LoadRequest, step: Step, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,11 +302,7 @@ def test_this_machine_says_what_is_free() -> None:
 
 
 def test_local_steps_take_moments_an_error_memory_and_a_copy(step: Step) -> None:
-    optimizer = Optimizer(
-        OptimizerKind.LOCAL_STEPS, compression_topk=4, compression_chunk=16, value_bits=2, inner_steps=2,
-        error_decay=0.95, outer_rate=1.0,
-    )  # fmt: skip
-    local = replace(step, optimizer=optimizer)
+    local = replace(step, optimizer=LOCAL_STEPS)
     parts = predict_bytes(local, CPU, 2, activation_checkpointing=False)
     one = parts["gradients"]  # of all that is trained, in float32
     assert parts["look-ahead copy"] == one

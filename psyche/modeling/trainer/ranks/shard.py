@@ -18,14 +18,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from psyche.core.encoding.plan import TransformPlan
-from psyche.core.state.enums import MUON
-from psyche.core.state.state import Optimizer, OptimizerKind
+from psyche.core.state.state import Optimizer
 from psyche.errors import TrainerError
 from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.layout import Held, compute_layout
 from psyche.modeling.distro.momentum import find_group
 from psyche.modeling.distro.statistics import add_sums
 from psyche.modeling.local.exchange import Part
+from psyche.modeling.local.inner import is_muons
 from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.trainer.batch import Cancelled, Gradients, PieceLog, Share
 from psyche.modeling.trainer.ranks.group import Group
@@ -93,7 +93,8 @@ class Shard(Replica):
             self.tensors[name] = Stored(tuple(parameter.shape), partial(self.read, name))
 
     def _divide(self) -> tuple[Mapping[str, torch.Tensor], TransformPlan]:
-        self.layout = compute_layout(self.plan, self._all_held)
+        whole = {one.name for one in self.plan.tensors if is_muons(one.name, one.dims, self.settings)}
+        self.layout = compute_layout(self.plan, self._all_held, whole)
         self.owners = self.layout.owners
         own = self.layout.plans[self._group.rank]
         self.masters = {
@@ -274,8 +275,6 @@ def _is_equal(held: Held, other: Held) -> bool:
 def make_shard(group: Group, model: Any, optimizer: Optimizer, checkpointing: bool, offload: bool) -> Shard:
     """Divide a whole model among all ranks; called at rank 0."""
     check_tensor_parallelism(model, group.tensor)
-    if optimizer.kind is OptimizerKind.LOCAL_STEPS and optimizer.inner_optimizer in MUON:
-        raise TrainerError("Muon takes whole matrices: it trains on one device only; take AdamW as inner optimizer")
     made = type(model), model.config, optimizer, checkpointing, offload
     group.send("build", *made)
     shard = build_shard(group, *made)

@@ -26,6 +26,7 @@ from psyche.modeling.distro.basis import get_float_basis
 from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.local.exchange import Exchange, Part
+from psyche.wire.trainer import SentResult
 
 Tensors = dict[str, torch.Tensor]
 Sent = dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -148,6 +149,17 @@ def check_same_choice(plan: TransformPlan, chunk: int, gradients: Tensors) -> No
         assert different <= group.chunks // 1000, f"{different} chunks of {group.edges} differ"
 
 
+class Rounds:
+    """What a trainer gives `compress` beside gradients: the result before is in flight, the one before that applied."""
+
+    def __init__(self, height: int) -> None:
+        self.height = height
+
+    def begin(self) -> tuple[tuple[SentResult, ...], bool, int]:
+        self.height += 1
+        return (SentResult(height=self.height - 2, applied=True),), True, self.height
+
+
 def make_plain(plan: TransformPlan) -> Distro:
     """Ours where numba is missing."""
     usual, compiled.LEAST_PARAMETERS = compiled.LEAST_PARAMETERS, 1 << 60
@@ -186,18 +198,19 @@ def measure_model(
     theirs = Formulas(make_tensors(plan, 0.02), chunk, topk)
     bodies = [ours.compress(gradients, LR, (), False, height) for height in range(peers)]
     sent = [theirs.compress(gradients) for _ in range(2)] * -(-peers // 2)
+    rounds, plain_rounds = Rounds(peers), Rounds(0)
     published = repository and Published(repository, make_tensors(plan, 0.02), chunk, topk, peers)
     return measure_in_turns(
         {
             **({"published": lambda: published.step(gradients)} if published else {}),
             "their compress": lambda: theirs.compress(gradients),
-            "our compress": lambda: ours.compress(gradients, LR, (), True, 0),
+            "our compress": lambda: ours.compress(gradients, LR, *rounds.begin()),
             "their apply": lambda: theirs.apply(sent[:peers]),
             "our apply": lambda: ours.apply(bodies, LR, 0.0),
             "our decoding": lambda: [decode_payload(plan, body) for body in bodies],
             "their look-ahead": theirs.look_ahead,
             "our look-ahead": lambda: look_ahead(ours),
-            "plain compress": lambda: plain.compress(gradients, LR, (), True, 0),
+            "plain compress": lambda: plain.compress(gradients, LR, *plain_rounds.begin()),
             "plain apply": lambda: plain.apply(bodies, LR, 0.0),
         },
         repeats,
@@ -211,9 +224,10 @@ def measure_exchange(shapes: dict[str, tuple[int, ...]], topk: int, peers: int, 
     moves = make_tensors(plan, 1e-3)
     bodies = [exchange.compress(moves, (), True, height) for height in range(peers)]
     parts = [Part(decode_payload(plan, body), 8) for body in bodies]
+    rounds = Rounds(peers)
     took = measure_in_turns(
         {
-            "compress": lambda: exchange.compress(moves, (), True, 0),
+            "compress": lambda: exchange.compress(moves, *rounds.begin()),
             "decode": lambda: [decode_payload(plan, body) for body in bodies],
             "apply": lambda: exchange.apply(parts, 1.0),
         },

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from psyche.modeling.distro.bits import get_packed_bytes, is_padding_zero
 from psyche.modeling.distro.codec import HIGH_LEVEL, LEAST_EXPONENT
 from psyche.modeling.distro.compiled import compile_loops, share
-from psyche.modeling.distro.loops.vectors import LANES, get_bits, keep_marks, put_lows
+from psyche.modeling.distro.loops.vectors import LANES, get_bits, keep_marks, put_lows, view_bits
 
 Words = NDArray[np.uint64]
 _UNIT: Final = 64  # so many rows of any length end with a whole word, so that no two threads write the same one
@@ -204,95 +204,112 @@ def _rank(
 
 @compile_loops
 def _unrank(
-    high: Words, low: Words, sizes: NDArray[np.int64], high_table: Words, low_table: Words, narrow: int,
-    estimates: NDArray[np.float64], sets: NDArray[np.int32], start: int, stop: int,
+    high: Words, low: Words, sizes: NDArray[np.int64], tables: tuple[NDArray[np.uint64], Words, Words, Words],
+    narrow: int, estimates: NDArray[np.float64], sets: NDArray[np.int32], start: int, stop: int,
 ) -> None:  # fmt: skip
-    """The sets with these ranks within their sizes; `high` and `low` are used up."""
+    """The sets with these ranks."""
+    wide_table, low_table, first_high, first_low = tables
     topk, area = sets.shape[1], low_table.shape[1] - 1
-    ranks, places = np.empty(_BLOCK, np.float64), np.empty(_BLOCK, np.int64)
+    all_above, all_below = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
     for first in range(start, stop, _BLOCK):
-        block = slice(first, min(first + _BLOCK, stop))
-        above, below, held = high[block], low[block], sizes[block]
+        held = sizes[first : min(first + _BLOCK, stop)]
+        above, below = all_above[: held.size], all_below[: held.size]
+        for row in range(held.size):
+            step = first_low[held[row]]
+            below[row] = low[first + row] - step
+            above[row] = high[first + row] - first_high[held[row]] - np.uint64(low[first + row] < step)
         for j in range(topk, 0, -1):
             if j == 1:
                 for row in range(below.size):
                     sets[first + row, 0] = below[row] if held[row] else area
                 continue
-            for row in range(below.size):
-                ranks[row] = np.float64(below[row])
+            block = sets[first : first + held.size, j - 1]
             if j > narrow:
-                for row in range(below.size):
-                    ranks[row] += np.float64(above[row]) * 18446744073709551616.0
-            _estimate(ranks[: below.size], estimates[j, 0], estimates[j, 1], places)
-            if j > narrow:
-                _settle_wide(above, below, high_table[j], low_table[j], j, places)
-                _subtract(above, below, high_table[j], low_table[j], j, places, held)
+                _settle_wide(above, below, wide_table[j], estimates[j], j, held, area, block)
             else:
-                _settle(below, low_table[j], j, places, held)
-            for row in range(below.size):
-                sets[first + row, j - 1] = places[row] if held[row] >= j else area
+                _settle(below, low_table[j], estimates[j], j, held, area, block)
 
 
 @compile_loops
-def _subtract(
-    above: Words, below: Words, high_table: Words, low_table: Words, j: int, places: NDArray[np.int64],
-    held: NDArray[np.int64],
+def _estimate(rank: float, estimates: NDArray[np.float64]) -> np.uint64:
+    bits = view_bits(rank)
+    segment = np.uint64(max(0, (bits >> _FRACTION_BITS) - _FIRST_SEGMENT))
+    fraction = np.float64(bits & ((1 << _FRACTION_BITS) - 1))
+    return np.uint64(np.int64(estimates[segment, 0] + estimates[segment, 1] * fraction))
+
+
+@compile_loops
+def _settle(
+    below: Words, table: Words, estimates: NDArray[np.float64], j: int, held: NDArray[np.int64], area: int,
+    places: NDArray[np.int32],
 ) -> None:  # fmt: skip
-    for row in range(below.size):
-        is_held = np.uint64(held[row] >= j)
-        rest = below[row]
-        step = low_table[places[row]] * is_held
-        below[row] = rest - step
-        above[row] -= high_table[places[row]] * is_held + np.uint64(rest < step)
-
-
-@compile_loops
-def _estimate(
-    ranks: NDArray[np.float64], firsts: NDArray[np.float64], slopes: NDArray[np.float64], places: NDArray[np.int64]
-) -> None:
-    bits = ranks.view(np.int64)
-    for row in range(ranks.size):
-        segment = max(0, (bits[row] >> _FRACTION_BITS) - _FIRST_SEGMENT)
-        fraction = np.float64(bits[row] & ((1 << _FRACTION_BITS) - 1))
-        places[row] = np.int64(firsts[segment] + slopes[segment] * fraction)
-
-
-@compile_loops
-def _settle(below: Words, table: Words, j: int, places: NDArray[np.int64], held: NDArray[np.int64]) -> None:
     """The largest positions whose numbers are not above the ranks, from estimates; ranks lose them."""
     last, one = table.size - 2, np.uint64(1)
     for row in range(below.size):
-        rest, place = below[row], np.uint64(places[row])
+        rest = below[row]
+        place = _estimate(np.float64(rest), estimates)
         place += np.uint64(table[place + one] <= rest)
-        if table[place] > rest or table[place + one] <= rest:  # rarely
-            place = np.int64(place)
-            while place < last and table[place + 1] <= rest:
-                place += 1
-            while place >= j and table[place] > rest:
-                place -= 1
-            place = np.uint64(place)
-        places[row] = np.int64(place)
-        below[row] = rest - table[place] * np.uint64(held[row] >= j)
+        if (table[place] > rest) | (table[place + one] <= rest):  # rarely
+            found = np.int64(place)
+            while found < last and table[found + 1] <= rest:
+                found += 1
+            while found >= j and table[found] > rest:
+                found -= 1
+            place = np.uint64(found)
+        is_held = held[row] >= j
+        places[row] = np.int64(place) if is_held else area
+        below[row] = rest - table[place] * np.uint64(is_held)
 
 
 @compile_loops
-def _is_above(high_table: Words, low_table: Words, place: int, high: int, low: int) -> bool:
-    return (high_table[place] > high) | ((high_table[place] == high) & (low_table[place] > low))
+def _is_above(table: NDArray[np.uint64], place: int, high: int, low: int) -> bool:
+    return (table[place, 0] > high) | ((table[place, 0] == high) & (table[place, 1] > low))
 
 
 @compile_loops
 def _settle_wide(
-    above: Words, below: Words, high_table: Words, low_table: Words, j: int, places: NDArray[np.int64]
-) -> None:
-    last = low_table.size - 2
+    above: Words, below: Words, table: NDArray[np.uint64], estimates: NDArray[np.float64], j: int,
+    held: NDArray[np.int64], area: int, places: NDArray[np.int32],
+) -> None:  # fmt: skip
+    """As `_settle`, of numbers of two words."""
+    last, one = len(table) - 2, np.uint64(1)
     for row in range(below.size):
-        place, high, low = places[row], above[row], below[row]
-        place += 1 - np.int64(_is_above(high_table, low_table, place + 1, high, low))
-        while place < last and not _is_above(high_table, low_table, place + 1, high, low):
-            place += 1
-        while place >= j and _is_above(high_table, low_table, place, high, low):
-            place -= 1
-        places[row] = place
+        high, low = above[row], below[row]
+        place = _estimate(np.float64(low) + np.float64(high) * 18446744073709551616.0, estimates)
+        place += np.uint64(not _is_above(table, place + one, high, low))
+        if _is_above(table, place, high, low) | (not _is_above(table, place + one, high, low)):  # rarely
+            found = np.int64(place)
+            while found < last and not _is_above(table, found + 1, high, low):
+                found += 1
+            while found >= j and _is_above(table, found, high, low):
+                found -= 1
+            place = np.uint64(found)
+        is_held = held[row] >= j
+        places[row] = np.int64(place) if is_held else area
+        if is_held:
+            above[row] = high - table[place, 0] - np.uint64(low < table[place, 1])
+            below[row] = low - table[place, 1]
+
+
+@compile_loops
+def _find_sizes(
+    high: Words, low: Words, first_high: Words, first_low: Words, sizes: NDArray[np.int64], start: int, stop: int
+) -> None:
+    for row in range(start, stop):
+        size = first_high.size - 1
+        while size and (
+            (high[row] > first_high[size - 1])
+            | ((high[row] == first_high[size - 1]) & (low[row] >= first_low[size - 1]))
+        ):
+            size -= 1
+        sizes[row] = size
+
+
+def find_sizes(coder: Any, high: Words, low: Words) -> NDArray[np.int64]:
+    """The sizes of the sets with these ranks."""
+    sizes = np.empty(high.size, dtype=np.int64)
+    share(high.size, lambda start, stop: _find_sizes(high, low, *coder.tables[2:], sizes, start, stop))
+    return sizes
 
 
 def rank(coder: Any, sets: NDArray[np.int32]) -> tuple[Words, Words]:
@@ -304,33 +321,36 @@ def rank(coder: Any, sets: NDArray[np.int32]) -> tuple[Words, Words]:
 
 def unrank(coder: Any, high: Words, low: Words, sizes: NDArray[np.int64]) -> NDArray[np.int32]:
     """`EnumerativeCoder.unrank` of all ranks."""
-    high_table, low_table, first_high, first_low = coder.tables
-    high = high - first_high[sizes] - (low < first_low[sizes])
-    low = low - first_low[sizes]
     sets = np.empty((sizes.size, coder.topk), dtype=np.int32)
-    estimates = _make_estimates(coder)
+    tables, estimates = (_pair_words(coder), *coder.tables[1:]), _make_estimates(coder)
 
     def run(start: int, stop: int) -> None:
-        _unrank(high, low, sizes, high_table, low_table, coder.narrow, estimates, sets, start, stop)
+        _unrank(high, low, sizes, tables, coder.narrow, estimates, sets, start, stop)
 
     share(sizes.size, run)
     return sets
 
 
 @lru_cache(maxsize=16)
+def _pair_words(coder: Any) -> NDArray[np.uint64]:
+    """C(c, j), [j, c, 2]: high and low words beside each other, since a look-up needs both."""
+    return np.stack(coder.tables[:2], axis=-1)
+
+
+@lru_cache(maxsize=16)
 def _make_estimates(coder: Any) -> NDArray[np.float64]:
-    """Estimated positions, [j, 2, segment]: at the first rank of a segment, and what a unit of the fraction adds.
+    """Estimated positions, [j, segment, 2]: at the first rank of a segment, and what a unit of the fraction adds.
 
     A segment is all ranks with the same exponent and first bits of the fraction.
     """
     segment = np.arange(((coder.bits + 1) << _SEGMENT_BITS) + 1)
     parts = 1 << _SEGMENT_BITS
     firsts = np.ldexp(1 + segment % parts / parts, segment // parts)
-    made = np.zeros((coder.topk + 1, 2, segment.size - 1))
+    made = np.zeros((coder.topk + 1, segment.size - 1, 2))
     for j in range(1, coder.topk + 1):
-        places = np.clip(coder.estimate(j, firsts) - _TOO_LOW, j - 1, coder.area - 1)
-        made[j, 0] = places[:-1]
-        made[j, 1] = np.diff(places) / (1 << _FRACTION_BITS)
+        places = np.clip(coder.estimate(j, firsts) - _TOO_LOW, j - 1, coder.area - 2)
+        made[j, :, 0] = places[:-1]
+        made[j, :, 1] = np.diff(places) / (1 << _FRACTION_BITS)
     return made
 
 

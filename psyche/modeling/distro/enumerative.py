@@ -226,6 +226,8 @@ class EnumerativeCoder:
         return high, low
 
     def _get_sizes(self, high: Words, low: Words) -> NDArray[np.int64]:
+        if (coding := find_coding(high.nbytes)) is not None:
+            return coding.find_sizes(self, high, low)
         sizes = np.full(high.size, self.topk, dtype=np.int64)
         rows = np.arange(high.size)
         for size in range(self.topk - 1, -1, -1):

@@ -167,6 +167,11 @@ def read_int8(builder: Builder, address: Value, at: Value) -> Value:
     return builder.load(builder.gep(builder.inttoptr(address, ir.IntType(8).as_pointer()), [at]), align=1)
 
 
+@_operation(types.int64, types.float64)
+def view_bits(builder: Builder, number: Value) -> Value:
+    return builder.bitcast(number, _INDEX)
+
+
 @_operation(types.int64, types.int64)
 def count_zeros(builder: Builder, word: Value) -> Value:
     """The zero bits below the lowest bit that is set, of a word that is not 0."""

@@ -11,16 +11,28 @@ import msgspec
 import numpy as np
 import pytest
 from kits.leftovers import until_dead
+from kits.models import write_config
 
 from psyche.core.encoding.plan import TransformPlan, decode_plan
-from psyche.core.state.state import Model
+from psyche.core.state.state import Lookahead, Model
 from psyche.errors import TrainerError
 from psyche.modeling.distro.codec import decode_payload
+from psyche.modeling.distro.compiled import LEAST_PARAMETERS
+from psyche.modeling.distro.layout import compute_cut_share
+from psyche.modeling.model import init_model
 from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.fault import VARIABLE
 from psyche.modeling.trainer.process import TrainerProcess, WatchdogLimits
-from psyche.wire.trainer import ApplyRequest, CheckRequest, LoadRequest, SentResult, SnapshotRequest, TrainRequest
+from psyche.wire.trainer import (
+    ApplyRequest,
+    CheckRequest,
+    Contribution,
+    LoadRequest,
+    SentResult,
+    SnapshotRequest,
+    TrainRequest,
+)
 
 SAMPLES, LENGTH, ROUNDS = 7, 16, 20  # 7 samples divide into no equal parts
 PATIENT = WatchdogLimits(start_s=900.0, unknown_s=900.0)
@@ -149,6 +161,37 @@ async def test_samples_of_two_ranks_are_summed_like_two_micro_batches(
         with pytest.raises(TrainerFailure, match="crashed during apply") as caught:
             await group.apply(apply_request(0))
         assert caught.value.kind is FailureKind.CRASHED
+    finally:
+        await group.stop()
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("lookahead", Lookahead)
+async def test_compiled_loops_of_two_ranks_send_and_apply_what_those_of_one_do(
+    lookahead: Lookahead, load_request: LoadRequest, tmp_path: Path
+) -> None:
+    """They are for models that are not tiny."""
+    sizes = {"vocab_size": 8_192, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    init_model(write_config(tmp_path / "config.json", "llama", **sizes), tmp_path / "model", 7)
+    model = make_model(load_request.model, clip_grad_norm=None, compression_chunk=64, lookahead=lookahead)
+    request = msgspec.structs.replace(load_request, path=str(tmp_path / "model"), model=model, micro_batch_size=4)
+    alone, group = TrainerEngine(), start(tmp_path)
+    try:
+        plan = decode_plan(alone.load(request).plan)
+        await group.load(msgspec.structs.replace(request, data_parallelism=2))
+        assert sum(one.chunks * one.area for one in plan.groups) >= 2 * LEAST_PARAMETERS
+        assert compute_cut_share(plan, 2) == 1
+        own = decided = ()
+        for height in range(3):
+            train = train_request(height, decided=decided, own=own)
+            expected = alone.train(train).payload
+            assert (await group.train(train)).payload == expected, height
+            own, decided = (Contribution(payload=expected),), (SentResult(height=height, applied=True),)
+            apply = apply_request(height, expected)
+            assert (await group.apply(apply)).weight_part == alone.apply(apply).weight_part
+        alone.snapshot(snapshot_request(tmp_path / "one"))
+        await group.snapshot(snapshot_request(tmp_path / "two"))
+        assert read_folder(tmp_path / "one") == read_folder(tmp_path / "two")
     finally:
         await group.stop()
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from kits.models import write_config
 from kits.tier import few
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import Mamba2Config
@@ -29,6 +30,8 @@ from psyche.wire.trainer import LoadRequest, MemoryRequest, TrainRequest
 CPU = torch.device("cpu")
 MB = 1_000_000
 LENGTH, VOCABULARY, MICRO_BATCH = 128, 2048, 16
+FIELDS = {"gpt2": "n_positions", "mamba2": ""}  # what says how long sequences are
+FIELDS |= dict.fromkeys(("llama", "qwen3_moe", "deepseek_v3", "gemma2"), "max_position_embeddings")
 LOCAL_STEPS = Optimizer(
     OptimizerKind.LOCAL_STEPS, compression_topk=4, compression_chunk=16, value_bits=2, inner_steps=2, error_decay=0.95,
     outer_rate=1.0,
@@ -47,13 +50,17 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-@pytest.fixture
-def request_(wide_model: Path, run_model: Model) -> LoadRequest:
+def make_request(folder: Path, run_model: Model) -> LoadRequest:
     run_model.max_seq_len = LENGTH
     return LoadRequest(
-        path=str(wide_model), is_snapshot=False, model=run_model, micro_batch_size=MICRO_BATCH, device="cpu",
+        path=str(folder), is_snapshot=False, model=run_model, micro_batch_size=MICRO_BATCH, device="cpu",
         batch_size=2 * MICRO_BATCH,
     )  # fmt: skip
+
+
+@pytest.fixture
+def request_(wide_model: Path, run_model: Model) -> LoadRequest:
+    return make_request(wide_model, run_model)
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +104,16 @@ def count_step(request: LoadRequest) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("checkpointing", few([False, True]))
+@pytest.mark.parametrize(("family", "positions"), few([*FIELDS.items()]))
 def test_a_prediction_is_within_15_percent_of_a_real_step(
-    request_: LoadRequest, step: Step, *, checkpointing: bool
+    family: str, positions: str, run_model: Model, tmp_path: Path, *, checkpointing: bool
 ) -> None:
-    parts = memory.predict_bytes(step, CPU, MICRO_BATCH, activation_checkpointing=checkpointing)
-    peak, held = count_step(msgspec.structs.replace(request_, activation_checkpointing=checkpointing, batch_size=0))
+    fields = {"vocab_size": VOCABULARY, **({positions: LENGTH} if positions else {})}
+    init_model(write_config(tmp_path / "config.json", family, **fields), tmp_path / "model", 7)
+    request = make_request(tmp_path / "model", run_model)
+    step = Step(read_blueprint(tmp_path / "model").config, run_model.optimizer, LENGTH)
+    parts = predict_bytes(step, CPU, MICRO_BATCH, activation_checkpointing=checkpointing)
+    peak, held = count_step(msgspec.structs.replace(request, activation_checkpointing=checkpointing, batch_size=0))
     assert held == parts["weights"] + parts["optimizer"]
     activations = peak - held - parts["gradients"] - parts["look-ahead copy"]
     assert activations > 0.6 * peak  # so that they decide

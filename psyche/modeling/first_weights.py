@@ -11,7 +11,7 @@ from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.core.state.state import ZERO32
 from psyche.errors import ConfigError, TrainerError, UnusableModelError
 from psyche.modeling.model_config import Dims, check_model_settings
-from psyche.modeling.model_files import ModelFiles, read_small_files
+from psyche.modeling.model_files import FolderFiles, ModelFiles, read_small_files
 from psyche.modeling.snapshot import CONFIG_NAME, get_file_entries
 from psyche.wire.crypto import BLOB_CHUNK_BYTES, blake3_hash, compute_blob_id, compute_state_digest
 
@@ -58,6 +58,14 @@ def compute_first_digest(files: ModelFiles, *, is_exact: bool) -> bytes:
     `is_exact` is false in full-value mode, in which the digest leaves out the tensors' values (S2).
     """
     return compute_state_digest(ZERO32, compute_weight_root(files, read_layout(files), is_exact=is_exact))
+
+
+def gives_digest(folder: Path, digest: bytes, *, is_exact: bool = True) -> bool:
+    """Whether a folder has the model of this full digest; all values are read."""
+    try:
+        return compute_first_digest(FolderFiles(folder), is_exact=is_exact) == digest
+    except (TrainerError, OSError):
+        return False
 
 
 def compute_weight_root(files: ModelFiles, layout: ModelLayout, *, is_exact: bool) -> bytes:

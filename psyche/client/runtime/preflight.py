@@ -33,10 +33,10 @@ from psyche.data.prepared.rows import open_rows
 from psyche.data.provider import find_rows, has_own_rows, open_local
 from psyche.errors import ConfigError, DataError, StorageError, TrainerError, UnusableModelError
 from psyche.modeling.device_name import describe_verifying
-from psyche.modeling.first_weights import compute_first_digest
+from psyche.modeling.first_weights import gives_digest
 from psyche.modeling.model_check import ModelCheck, check_model, find_differences
 from psyche.modeling.model_config import Dims
-from psyche.modeling.model_files import REMOTE, FolderFiles
+from psyche.modeling.model_files import REMOTE
 from psyche.modeling.snapshot import CONFIG_NAME, MODEL_NAME, list_snapshots
 from psyche.modeling.trainer.process import TrainerProcess
 from psyche.telemetry.text import format_bytes, format_count
@@ -161,17 +161,8 @@ def _check_first_weights(state: Coordinator, local: LocalModel | None, model_pro
     if state.certified.digest == ZERO32:
         is_needed = state.run_state not in ACTIVE_STATES  # of a running epoch, the weights come from its members
     else:
-        is_needed = _is_certified(local.folder, state)
+        is_needed = gives_digest(local.folder, state.certified.digest, is_exact=state.model.optimizer.is_exact)
     return check if is_needed else ModelCheck(())
-
-
-def _is_certified(folder: Path, state: Coordinator) -> bool:
-    """Whether the model folder has the weights on record; then no peer has others."""
-    try:
-        digest = compute_first_digest(FolderFiles(folder), is_exact=state.model.optimizer.is_exact)
-    except (TrainerError, OSError):
-        return False
-    return digest == state.certified.digest
 
 
 def _find_data_problems(state: Coordinator, settings: ClientSettings, vocab_size: int | None) -> Iterator[str]:

@@ -283,7 +283,8 @@ class TrainerTasks:
         except TrainerFailure:
             raise
         except TrainerError as error:
-            reasons.note(source, error, action.certified)
+            is_exact = self._x.state.model.optimizer.is_exact
+            await reasons.note(source, error, action.certified, is_exact=is_exact)
             return None
         for change in set(reply.notices) - self._told:
             self._told.add(change)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import trio
 from kits.clocks import wait_until_all_rest
+from kits.models import write_model_folder
 from runtime_kit import TaskShell, build_apply, build_train, write_snapshot
 
 from psyche.client.engine import actions as act
@@ -21,6 +22,8 @@ from psyche.client.runtime.weights.loading import Source
 from psyche.client.runtime.weights.replay import ReplayStore
 from psyche.core.state.state import ZERO32
 from psyche.errors import DataError, NetworkError, TrainerError, UnusableDataError, UnusableModelError
+from psyche.modeling.first_weights import compute_first_digest
+from psyche.modeling.model_files import FolderFiles
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.telemetry import types
 from psyche.testing.builders import build_hash
@@ -138,7 +141,7 @@ class Place:
 
     async def write_snapshot(self, name: str) -> tuple[Source, bytes]:
         path = self.root / name
-        return Source(path, is_snapshot=True, name=name), await write_snapshot(path, name)
+        return Source(path, is_snapshot=True, name=name, is_checked=True), await write_snapshot(path, name)
 
 
 @pytest.fixture
@@ -209,18 +212,21 @@ async def test_without_the_configured_model_the_way_to_get_it_is_said(place: Pla
 @pytest.mark.parametrize(
     ("certified", "error", "for_good"),
     [
-        (False, UnusableModelError("AR1: model_type is missing"), True),
-        (False, TrainerError("no room"), False),
-        (True, UnusableModelError("AR1: model_type is missing"), False),
+        (None, UnusableModelError("AR6: not causal"), True),
+        (None, TrainerError("no room"), False),
+        ("own", UnusableModelError("AR6: not causal"), True),
+        ("other", UnusableModelError("AR6: not causal"), False),
     ],
 )
-async def test_a_configured_model_that_cannot_be_trained_is_for_good_only_where_the_run_begins_with_it(
-    place: Place, certified: bool, error: Exception, for_good: bool
+async def test_a_configured_model_that_cannot_be_trained_is_for_good_only_where_the_run_is_at_it(
+    place: Place, certified: str | None, error: Exception, for_good: bool
 ) -> None:
-    """Later, peers have the weights."""
-    place.loader.configured = Source(place.root, is_snapshot=False, name=types.WeightSource.CONFIGURED)
+    """Of other weights, peers have those of the run."""
+    folder = write_model_folder(place.root / "model")
+    own = compute_first_digest(FolderFiles(folder), is_exact=True)
+    place.loader.configured = Source(folder, is_snapshot=False, name=types.WeightSource.CONFIGURED)
     place.trainer.failures["load"] = [error]
-    (event,) = await place.ask(build_load(build_hash("certified") if certified else None))
+    (event,) = await place.ask(build_load({None: None, "own": own, "other": build_hash("other")}[certified]))
     assert isinstance(event, act.LoadFailed)
     assert event.for_good == for_good
     assert str(error) in event.reason

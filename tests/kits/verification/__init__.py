@@ -1,1 +1,1 @@
-"""Members of verified runs: what honest ones show, and clients that cheat."""
+"""What honest members of verified runs show."""

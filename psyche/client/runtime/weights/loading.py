@@ -16,6 +16,7 @@ from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordina
 from psyche.durable import resolve_path
 from psyche.errors import NetworkError, PsycheError, StorageError, TrainerError, UnusableModelError, WireError
 from psyche.modeling import snapshot as disk
+from psyche.modeling.first_weights import gives_digest
 from psyche.modeling.model_files import REMOTE
 from psyche.storage.port import StorageOptions
 from psyche.telemetry import types
@@ -31,7 +32,6 @@ FILES_HINT: Final = (
     "copy the run's model folder, or remove yours"
 )
 PARTS: Final = ".parts-"  # a failed fetch of the same weights is resumed from here
-CHECKED_SOURCES: Final = (WeightSource.OWN_SNAPSHOT, WeightSource.PEERS)  # known by the digest on record
 HEAL_FOLDER: Final = ".heal"  # where a comparison assembles the agreed weights (S7)
 
 
@@ -45,11 +45,18 @@ def _ignore(_done: int, _total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A folder to load from: a resume snapshot, or the configured model."""
+    """A folder to load from: a resume snapshot, or the configured model; `is_checked`: it is what was asked for."""
 
     path: Path
     is_snapshot: bool
     name: WeightSource
+    is_checked: bool = False
+
+    async def gives(self, digest: bytes, *, is_exact: bool) -> bool:
+        """Whether these are the weights on record; of the run's own folder, all files are read."""
+        if self.is_checked or self.is_snapshot or not is_exact:  # the digest of full values says nothing of values
+            return self.is_checked
+        return await trio.to_thread.run_sync(gives_digest, self.path, digest)
 
 
 class Reasons(list[str]):
@@ -57,10 +64,10 @@ class Reasons(list[str]):
 
     for_good = False
 
-    def note(self, source: Source, error: TrainerError, certified: bytes | None) -> None:
+    async def note(self, source: Source, error: TrainerError, certified: bytes | None, *, is_exact: bool) -> None:
         self.append(f"{source.name}: {error}")
-        is_the_run_s = certified is None or source.name in CHECKED_SOURCES
-        self.for_good |= isinstance(error, UnusableModelError) and is_the_run_s
+        if isinstance(error, UnusableModelError) and not self.for_good:
+            self.for_good = certified is None or await source.gives(certified, is_exact=is_exact)
 
 
 class Loader:
@@ -85,7 +92,9 @@ class Loader:
     async def find_local(self, digest: bytes) -> Source | None:
         snapshots = await trio.to_thread.run_sync(disk.list_snapshots, self._snapshots)
         found = next((s for s in snapshots if s.digest == digest), None)
-        return Source(found.path, is_snapshot=True, name=WeightSource.OWN_SNAPSHOT) if found else None
+        if found is None:
+            return None
+        return Source(found.path, is_snapshot=True, name=WeightSource.OWN_SNAPSHOT, is_checked=True)
 
     def find_configured(self, state: Coordinator, digest: bytes | None, source_digest: bytes) -> Source | None:
         """The configured source, or one that a member named (S10), if it has (or may have) these weights."""
@@ -161,7 +170,7 @@ class Loader:
             source, state, self._snapshots, self._storage, digest=digest, peers=peers, progress=progress
         )
         name = WeightSource.CONFIGURED if state.checkpoint.uploader == NO_UPLOADER else WeightSource.ON_RECORD
-        return Source(path, is_snapshot=True, name=name)
+        return Source(path, is_snapshot=True, name=name, is_checked=True)
 
     async def _fetch_offer(
         self, state: Coordinator, offer: Offer, digest: bytes, deadline: float, progress: Progress = _ignore
@@ -201,7 +210,7 @@ class Loader:
             await self._network.withdraw(blob_id)  # the files move into the snapshot, which offers them again
         await trio.to_thread.run_sync(_assemble, path, state, offer, digest, {**found, **known})
         await trio.to_thread.run_sync(remove_folder, folder)
-        return Source(path, is_snapshot=True, name=WeightSource.PEERS)
+        return Source(path, is_snapshot=True, name=WeightSource.PEERS, is_checked=True)
 
     async def find_leading(self, state: Coordinator, digest: bytes, deadline: float) -> Source | None:
         """Full-value mode: the copy of the first member that has one, so that all start from the same copy (S2).

@@ -1,0 +1,1 @@
+"""Clients that harm a run, started as honest ones are."""

@@ -209,6 +209,7 @@ def test_ranks_that_train_with_muon_have_whole_matrices_beside_their_shards(step
     assert two["whole matrices"] == two["weights"] + two["gradients"] == one["weights"]
 
 
+@pytest.mark.whole
 def test_ranks_of_one_cpu_share_what_is_free(
     request_: LoadRequest, step: Step, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,8 @@ from psyche.forecast.workload import Workload
 from psyche.network.blobs.messages import REPLY_HEAD_BYTES
 from psyche.network.memory.line import AccessLine
 from psyche.server.journal.changes import Change
+from psyche.sim.payloads import WEIGHTS
 from psyche.sim.scenarios.scenario import build_small_model
-from psyche.sim.trainer import WEIGHTS
 from psyche.sim.world import World
 from psyche.telemetry import types
 

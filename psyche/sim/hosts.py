@@ -37,11 +37,12 @@ from psyche.sim.faults import DataTrouble, Degrade
 from psyche.sim.identity import SimIdentity, build_machine_identity
 from psyche.sim.invariants.views import ClientStatistics
 from psyche.sim.links.lines import join_conditions
+from psyche.sim.payloads import PayloadCodec
 from psyche.sim.runtime import Task, build_rng
 from psyche.sim.scenarios.scenario import MODEL_FOLDER, RUN_ID, START_UNIX, MachineClass
 from psyche.sim.surroundings import Caller, MeasuredBackend, Surroundings
 from psyche.sim.trace import NodeLog
-from psyche.sim.trainer import VOCAB, PayloadCodec, SimTrainer, TrainerFaults
+from psyche.sim.trainer import VOCAB, SimTrainer, TrainerFaults
 from psyche.telemetry import types
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.line.tls import TlsConnection

@@ -14,10 +14,10 @@ from psyche.network.memory.node import MemoryHub
 from psyche.sim.identity import SimIdentity
 from psyche.sim.invariants.checker import Invariants
 from psyche.sim.invariants.views import BackendSizes
+from psyche.sim.payloads import PayloadCodec
 from psyche.sim.runtime import RunQueue, Task
 from psyche.sim.scenarios.scenario import Scenario
 from psyche.sim.trace import NodeLog, Trace
-from psyche.sim.trainer import PayloadCodec
 from psyche.telemetry import types
 from psyche.wire.line.tls import TlsConnection
 

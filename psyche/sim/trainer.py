@@ -7,11 +7,10 @@ depend on their order in the last bits, these in the first. float32, equal on ev
 """
 
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -20,10 +19,10 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from psyche.core.encoding.manifest import Manifest, TensorEntry, blank_values, encode_manifest
-from psyche.core.encoding.plan import TransformPlan, compute_run_plan, encode_plan
-from psyche.core.state.state import ZERO32, Optimizer
+from psyche.core.encoding.plan import encode_plan
+from psyche.core.encoding.work import compute_pieces
+from psyche.core.state.state import ZERO32
 from psyche.errors import TrainerError
-from psyche.modeling.distro.codec import ChunkSets, decode_payload, encode_payload, validate_payload
 from psyche.modeling.snapshot import (
     MANIFEST_NAME,
     MODEL_NAME,
@@ -39,6 +38,7 @@ from psyche.modeling.snapshot import (
     write_model_files,
 )
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
+from psyche.sim.payloads import TENSOR, WEIGHTS, PayloadCodec
 from psyche.sim.works import SimWorks
 from psyche.wire.crypto import blake3_hash, blob_id_of
 from psyche.wire.trainer import (
@@ -63,13 +63,10 @@ from psyche.wire.trainer import (
     TrainRequest,
 )
 
-SHAPE: Final = (16, 16)
-TENSOR: Final = "weight"
 MOST_PARTS: Final = 99  # the tensors' names have two digits
-WEIGHTS: Final = SHAPE[0] * SHAPE[1]
 VOCAB: Final = 256
+WHOLE_AGREES, PIECE_AGREES = 0.95, 0.7  # of the signs that an honest trainer sends: what was measured of real ones
 LATEST_OUTCOME: Final = 3  # rounds after its own by which a member knows a result's outcome
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,62 +93,6 @@ class _Batch:
     deadline: float
     done: int = 0
     is_cut: bool = False  # no further step is done
-
-
-class Memo:
-    """Caches pure functions of bytes that many machines compute."""
-
-    def __init__(self, limit: int = 4_096) -> None:
-        self._limit = limit
-        self._known: OrderedDict[Any, Any] = OrderedDict()
-
-    def get(self, key: Any, compute: Callable[[], T]) -> T:
-        if key in self._known:
-            return self._known[key]
-        found = self._known[key] = compute()
-        if len(self._known) > self._limit:
-            self._known.popitem(last=False)
-        return found
-
-
-class PayloadCodec:
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer, shapes = optimizer, {TENSOR: SHAPE}
-        self.plan: TransformPlan = compute_run_plan(shapes, optimizer)
-        self._votes = Memo()
-        self._checked = Memo()
-
-    def make(self, seed: bytes) -> bytes:
-        """The payload of the batch whose gradient `seed` represents."""
-        sets: list[ChunkSets] = []
-        for number, group in enumerate(self.plan.groups):
-            shape = (group.chunks, group.area)
-            drawn = blake3(seed + bytes([number])).digest(length=group.chunks * group.area * 4)
-            keys = np.frombuffer(drawn, dtype="<u4").reshape(shape)
-            order = np.sort(np.argsort(keys, axis=1, kind="stable")[:, : group.k], axis=1)
-            signs = (np.take_along_axis(keys, order, axis=1) & 1).astype(np.int8) * np.int8(2) - np.int8(1)
-            exponents = np.zeros(group.chunks, dtype=np.int8) if group.scaled_bits else None
-            sets.append(ChunkSets(order.astype(np.int32), signs, exponents))
-        return encode_payload(self.plan, sets)
-
-    def check(self, plan: TransformPlan, body: bytes) -> None:
-        """Refuse a malformed payload (R4); raises WireError."""
-        self._checked.get(body, lambda: validate_payload(plan, body))
-
-    def get_votes(self, body: bytes) -> NDArray[np.float32]:
-        """The payload's sign for each weight: float32 [256], 0 where it has none."""
-        return self._votes.get(body, lambda: self._count_votes(body))
-
-    def _count_votes(self, body: bytes) -> NDArray[np.float32]:
-        votes = np.zeros(WEIGHTS, dtype=np.float32)
-        offset = 0
-        for group, sets in zip(self.plan.groups, decode_payload(self.plan, body), strict=True):
-            for chunk in range(group.chunks):
-                here = sets.indices[chunk]
-                used = here < group.area
-                votes[offset + here[used]] += sets.values[chunk][used].astype(np.float32)
-                offset += group.area
-        return votes
 
 
 @dataclass(slots=True)
@@ -322,6 +263,7 @@ class SimTrainer:
         self._sent.add(request.height)
         self._epochs[request.height] = request.epoch
         payload = self.codec.make(self.momentum)
+        self.codec.note_gradient(request.tokens, payload)
         payload = payload if self.tamper is None else self.tamper(payload)
         return msgspec.structs.replace(self._reply(batch, payload), work=self.works.show(request))
 
@@ -398,11 +340,22 @@ class SimTrainer:
             self.is_corrupt = True
 
     async def audit(self, request: AuditRequest) -> AuditReply:
-        reply = await self._audit(request)
+        reply = self._compare_signs(request, await self._audit(request))
         return reply if self.spoil is None else self.spoil(request, reply)
 
+    def _compare_signs(self, request: AuditRequest, reply: AuditReply) -> AuditReply:
+        """An honest payload agrees with its whole round's gradient at most places, with a part's at fewer (V11)."""
+        targets: list[AuditedTarget] = []
+        for target, found in zip(request.targets, reply.targets, strict=False):
+            share = self.codec.compute_sign_share(target.tokens, target.payload) if target.payload else -1.0
+            is_whole = len(target.pieces) == compute_pieces(target.samples, target.piece_samples)
+            agrees = WHOLE_AGREES if is_whole else PIECE_AGREES
+            agreement = share * agrees + (1 - share) * (1 - agrees) if share >= 0 else -1.0
+            targets.append(msgspec.structs.replace(found, agreement=agreement))
+        return msgspec.structs.replace(reply, targets=tuple(targets))
+
     async def _audit(self, request: AuditRequest) -> AuditReply:
-        """Recompute piece by piece, until another call cancels it. Signs are not compared: payloads here have none."""
+        """Recompute piece by piece, until another call cancels it."""
         self._check_alive()
         if not self.works.has(request.height):
             return AuditReply(targets=(), seconds=0.0, refused="the weights of that round are not here")

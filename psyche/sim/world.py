@@ -32,6 +32,7 @@ from psyche.sim.hosts import ClientHost, Host
 from psyche.sim.identity import build_machine_identity
 from psyche.sim.invariants.checker import Invariants, Violation
 from psyche.sim.links.lines import Lines
+from psyche.sim.payloads import PayloadCodec
 from psyche.sim.runtime import build_rng, find_root
 from psyche.sim.scenarios.report import describe_crash, describe_replay
 from psyche.sim.scenarios.scenario import (
@@ -45,7 +46,6 @@ from psyche.sim.scenarios.scenario import (
     compute_transition_s,
 )
 from psyche.sim.trace import Trace
-from psyche.sim.trainer import PayloadCodec
 from psyche.telemetry import types
 from psyche.telemetry.events import Entry, encode_entry
 

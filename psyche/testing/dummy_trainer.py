@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.modeling.snapshot import read_model_files
-from psyche.sim.trainer import WEIGHTS, MachineModel, PayloadCodec, SimTrainer
+from psyche.sim.payloads import WEIGHTS, PayloadCodec
+from psyche.sim.trainer import MachineModel, SimTrainer
 from psyche.testing.builders import build_hash
 from psyche.wire.trainer import ApplyReply, ApplyRequest
 

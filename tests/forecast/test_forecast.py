@@ -34,8 +34,8 @@ from psyche.forecast.report import (
 from psyche.network.blobs.messages import REPLY_HEAD_BYTES
 from psyche.sim.faults import Hang, Kill
 from psyche.sim.invariants.checker import Violation
+from psyche.sim.payloads import SHAPE, TENSOR, WEIGHTS
 from psyche.sim.scenarios.scenario import build_small_model
-from psyche.sim.trainer import SHAPE, TENSOR, WEIGHTS
 from psyche.telemetry.text import format_seconds
 
 ROUNDS = 4

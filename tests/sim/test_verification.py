@@ -14,6 +14,7 @@ from psyche.core.rules import audits
 from psyche.core.state.state import RunState, SlotState
 from psyche.sim.byzantine.cheats import CHEATS
 from psyche.sim.byzantine.program import ByzantineMember
+from psyche.sim.identity import build_machine_identity
 from psyche.sim.trainer import MachineModel
 from psyche.sim.world import Outcome
 from psyche.telemetry import types
@@ -25,6 +26,8 @@ SETTINGS: Final[dict[str, Any]] = {
     "rounds_per_epoch": ROUNDS, "total_steps": ROUNDS + 1,
 }  # fmt: skip
 NOT_PUT_OUT: Final = {"silent_verifier"}  # it is late in the rounds in which it verifies (H1), no more
+SENDS_OTHERWISE: Final = ("poison", "flip_signs")  # beside honest tables
+FOUND_BY_PIECES: Final = sorted(CHEATS.keys() - {"lazy", "lazy_verifier", *SENDS_OTHERWISE})
 
 
 def play_verified(*cheats: ByzantineMember, clients: int = MEMBERS, **config: Any) -> Outcome:
@@ -42,7 +45,7 @@ def get_banned(outcome: Outcome) -> set[bytes]:
     return {slot.p2p for slot in outcome.state.registry.slots if slot.state is SlotState.BANNED}
 
 
-@pytest.mark.parametrize("kind", few(["lazy", "lazy_verifier", *sorted(CHEATS.keys() - {"lazy", "lazy_verifier"})], 2))
+@pytest.mark.parametrize("kind", few(["lazy", "lazy_verifier", *FOUND_BY_PIECES], 2))
 def test_a_cheat_is_put_out_by_a_jury_and_nobody_else_is(kind: str) -> None:
     """B1, B2, B3, B4, B18, B19; that only liars are put out, by a quorum of a later jury, `play` checks."""
     outcome = play_verified(ByzantineMember(who=CHEAT, kind=kind))
@@ -50,6 +53,16 @@ def test_a_cheat_is_put_out_by_a_jury_and_nobody_else_is(kind: str) -> None:
     assert len(get_banned(outcome)) == (kind not in NOT_PUT_OUT)
     ended = {one.outcome for one in choose_events(outcome, types.ChallengeEnded)}
     assert any(one.startswith("put out") for one in ended) == (kind not in NOT_PUT_OUT)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", SENDS_OTHERWISE)
+def test_who_shows_honest_work_and_sends_something_else_gets_nobody_else_put_out(kind: str) -> None:
+    """Pieces do not show it; a whole round computed again may, for who sends the opposite (V11)."""
+    outcome = play_verified(ByzantineMember(who=CHEAT, kind=kind))
+    assert outcome.facts["told"][f"client-{CHEAT}"], "it cheated"
+    assert get_banned(outcome) <= {build_machine_identity(outcome.scenario.seed, f"client-{CHEAT}").public}
+    assert {one.verdict for one in choose_events(outcome, types.Audited)} == {Verdict.OK}
 
 
 @pytest.mark.whole

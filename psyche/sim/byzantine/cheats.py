@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+import trio
+
 from psyche.core.encoding.header import ResultKind
 from psyche.core.encoding.work import SKETCH_VALUES
 from psyche.core.state.messages import JudgeChallenge
@@ -12,6 +14,8 @@ from psyche.sim.byzantine.program import ByzantineProgram
 from psyche.sim.works import Piece, fake
 from psyche.wire.crypto import blake3_hash, blob_id_of
 from psyche.wire.trainer import AuditedPiece, AuditedTarget, AuditReply, AuditRequest, AuditTarget
+
+LOOK_S: Final = 0.5
 
 
 class Lazy(ByzantineProgram):
@@ -62,6 +66,36 @@ class CopyPiece(ByzantineProgram):
     def change_works(self, height: int, pieces: list[Piece]) -> list[Piece]:
         del height
         return [pieces[0]] * len(pieces) if self.is_due() else pieces
+
+
+class FlipSigns(ByzantineProgram):
+    """Does all the work, and turns a tenth of the signs that it sends (B4)."""
+
+    turned = 0.1
+
+    def change_payload(self, payload: bytes) -> bytes:
+        return self.host.codec.flip(payload, lambda: self.rng.random() < self.turned) if self.is_due() else payload
+
+
+class Poison(FlipSigns):
+    """Does all the work, and sends the opposite (B4)."""
+
+    turned = 1.0
+
+
+class LeaveAccused(Lazy):
+    """Does no work, and leaves as soon as somebody says so (B1)."""
+
+    async def run(self) -> None:
+        while not self._is_accused():  # noqa: ASYNC110 - nobody tells it of new states
+            await trio.sleep(LOOK_S)
+        self.host.ask_to_end("somebody has noticed")
+        await trio.sleep_forever()
+
+    def _is_accused(self) -> bool:
+        state = self.host.get_state()
+        opened = [one for one in state.challenges if one.state is ChallengeState.OPEN]
+        return any(state.registry.slots[one.target].p2p == self.host.key for one in opened)
 
 
 class AccuseHonest(ByzantineProgram):
@@ -151,5 +185,6 @@ class ShieldFriends(Lazy):
 CHEATS: Final[dict[str, type[ByzantineProgram]]] = {  # only where a run is verified do they make a difference
     "lazy": Lazy, "other_data": OtherData, "stale": Stale, "resend": Resend, "copy_piece": CopyPiece,
     "accuse_honest": AccuseHonest, "lazy_verifier": LazyVerifier, "silent_verifier": SilentVerifier,
-    "shield_friends": ShieldFriends, "spoil_calibration": SpoilCalibration,
+    "shield_friends": ShieldFriends, "spoil_calibration": SpoilCalibration, "flip_signs": FlipSigns, "poison": Poison,
+    "leave_accused": LeaveAccused,
 }  # fmt: skip

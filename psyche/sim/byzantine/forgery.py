@@ -26,7 +26,7 @@ from psyche.core.state.state import Coordinator, RunState, WitnessFlag
 from psyche.errors import BackendError, HandshakeError, WireError
 from psyche.network.blobs.store import BlobStore
 from psyche.sim.byzantine.program import ByzantineProgram
-from psyche.sim.trainer import PayloadCodec
+from psyche.sim.payloads import PayloadCodec
 from psyche.wire import backend as wire
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity, blob_id_of, compute_commitment

@@ -14,7 +14,7 @@ from psyche.core.state.messages import JudgeChallenge, WitnessMessage
 from psyche.core.state.state import Coordinator
 from psyche.errors import BackendError
 from psyche.network.memory.node import MemoryNode
-from psyche.sim.trainer import PayloadCodec
+from psyche.sim.payloads import PayloadCodec
 from psyche.sim.works import Piece
 from psyche.wire.address_record import AddressRecord
 from psyche.wire.crypto import Identity
@@ -57,6 +57,7 @@ class Participant(Protocol):
         """The keys of all dishonest clients."""
         ...
 
+    def ask_to_end(self, reason: str) -> None: ...
     def send_to(self, key: bytes, raw: bytes) -> None: ...
     async def connect(self, host: str, port: int) -> TlsConnection: ...
 

@@ -36,6 +36,7 @@ from psyche.sim.faults import (
     TornWrite,
     TrainerHang,
 )
+from psyche.sim.payloads import WEIGHTS
 from psyche.sim.scenarios.scenario import (
     CHAIN,
     ChainConditions,
@@ -44,7 +45,7 @@ from psyche.sim.scenarios.scenario import (
     build_run_config,
     build_small_model,
 )
-from psyche.sim.trainer import MOST_PARTS, WEIGHTS
+from psyche.sim.trainer import MOST_PARTS
 
 MACHINES: Final = re.compile(r"server|all|witnesses|trainers|random:[1-9]\d*|client-(0|[1-9]\d*)")
 SERVERS_TOO: Final = (Kill, Hang, Partition, Degrade, ClockJump, DiskFull, SlowDisk)  # may hit the server

@@ -1,7 +1,8 @@
 """What compiled loops do with 16 numbers at once, written as LLVM's instructions, since numba has no words for it.
 
 LLVM makes of them whatever the processor has. A transform is straight code: its steps are known when it is compiled, so
-it reads nothing but the rows that it mixes, and most of those stay in registers. Nothing is fused or reordered.
+it reads nothing but the rows that it mixes, and most of those stay in registers. Nothing is reordered, and fused only
+in a transform: its result is known to a bound of its rounding, and where that is not enough, sums are exact.
 """
 
 from collections.abc import Callable, Sequence
@@ -229,6 +230,13 @@ def _scale(builder: Builder, row: Value, factor: float) -> Value:
     return builder.fmul(row, _FLOATS([factor] * LANES))
 
 
+def _add_product(builder: Builder, row: Value, factor: float, more: Value) -> Value:
+    """row * factor + more, which a processor that can rounds once: a transform is known to its rounding only."""
+    kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
+    return builder.call(function, [row, _FLOATS([factor] * LANES), more])
+
+
 def _run(builder: Builder, program: Program, rows: Sequence[Value], *, is_inverse: bool) -> list[Value]:
     """Let a program mix rows, which are frequencies before it (of the inverse) or after it."""
     scales = program.scales.tolist()
@@ -243,8 +251,8 @@ def _run(builder: Builder, program: Program, rows: Sequence[Value], *, is_invers
         elif (a, b, c, d) == (1.0, 1.0, 1.0, -1.0):
             mixed[p], mixed[q] = builder.fadd(first, second), builder.fsub(first, second)
         else:
-            mixed[p] = builder.fadd(_scale(builder, first, a), _scale(builder, second, b))
-            mixed[q] = builder.fadd(_scale(builder, first, c), _scale(builder, second, d))
+            mixed[p] = _add_product(builder, first, a, _scale(builder, second, b))
+            mixed[q] = _add_product(builder, first, c, _scale(builder, second, d))
     if is_inverse:
         return mixed
     return [_scale(builder, mixed[place], scale) for place, scale in zip(program.places, scales, strict=True)]

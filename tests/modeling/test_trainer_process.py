@@ -275,7 +275,7 @@ def test_the_watchdog_allows_twice_the_median_step() -> None:
     for _ in range(40):
         watchdog.note("train", 0.3)
     assert watchdog.get_limit_s("train") == 10
-    assert watchdog.get_limit_s("load") == 600
+    assert [watchdog.get_limit_s(one) for one in ("check", "memory", "load")] == [600] * 3
     assert watchdog.get_limit_s("apply") == 120
     watchdog.note("apply", 50)
     assert watchdog.get_limit_s("apply") == 200

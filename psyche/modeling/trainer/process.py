@@ -70,6 +70,7 @@ REAP_TIMEOUT_S: Final = 5.0  # for the exit after SIGKILL; longer only if the ke
 HISTORY: Final = 32  # calls remembered per operation
 KNOWN: Final = 3  # calls after which the median is meaningful
 LOG_TAIL_BYTES: Final = 2_000
+BUILDING: Final = ("check", "memory", "load")  # transformers builds and tries a model, and sends no beats meanwhile
 SCORING, AUDITING, FOREGROUND = range(3)  # a call ends those of lower rank at their next micro-batch
 
 
@@ -77,8 +78,8 @@ SCORING, AUDITING, FOREGROUND = range(3)  # a call ends those of lower rank at t
 class WatchdogLimits:
     """Limits in seconds of silence; a trainer sends a beat at every micro-batch and every tensor.
 
-    `start_s` bounds the start of the process (imports), `load_s` a load (loading a Hugging Face folder sends
-    no beats), `unknown_s` any other call before its durations are known. `floor_s` keeps a swapping or
+    `start_s` bounds the start of the process (imports), `load_s` a load and what is asked before it, which
+    send no beats for long, `unknown_s` any other call before its durations are known. `floor_s` keeps a swapping or
     overloaded machine from looking like a hang.
     """
 
@@ -104,7 +105,7 @@ class Watchdog:
         For a train step it is twice the median of the last 32 steps, at least the floor. Other operations vary with
         their input, so for them it is four times the longest call seen, at least `unknown_s`.
         """
-        if operation == "load":
+        if operation in BUILDING:
             return self.limits.load_s
         seen = self._seconds[operation]
         if operation != "train":

@@ -46,13 +46,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "psyche-benchmark-corpus")
     parser.add_argument("--model", type=Path, default=ROOT / "config" / "demo" / "model.json")
     parser.add_argument("--small", action="store_true", help="a small model, 4 peers, and local steps too")
+    parser.add_argument("--steps", type=int, default=SMALL_STEPS, metavar="N", help="with --small")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N", help="of weights and samples")
     return parser.parse_args()
 
 
 def make_small_runs(args: argparse.Namespace) -> dict[str, TrainSettings]:
     corpus = build_demo_corpus(args.data)
-    steps = 4 * INNER_STEPS if args.quick else SMALL_STEPS
+    steps = 4 * INNER_STEPS if args.quick else args.steps
     model = args.data / "small.json"
     model.write_text(json.dumps(SMALL))
     rates = ScheduleSettings(lr=6e-3, warmup_steps=steps // 16)

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psyche.modeling.distro.bits import get_packed_bytes, is_padding_zero
-from psyche.modeling.distro.codec import HIGH_LEVEL, LEAST_EXPONENT
+from psyche.modeling.distro.codec import LEAST_EXPONENT
 from psyche.modeling.distro.compiled import compile_loops, share
-from psyche.modeling.distro.loops.vectors import LANES, get_bits, keep_marks, put_lows, view_bits
+from psyche.modeling.distro.loops.vectors import LANES, WORD, get_bits, keep_marks, put_lows, put_values, view_bits
 
 Words = NDArray[np.uint64]
 _UNIT: Final = 64  # so many rows of any length end with a whole word, so that no two threads write the same one
@@ -23,13 +23,6 @@ _SEGMENT_BITS: Final = 5  # of the fraction of a rank, in the table of estimates
 _FRACTION_BITS: Final = 52 - _SEGMENT_BITS
 _FIRST_SEGMENT: Final = 1023 << _SEGMENT_BITS  # that of rank 1
 _TOO_LOW: Final = 0.3  # estimates are this much too low, so that the right position is the estimate or the next one
-_FOURS: Final = np.array(  # four values as one number, by four bits of levels and four of signs
-    [
-        [(1 - 2 * (bits >> at & 1)) * (1 + (HIGH_LEVEL - 1) * (bits >> at + 4 & 1)) for at in range(4)]
-        for bits in range(256)
-    ],
-    dtype=np.int8,
-).view(np.uint32)[:, 0]
 
 
 def _to_words(raw: NDArray[np.uint8]) -> Words:
@@ -355,15 +348,10 @@ def _make_estimates(coder: Any) -> NDArray[np.float64]:
 
 
 @compile_loops
-def _get_values(
-    signs: NDArray[np.uint8], levels: NDArray[np.uint8], fours: NDArray[np.uint32], start: int, stop: int
-) -> None:
-    """Values of some bytes of both planes, eight at each; without levels that plane is empty."""
-    for place in range(start, stop):
-        sign = np.int64(signs[place])
-        level = np.int64(levels[place]) if levels.size else 0
-        fours[2 * place] = _FOURS[(level & 15) << 4 | (sign & 15)]
-        fours[2 * place + 1] = _FOURS[level & 240 | sign >> 4]
+def _get_values(signs: Words, levels: Words, values: NDArray[np.int8], start: int, stop: int) -> None:
+    """64 values of each word of both planes; without levels that plane is empty."""
+    for word in range(start, stop):
+        put_values(np.int64(signs[word]), np.int64(levels[word]) if levels.size else 0, values, word * WORD)
 
 
 @compile_loops
@@ -390,15 +378,17 @@ def decode_values(
     """Values of planes of signs and levels, int8 [chunks, topk]; None if one of them or an exponent breaks a rule."""
     if not all(is_padding_zero(plane, sets.size) for plane in planes):
         return None
-    signs, levels = planes[0], planes[1] if len(planes) > 1 else np.empty(0, dtype=np.uint8)
-    fours, all_good = np.empty(2 * signs.size, dtype=np.uint32), [True]
-    values = fours.view(np.int8)[: sets.size].reshape(sets.shape)
+    words, all_good = -(-sets.size // WORD), [True]
+    signs = _to_words(planes[0])
+    levels = _to_words(planes[1]) if len(planes) > 1 else signs[:0]
+    whole = np.empty(words * WORD, dtype=np.int8)
+    values = whole[: sets.size].reshape(sets.shape)
     scales = np.empty(0, dtype=np.int8) if exponents is None else exponents
 
     def end(start: int, stop: int) -> None:
         if not _end_values(sets, area, scales, values, start, stop):
             all_good[0] = False
 
-    share(signs.size, lambda start, stop: _get_values(signs, levels, fours, start, stop))
+    share(words, lambda start, stop: _get_values(signs, levels, whole, start, stop))
     share(sets.shape[0], end)
     return values if all_good[0] else None

@@ -13,6 +13,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from psyche.modeling.distro.codec import HIGH_LEVEL
 from psyche.modeling.distro.loops.fast_dct import Program, make_programs
 
 LANES: Final = 16
@@ -166,6 +167,16 @@ def read_int32(builder: Builder, address: Value, at: Value) -> Value:
 @_operation(types.int8, types.int64, types.intp)
 def read_int8(builder: Builder, address: Value, at: Value) -> Value:
     return builder.load(builder.gep(builder.inttoptr(address, ir.IntType(8).as_pointer()), [at]), align=1)
+
+
+@_operation(types.void, types.int64, types.int64, _ANY, types.intp)
+def put_values(builder: Builder, signs: Value, levels: Value, values: Pointer, at: Value) -> None:
+    """64 values by a bit of each word: 1, or HIGH_LEVEL where the level is set, and negative where the sign is."""
+    kind, mask = ir.VectorType(ir.IntType(8), WORD), ir.VectorType(ir.IntType(1), WORD)
+    low, high = (kind([number] * WORD) for number in (1, HIGH_LEVEL))
+    size = builder.select(builder.bitcast(levels, mask), high, low)
+    value = builder.select(builder.bitcast(signs, mask), builder.sub(kind([0] * WORD), size), size)
+    builder.store(value, builder.bitcast(builder.gep(values, [at]), kind.as_pointer()), align=1)
 
 
 @_operation(types.int64, types.float64)

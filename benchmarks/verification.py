@@ -199,7 +199,7 @@ def measure_cost(folder: Path, rows: Callable[[int], Tensor], rounds: int) -> di
     for height in range(rounds):
         seed = blake3_hash(height.to_bytes(4, "little"))
         for shows, engine in engines.items():
-            work = WorkRequest(seed=seed, piece_samples=1, opened_chunks=256) if shows else None
+            work = WorkRequest(seed=seed, piece_samples=1) if shows else None
             tokens = rows(height)[:8].int().numpy().astype("<u4").tobytes()
             started = time.process_time()
             engine.train(

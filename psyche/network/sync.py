@@ -20,7 +20,7 @@ from psyche.wire.ports import NetworkStatistics, SyncHandler, SyncReply, SyncReq
 _log: Final = logging.getLogger("psyche.network")
 
 ADDRESSES: Final = "addresses"
-KINDS: Final = ("announcements", "table", "manifest", "upload", "data", ADDRESSES)
+KINDS: Final = ("announcements", "table", "manifest", "upload", "data", "opening", ADDRESSES)
 _BITMAP_BYTES: Final = MAX_CLIENTS // 8
 REPLY_FRAME_BYTES: Final = SYNC_REPLY_BYTES + 8 * SYNC_ITEMS + 64  # msgpack's lengths
 ADDRESSES_FRAME_BYTES: Final = MAX_RECORDS * (ITEM_BYTES + 8) + 64

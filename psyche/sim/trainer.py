@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from psyche.core.encoding.manifest import Manifest, TensorEntry, blank_values, encode_manifest
 from psyche.core.encoding.plan import encode_plan
 from psyche.core.encoding.work import compute_pieces
-from psyche.core.state.state import ZERO32
+from psyche.core.state.state import ZERO32, AuditReason
 from psyche.errors import TrainerError
 from psyche.modeling.snapshot import (
     MANIFEST_NAME,
@@ -134,7 +134,7 @@ class SimTrainer:
     _computing: trio.CancelScope | None = None
 
     def __post_init__(self) -> None:
-        self.works = SimWorks(self.rng, self.machine.noise)
+        self.works = SimWorks(self.codec.plan, self.rng, self.machine.noise)
 
     async def start(self) -> None:
         await trio.sleep(self.machine.restart_s)
@@ -351,7 +351,14 @@ class SimTrainer:
             is_whole = len(target.pieces) == compute_pieces(target.samples, target.piece_samples)
             agrees = WHOLE_AGREES if is_whole else PIECE_AGREES
             agreement = share * agrees + (1 - share) * (1 - agrees) if share >= 0 else -1.0
-            targets.append(msgspec.structs.replace(found, agreement=agreement))
+            # what is sent is all of the momentum that is simulated
+            is_other = target.link is not None and 0 <= share < 1
+            targets.append(
+                msgspec.structs.replace(
+                    found, agreement=agreement, link_distance=-1.0 if target.link is None else 0.0,
+                    link_reason=AuditReason.SELECTION if is_other else AuditReason.NONE,
+                )
+            )  # fmt: skip
         return msgspec.structs.replace(reply, targets=tuple(targets))
 
     async def _audit(self, request: AuditRequest) -> AuditReply:
@@ -388,7 +395,8 @@ class SimTrainer:
         return ScoreReply(rows=tuple(done), seconds=0.0, cancelled=len(done) < len(request.rows))
 
     async def open(self, request: OpenRequest) -> OpenReply:
-        raise TrainerError(f"open: round {request.height}: a simulated momentum has no chunks")
+        self._check_alive()
+        return OpenReply(opening=self.works.open(request))
 
     async def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
         self._check_alive()

@@ -12,10 +12,13 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from psyche.core.encoding.plan import TransformPlan
 from psyche.core.encoding.work import SKETCH_VALUES, WorkRow, compute_pieces, encode_table
 from psyche.core.state.state import ZERO32
+from psyche.errors import TrainerError
+from psyche.modeling.verification.openings import MomentumTree, draw_chunks
 from psyche.wire.crypto import blake3_hash
-from psyche.wire.trainer import AuditedPiece, AuditTarget, TrainRequest, Work
+from psyche.wire.trainer import AuditedPiece, AuditTarget, OpenRequest, TrainRequest, Work
 
 KEPT: Final = 8  # rounds whose weights an audit may need
 Floats = NDArray[np.float32]
@@ -47,16 +50,17 @@ def cut(tokens: bytes, samples: int, piece_samples: int) -> list[bytes]:
 class SimWorks:
     """The tables of one trainer, and what it finds of others."""
 
+    plan: TransformPlan
     rng: random.Random
     noise: float = 0.0
     distort: Distort | None = None  # set by a dishonest owner
     distort_calibration: Callable[[Piece], Piece] | None = None  # likewise
-    momentum: bytes = ZERO32
+    _momenta: list[tuple[int, list[bytes]]] = field(default_factory=list)  # round and chunks of the last two
     _weights: dict[int, bytes] = field(default_factory=dict)  # height -> hash of the weights of that round
 
     def lose(self) -> None:
         self._weights.clear()
-        self.momentum = ZERO32
+        self._momenta.clear()
 
     def note_weights(self, height: int, weights: Floats) -> None:
         self._weights[height] = blake3_hash(weights.tobytes())
@@ -81,8 +85,21 @@ class SimWorks:
             first = Piece(here, wanted.calibration, b"")
             first = first if self.distort_calibration is None else self.distort_calibration(first)
             rows.append(_get_row(self._blur(first.sketch(wanted.seed))))
-        before, self.momentum = self.momentum, blake3_hash(self.momentum, request.tokens)
-        return Work(table=encode_table(rows), momentum_before=before, momentum_after=self.momentum)
+        self._momenta = [*self._momenta[-1:], (request.height, self._draw_chunks(request.tokens))]
+        before, after = (MomentumTree(self.plan, chunks).root for _, chunks in (self._momenta * 2)[:2])
+        before = ZERO32 if len(self._momenta) == 1 else before
+        return Work(table=encode_table(rows), momentum_before=before, momentum_after=after)
+
+    def _draw_chunks(self, tokens: bytes) -> list[bytes]:
+        """Chunks of a momentum that nothing but the tokens makes."""
+        sizes = [group.chunks * group.area * 4 for group in self.plan.groups]
+        return [blake3(tokens + bytes([number])).digest(length=size) for number, size in enumerate(sizes)]
+
+    def open(self, request: OpenRequest) -> bytes:
+        if not self._momenta or self._momenta[-1][0] != request.height:
+            raise TrainerError(f"open: the momentum of round {request.height} is no longer here")
+        places = draw_chunks(self.plan, request.seed, request.opened_chunks)
+        return b"".join(MomentumTree(self.plan, chunks).open(places, chunks) for _, chunks in self._momenta)
 
     def recompute(self, height: int, target: AuditTarget, piece: int, seeds: Sequence[bytes]) -> AuditedPiece:
         part = cut(target.tokens, target.samples, target.piece_samples)[piece]

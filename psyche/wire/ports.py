@@ -58,6 +58,8 @@ class SyncRequest:
     of your weights of (epoch, height), so that their manifest can be asked for (S7).
     kind "upload": whether you upload certified weights to a lasting place (S10).
     kind "data": the size, u64 little-endian, of the data manifest with the blob id `key`, which the peer offers (D1).
+    kind "opening": what the member in `have` opens of its result of (epoch, height): its blob id, and its size as u64
+    little-endian (V11).
     kind "addresses": signed address records of at most 32 peers, in the order of their keys from `key` on, round the
     end (N1); nodes answer it by themselves.
     """

@@ -134,13 +134,11 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
 class WorkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a trainer shows of its work: a table of pieces of `piece_samples`, sketched by the round's `seed` (V1, V2).
 
-    In an epoch's first round `calibration` is its first sample, as `tokens` are (V6). `opened_chunks` of the result
-    before are opened before its momentum goes (V5).
+    In an epoch's first round `calibration` is its first sample, as `tokens` are (V6).
     """
 
     seed: bytes
     piece_samples: int
-    opened_chunks: int
     calibration: bytes = b""
 
 
@@ -257,7 +255,10 @@ class ApplyReply(msgspec.Struct, frozen=True, kw_only=True, tag="apply"):
 
 
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
-    """Open chunks of the momenta before and after the own result of round `height`; `seed` is the next round's (V5)."""
+    """Open chunks of the momenta before and after the own last result, of round `height`; `seed` is the next round's.
+
+    Training makes the next one, whose momenta are others (V5).
+    """
 
     height: int
     seed: bytes

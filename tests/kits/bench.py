@@ -63,6 +63,7 @@ class Bench(StateMachine):
     blind: bool = False  # the engine sees no state
     claims: dict[int, float] = field(default_factory=dict)  # member -> the scale of the work that it makes up
     tables: dict[int, bytes] = field(default_factory=dict)  # member -> its table of round 0
+    shows_momenta: bool = False  # headers name momenta, and each the one before
 
     def __post_init__(self) -> None:
         self.engine = RoundEngine(self.identities[self.own])
@@ -232,6 +233,13 @@ class Bench(StateMachine):
             start, end = compute_assignments(self.get_round(named), self.state.config)[member]
             known |= {"work_root": blob_id_of(table), "piece_samples": choose_piece_samples(end - start + 1)}
         known |= {"base_digest": self.engine.weights.digests.get(named, ZERO32)}
+        if self.shows_momenta:
+            last = self.get_known(member, named - 1) if named else []
+            before = build_hash("momentum", member, named - 1) if named else ZERO32
+            known |= {
+                "momentum_before": before, "momentum_after": build_hash("momentum", member, named),
+                "train_count": named + 1, "prev_commitment": last[0].commitment if last else ZERO32,
+            }  # fmt: skip
         return build_header(self.state, member, self.get_identity(member).public, height=named, **(known | changes))
 
     def build_result(self, member: int, height: int | None = None, **changes: Any) -> Gossip:

@@ -94,6 +94,7 @@ def test_honest_members_with_the_noise_of_bf16_are_never_doubted(overlap: int) -
     audited = choose_events(outcome, types.Audited)
     assert len(audited) > (50 if IS_WHOLE else 15)
     assert {one.verdict for one in audited} == {Verdict.OK}
+    assert {one.link_distance for one in choose_events(outcome, types.RoundAudited)} == {0.0}, "V11: they open momenta"
     assert get_events(outcome, types.Challenged) == []
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, dataclass_transform
 
+from psyche.client.engine.auditing.cases import Case, Link
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.messages import Message
 from psyche.core.state.state import ZERO32
@@ -96,21 +97,6 @@ class Train(Told):
     first_sample: int | None = None  # the epoch's, in its first round: the calibration row is of it (V6)
 
 
-class Case(NamedTuple):
-    """A member's batch of a round, of which pieces are recomputed (V8)."""
-
-    member: int
-    height: int  # of the round, at whose weights it was trained
-    start: int
-    end: int
-    piece_samples: int
-    pieces: tuple[int, ...]
-    numeric_class: int
-    payload: bytes  # blob id of what it sent
-    last: bytes = ZERO32  # blob id of its payload of the round before, where it looked ahead with it
-    lookahead_lr: float = 0.0
-
-
 class Audit(Told):
     """Recompute pieces of members, all at the weights of round `height`. Answer with `Audited`."""
 
@@ -118,6 +104,26 @@ class Audit(Told):
     height: int
     seeds: tuple[bytes, ...]  # of the sketches to make
     cases: tuple[Case, ...]
+
+
+class Open(Told):
+    """Open chunks of the momenta of this client's result of a round, and offer that to verifiers (V11)."""
+
+    epoch: int
+    height: int
+    member: int
+    seed: bytes  # of the round after
+
+
+class AskOpening(Told):
+    """Ask for what a member opens of its result of a round, until the deadline. Answer with `OpeningArrived`."""
+
+    epoch: int
+    height: int
+    member: int
+    keys: tuple[bytes, ...]  # who is asked, in this order
+    link: Link
+    deadline: float
 
 
 class CancelAudit(Told):
@@ -324,7 +330,7 @@ Action = (
     Submit | Publish | Announce
     | FetchPayload | FetchData | Train | CancelTrain | ShortenTrain | Apply | Load | Heal | AskWeights | Compare
     | WriteSnapshot | Export | ShareCheckpoint | FetchSnapshot | FetchAhead | AskAnnouncements | AskTable | SetPeers
-    | SetPlan | Expire | ReconnectSoon | Audit | CancelAudit | KeepEvidence | Exit
+    | SetPlan | Expire | ReconnectSoon | Audit | CancelAudit | KeepEvidence | Open | AskOpening | Exit
     | types.Event  # to be logged; the deadline of a wait is on the caller's clock, which is not the log's
 )  # fmt: skip
 
@@ -408,6 +414,16 @@ class Audited(Told):
     reason: str = ""
 
 
+class OpeningArrived(Told):
+    """The answer to `AskOpening`: the opening's blob id, zero if nobody has it; `is_forged`: what came is not of it."""
+
+    epoch: int
+    height: int
+    member: int
+    opening: bytes
+    is_forged: bool = False
+
+
 class TrainFailed(Told):
     """The data or the trainer failed; `trainer_lost`: weights and momentum are gone with the trainer process.
 
@@ -465,5 +481,6 @@ class SnapshotFetched(Told):
 
 EngineEvent = (
     Loaded | LoadFailed | Healed | HealFailed | WeightsPromised | PayloadArrived | PayloadFailed | Trained
-    | TrainFailed | Applied | Audited | TrainerLost | SnapshotWritten | TableArrived | SnapshotFetched | FetchedAhead
+    | TrainFailed | Applied | Audited | OpeningArrived | TrainerLost | SnapshotWritten | TableArrived | SnapshotFetched
+    | FetchedAhead
 )  # fmt: skip

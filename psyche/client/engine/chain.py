@@ -206,6 +206,7 @@ class Chain:
             self._adopt(record, member, commitment, now)
         chosen = {m: c for m, c in listed.items() if not self.is_newcomer(m, record.height)}
         self._decisions[record.height] = chosen
+        record.applied, record.is_decided = frozenset(chosen.values()), True
         # R8: the trainer takes its values out for good, or puts them back
         self.own.decide(record.height, chosen, x.member)
         is_void = isinstance(outcome, decision.Void)

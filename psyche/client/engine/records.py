@@ -68,6 +68,8 @@ class RoundRecord:
     tasks: dict[int, list[AuditTask]] = field(default_factory=dict)  # the same by verifier
     excused: int = 0  # bitmap of reporters that this client knows no result for to audit: they owe nothing
     has_deadline: bool = False  # R5: a commitment counts only if it was out before the next round began
+    applied: frozenset[bytes] = frozenset()  # commitments that were decided to be applied
+    is_decided: bool = False
     timely: set[bytes] = field(default_factory=set)  # commitments that were in time
     results: dict[int, dict[bytes, KnownResult]] = field(default_factory=dict)
     trainers: dict[bytes, int] = field(default_factory=dict)  # commitment -> member, of all results

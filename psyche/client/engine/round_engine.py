@@ -147,6 +147,8 @@ class RoundEngine:
                 self.training.on_trained(event, now)
             case act.Audited():
                 self.audits.on_audited(event)
+            case act.OpeningArrived():
+                self.audits.on_opening(event)
             case act.TrainFailed():
                 self.training.on_train_failed(event)
                 if event.trainer_lost:

@@ -8,6 +8,7 @@ from psyche.client.engine.actions import (
     CancelTrain,
     FetchData,
     Held,
+    Open,
     ShortenTrain,
     Train,
     Trained,
@@ -80,9 +81,21 @@ class Training:
     def enter_round(self, record: RoundRecord | None, height: int) -> None:
         """Begin a newly seen round and fetch its data; `record` is None if this client does not take part in it."""
         self.work = Work(height)
-        batch = self._get_batch(record) if record is not None else None
-        if record is not None and batch is not None:
+        if record is None:
+            return
+        self._open(record)
+        batch = self._get_batch(record)
+        if batch is not None:
             self.context.do(FetchData(record.epoch, record.height, *batch))
+
+    def _open(self, record: RoundRecord) -> None:
+        """Have the momenta of the result of the round before opened, before the next training changes them (V11)."""
+        x = self.context
+        before = x.book.get(record.height - 1)
+        if before is None or x.member is None or not is_verified(x.state) or not x.state.config.opened_chunks:
+            return
+        if self.prev_commitment in before.results.get(x.member, {}):
+            x.do(Open(record.epoch, before.height, x.member, record.seed))
 
     def _get_batch(self, record: RoundRecord) -> tuple[int, int] | None:
         return record.assignments.get(self.context.member if self.context.member is not None else -1)

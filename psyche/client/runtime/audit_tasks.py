@@ -25,6 +25,8 @@ from psyche.wire.trainer import (
     AuditReply,
     AuditRequest,
     AuditTarget,
+    LinkRequest,
+    OpenRequest,
     WorkRequest,
     get_applied_heights,
 )
@@ -69,6 +71,11 @@ class AuditTasks:
         finally:
             self.is_running = False
 
+    async def open(self, action: act.Open) -> bytes:
+        chunks = self._x.state.config.opened_chunks
+        request = OpenRequest(height=action.height, seed=action.seed, opened_chunks=chunks)
+        return (await self._trainer.open(request)).opening
+
     async def make_work(self, action: act.Train) -> WorkRequest | None:
         """What a trainer shows of the batch that it is to train; raises DataError or NetworkError."""
         if not action.seed:
@@ -78,7 +85,7 @@ class AuditTasks:
             calibration = await self._data.provider.get(first, first, epoch=action.epoch, height=action.height)
         return WorkRequest(
             seed=action.seed, piece_samples=choose_piece_samples(action.end - action.start + 1),
-            opened_chunks=self._x.state.config.opened_chunks, calibration=calibration,
+            calibration=calibration,
         )  # fmt: skip
 
     async def cancel(self, _action: act.Action) -> None:
@@ -105,9 +112,9 @@ class AuditTasks:
 
     async def _find_target(self, epoch: int, case: act.Case) -> AuditTarget | str:
         """A case as the trainer takes it; or why it cannot be recomputed here."""
-        payload, last = self._find(case.payload), self._find(case.last)
-        if payload is None or last is None:
-            return "a payload of the member is no longer here"
+        payload, last, link = self._find(case.payload), self._find(case.last), self._find_link(case.link)
+        if payload is None or last is None or isinstance(link, str):
+            return "a payload of the member, or what it opened, is no longer here"
         try:
             tokens = await self._get_batch(epoch, case)
         except (DataError, NetworkError) as error:
@@ -124,7 +131,19 @@ class AuditTasks:
             last_body=last,
             has_labels=model.data_type is DataType.FINETUNING,
             payload=payload,
+            link=link,
         )
+
+    def _find_link(self, link: act.Link | None) -> LinkRequest | str | None:
+        if link is None:
+            return None
+        opening, taken_out = self._find(link.opening), self._find(link.taken_out)
+        if opening is None or taken_out is None:
+            return "it is no longer here"
+        return LinkRequest(
+            momentum_before=link.momentum_before, momentum_after=link.momentum_after, opening=opening, seed=link.seed,
+            opened_chunks=self._x.state.config.opened_chunks, lr=link.lr, taken_out=(taken_out,) if taken_out else (),
+        )  # fmt: skip
 
     def _find(self, blob: bytes) -> bytes | None:
         found = (b"",) if blob == ZERO32 else self._payloads.find((blob,))

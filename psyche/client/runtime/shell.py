@@ -16,6 +16,7 @@ from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.bootstrapping import Bootstrapping
 from psyche.client.runtime.departure import Departure
+from psyche.client.runtime.openings import Openings
 from psyche.client.runtime.peer_queries import PeerQueries
 from psyche.client.runtime.settings import ClientSettings
 from psyche.client.runtime.trainer_inputs import DataAhead, PayloadCache
@@ -89,6 +90,7 @@ class Shell:
             parts.trainer, self._loader, self._replay, self, settings=settings, snapshots=snapshots,
             payloads=self._payloads, data=self._data,
         )  # fmt: skip
+        self._openings = Openings(parts.network, self._payloads, self)
         self._queries = PeerQueries(parts.network, self, settings.node_name)
         self._departure = Departure(settings.stop_grace_s, self._tasks.wait_idle, self.log, self._wait_for_uploads)
         self._fetches = trio.CapacityLimiter(FETCHES)
@@ -116,6 +118,7 @@ class Shell:
             act.AskAnnouncements: self._queries.ask_announcements,
             act.AskTable: self._queries.ask_table,
             act.AskWeights: self._queries.ask_weights,
+            act.AskOpening: self._openings.ask,
             act.Submit: self._send,
             act.ShareCheckpoint: self._send,
             act.Exit: self._departure.leave,
@@ -130,6 +133,9 @@ class Shell:
     def find_mergeable(self, epoch: int, height: int) -> Sequence[act.Held]:
         return self._engine.find_mergeable(epoch, height)
 
+    async def offer_opening(self, action: act.Open, opening: bytes) -> None:
+        await self._openings.offer(action.epoch, action.height, action.member, opening)
+
     def statistics(self) -> ShellStatistics:
         return ShellStatistics(len(self._payloads), int(self._fetches.borrowed_tokens), self._tasks.open_requests)
 
@@ -140,6 +146,7 @@ class Shell:
         """Pass an event to the engine, and execute the resulting actions."""
         if isinstance(event, act.Loaded):
             self._unwritten_plan = event.reply.plan
+            self._openings.set_plan(event.reply.plan)
             self._parts.on_loaded(event)
         self._execute(self._engine.on_events((event,), trio.current_time()))
         if isinstance(event, act.SnapshotWritten) and event.reply is not None:
@@ -448,6 +455,8 @@ class Shell:
     async def _answer(self, peer: bytes, request: SyncRequest) -> SyncReply:
         if request.kind == "upload":
             return SyncReply(found=is_uploading(self._settings))
+        if request.kind == "opening":
+            return self._openings.answer(request)
         if request.kind != "manifest" or request.key:
             return await self._serving.answer(peer, request)
         promised, actions = self._engine.on_weights_wanted(peer, request.epoch, request.height)

@@ -44,7 +44,7 @@ from psyche.wire.trainer import (
 
 QUEUE: Final = 64  # the engine has at most a handful of requests out
 KeptAction = act.Load | act.Heal | act.Compare | act.FetchSnapshot | act.FetchAhead  # needs no weights in the trainer
-TrainerAction = KeptAction | act.Train | act.Apply | act.Audit | act.WriteSnapshot | act.Export
+TrainerAction = KeptAction | act.Train | act.Apply | act.Open | act.Audit | act.WriteSnapshot | act.Export
 _Queued = tuple[TrainerAction, tuple[bytes, ...] | None]  # with the bodies to apply
 
 
@@ -58,6 +58,8 @@ class RestartableTrainer(Trainer, Protocol):
 
 class TrainerContext(HealContext, Protocol):
     def feed(self, event: act.EngineEvent) -> None: ...
+
+    async def offer_opening(self, action: act.Open, opening: bytes) -> None: ...
 
     def find_mergeable(self, epoch: int, height: int) -> Sequence[act.Held]: ...
 
@@ -167,6 +169,8 @@ class TrainerTasks:
                 await self._train(action, bodies)
             case act.Apply():
                 await self._apply(action, bodies)
+            case act.Open():
+                await self._x.offer_opening(action, await self.audits.open(action))
             case act.Audit():
                 self._x.feed(await self.audits.do(action, is_in_the_way=self._has_waiting))
             case act.Heal() | act.Compare():

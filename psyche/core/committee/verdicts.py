@@ -12,7 +12,7 @@ from typing import Final
 
 from psyche.core.encoding.header import NumericClass
 from psyche.core.encoding.work import MAX_MAGNITUDE, Values
-from psyche.core.state.state import Config
+from psyche.core.state.state import AuditReason, Config
 
 MAX_TOLERANCE: Final = 0.04
 FAIL_FACTOR: Final = 3  # a piece fails from this many tolerances on
@@ -84,6 +84,21 @@ def compute_agreement(sent: Sequence[float], own: Sequence[float]) -> float:
     """The share of the places sent where payload and gradient have one sign; 0 if nothing is sent (V11)."""
     same = sum(a * b > 0 for a, b in zip(sent, own, strict=True))
     return same / len(sent) if sent else 0.0
+
+
+def judge_round(agreement: float, reason: AuditReason, distance: float, tolerance: float) -> AuditReason | None:
+    """What a whole round recomputed shows: NONE if it is right, None if nothing can be said (V11).
+
+    `reason` and `distance` are those of the opened momentum, NONE and -1 if there is none: then the signs decide.
+    """
+    if reason is not AuditReason.NONE:
+        return reason
+    if distance >= 0:
+        verdict = judge_piece(distance, tolerance)
+        return {Verdict.OK: AuditReason.NONE, Verdict.UNCLEAR: None, Verdict.FAIL: AuditReason.LINK}[verdict]
+    if agreement < 0:
+        return None
+    return AuditReason.SIGNS if agreement < LEAST_AGREEMENT else AuditReason.NONE
 
 
 def find_suspect(agreements: Mapping[int, float], suspected: Mapping[int, int], height: int) -> int | None:

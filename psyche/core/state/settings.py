@@ -342,7 +342,12 @@ class Config:
         "u32", "largest difference between honest machines in bfloat16", default=20_000,
         unit="parts per million",
     )  # fmt: skip
-    opened_chunks: int = key("u16", "chunks that an audit opens; has no effect yet", default=256, unit="chunks")
+    opened_chunks: int = key(
+        "u16",
+        "chunks of its momenta that a member opens; 0: none, the signs alone are judged",
+        default=256,
+        unit="chunks",
+    )
     canary_permille: int = key(
         "u16", "share of canaries among the samples; above 0 cannot run yet", unit="permille", most=1_000,
         beyond="is more than all",

@@ -358,7 +358,7 @@ class TrainerEngine:
         decided = tuple(loaded.pending[height] for height in sorted(loaded.pending))
         self._loaded = None  # a failure from here on leaves the error memory undefined
         if loaded.roots is not None:
-            loaded.roots.begin(request.work)
+            loaded.roots.begin()
         try:
             payload = loaded.replica.end_round(decided, request.in_flight, request.height, request.with_statistics)
             refused = ""
@@ -405,7 +405,7 @@ class TrainerEngine:
     def _compress(self, loaded: _Loaded, request: TrainRequest, gradients: Gradients) -> bytes:
         self._loaded = None  # a failure from here on leaves the momentum undefined
         if loaded.roots is not None:
-            loaded.roots.begin(request.work)
+            loaded.roots.begin()
         decided = tuple(loaded.pending[height] for height in sorted(loaded.pending))
         payload = loaded.replica.compress(
             gradients.tensors, request.lr, decided, in_flight=request.in_flight, height=request.height,

@@ -10,17 +10,10 @@ from torch import Tensor
 from psyche.core.committee.verdicts import compute_distance
 from psyche.core.encoding.plan import TransformPlan
 from psyche.core.state.enums import AuditReason
-from psyche.core.state.state import ZERO32
 from psyche.errors import WireError
 from psyche.modeling.distro.codec import ChunkSets, decode_payload
 from psyche.modeling.distro.transform import select
-from psyche.modeling.verification.openings import (
-    Chunk,
-    Opening,
-    decode_opening,
-    draw_chunks,
-    get_opening_bytes,
-)
+from psyche.modeling.verification.openings import Opening, decode_pair, draw_chunks
 from psyche.wire.trainer import LinkRequest
 
 
@@ -48,7 +41,7 @@ def check_link(
     """Judge the opened chunks; `gradient` is that of the whole round, clipped, in the frequency domain by group."""
     places = draw_chunks(plan, link.seed, link.opened_chunks)
     try:
-        before, after = _decode(plan, link, places)
+        before, after = decode_pair(plan, places, link.momentum_before, link.momentum_after, link.opening)
     except WireError:
         return Finding(AuditReason.PATHS)
     taken = [decode_payload(plan, body) for body in link.taken_out]
@@ -68,13 +61,6 @@ def check_link(
     if not np.isfinite(sent).all():
         return Finding(AuditReason.LINK)
     return Finding(AuditReason.NONE, compute_distance(tuple(sent.tolist()), tuple(computed.tolist())))
-
-
-def _decode(plan: TransformPlan, link: LinkRequest, places: Sequence[Chunk]) -> tuple[list[Opening], list[Opening]]:
-    """What is opened of both momenta, in the order drawn; of one with a zero root nothing."""
-    size = get_opening_bytes(plan, places) if link.momentum_before != ZERO32 else 0
-    before = decode_opening(plan, places, link.momentum_before, link.opening[:size]) if size else []
-    return before, decode_opening(plan, places, link.momentum_after, link.opening[size:])
 
 
 def _read(opening: Opening) -> np.ndarray:

@@ -70,21 +70,10 @@ class MomentumTree:
 
     def open(self, places: Sequence[Chunk], groups: Sequence[Bytes]) -> bytes:
         """The coefficients of these chunks, each with its way up."""
-        return self.show(places, self.read(places, groups))
-
-    def read(self, places: Sequence[Chunk], groups: Sequence[Bytes]) -> list[bytes]:
-        """A copy of the coefficients of these chunks, from which `show` can open them later."""
-        sizes = (self._plan.groups[place.group].area * _FLOAT_BYTES for place in places)
-        return [
-            bytes(groups[place.group][place.chunk * size : (place.chunk + 1) * size])
-            for place, size in zip(places, sizes, strict=True)
-        ]
-
-    def show(self, places: Sequence[Chunk], coefficients: Sequence[bytes]) -> bytes:
-        """What `open` gives, of coefficients that `read` gave."""
-        parts: list[bytes] = []
-        for place, own in zip(places, coefficients, strict=True):
-            parts.append(own)
+        parts: list[Bytes] = []
+        for place in places:
+            size = self._plan.groups[place.group].area * _FLOAT_BYTES
+            parts.append(groups[place.group][place.chunk * size : (place.chunk + 1) * size])
             parts += (level[min(place.leaf >> k ^ 1, len(level) - 1)] for k, level in enumerate(self._levels[:-1]))
         return b"".join(parts)
 
@@ -139,6 +128,20 @@ def decode_opening(plan: TransformPlan, places: Sequence[Chunk], root: bytes, ra
             raise WireError(f"opening: chunk {place.chunk} of group {place.group} is not under the momentum root")
         found.append(Opening(place, coefficients))
     return found
+
+
+def get_pair_bytes(plan: TransformPlan, places: Sequence[Chunk], before: bytes) -> int:
+    """The length of an opening of the momenta before and after a result: of one with a zero root there is nothing."""
+    return get_opening_bytes(plan, places) * (1 + (before != ZERO32))
+
+
+def decode_pair(
+    plan: TransformPlan, places: Sequence[Chunk], before: bytes, after: bytes, raw: bytes
+) -> tuple[list[Opening], list[Opening]]:
+    """Read an opening of the momenta before and after a result, under their roots; WireError as `decode_opening`."""
+    size = get_opening_bytes(plan, places) if before != ZERO32 else 0
+    first = decode_opening(plan, places, before, raw[:size]) if size else []
+    return first, decode_opening(plan, places, after, raw[size:])
 
 
 def _compute_height(leaves: int) -> int:

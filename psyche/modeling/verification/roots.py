@@ -1,8 +1,6 @@
 """The roots of a trainer's own momentum before and after its last result, and the opening of chunks of both (V5)."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,9 +10,7 @@ from psyche.core.encoding.plan import TransformPlan
 from psyche.core.state.state import ZERO32
 from psyche.errors import TrainerError
 from psyche.modeling.verification.openings import MomentumTree, draw_chunks
-from psyche.wire.trainer import OpenRequest, Work, WorkRequest
-
-Opening: TypeAlias = Callable[[], bytes]
+from psyche.wire.trainer import OpenRequest, Work
 
 
 def view_bytes(tensor: Tensor) -> memoryview:
@@ -34,7 +30,6 @@ class MomentumLog:
         self._after = None if is_fresh else self._make_tree()  # of a momentum that nothing trained it is none
         self._before: MomentumTree | None = None
         self._height = -1  # of the last result
-        self._drawn: tuple[OpenRequest, Opening] | None = None
 
     def _make_tree(self) -> MomentumTree:
         return MomentumTree(self._plan, [view_bytes(one) for one in self._live])
@@ -44,11 +39,8 @@ class MomentumLog:
         before, after = (tree.root if tree is not None else ZERO32 for tree in (self._before, self._after))
         return Work(table=table, momentum_before=before, momentum_after=after)
 
-    def begin(self, request: WorkRequest | None) -> None:
-        """Before a result: keep what it changes, and the chunks that this round's seed names of the last one."""
-        if self._height >= 0 and request is not None:
-            asked = OpenRequest(height=self._height, seed=request.seed, opened_chunks=request.opened_chunks)
-            self._drawn = asked, self._draw(asked)
+    def begin(self) -> None:
+        """Before a result: keep what it changes."""
         for kept, live in zip(self._kept, self._live, strict=True):
             kept.copy_(live.detach())
         self._before, self._height = self._after, -1
@@ -58,24 +50,15 @@ class MomentumLog:
         self._after, self._height = self._make_tree(), height
 
     def open(self, request: OpenRequest) -> bytes:
-        """The opening of the result of a round: the last one, or the one before it for the seed it was opened by.
+        """The opening of the last result.
 
         Raises:
-            TrainerError: its momentum is gone.
+            TrainerError: that is of another round, whose momentum is gone.
         """
-        if self._drawn is not None and self._drawn[0] == request:
-            return self._drawn[1]()
         if request.height != self._height:
             raise TrainerError(f"open: the momentum of round {request.height} is no longer here")
-        return self._draw(request)()
-
-    def _draw(self, request: OpenRequest) -> Opening:
-        """Copy what the request names; most openings are never asked for."""
         places = draw_chunks(self._plan, request.seed, request.opened_chunks)
         pairs = ((self._before, self._kept), (self._after, self._live))
-        parts = [
-            partial(tree.show, places, tree.read(places, [view_bytes(one) for one in groups]))
-            for tree, groups in pairs
-            if tree is not None
-        ]
-        return lambda: b"".join(part() for part in parts)
+        return b"".join(
+            tree.open(places, [view_bytes(one) for one in groups]) for tree, groups in pairs if tree is not None
+        )

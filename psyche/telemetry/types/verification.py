@@ -25,6 +25,20 @@ class Audited(Event):
     verdict: Verdict
 
 
+class RoundAudited(Event):
+    """The client has recomputed a member's whole round `height` (V11); -1: not known. `reason` None: nothing is said.
+
+    `agreement` is that of the payload's signs with the gradient, `link_distance` how far what the opened momentum grew
+    by is from it.
+    """
+
+    height: int
+    target: int
+    agreement: float
+    link_distance: float
+    reason: AuditReason | None
+
+
 class AuditsReported(Event):
     """The client reports its audits of a round, and puts on record whom it doubts, if anybody."""
 

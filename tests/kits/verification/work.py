@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 from psyche.client.engine import actions as act
 from psyche.core.committee.assignment import compute_assignments
@@ -54,10 +55,14 @@ def build_work(table: bytes) -> Work:
     return Work(table=table, momentum_before=blake3_hash(b"before"), momentum_after=blob_id_of(table))
 
 
-def answer_audit(audit: act.Audit, *, scale: float = HONEST, agreement: float = 0.9, most: int = 99) -> act.Audited:
+def answer_audit(
+    audit: act.Audit, *, scale: float = HONEST, agreement: float = 0.9, most: int = 99, **link: Any
+) -> act.Audited:
     """What the trainer finds: the pieces as an honest machine computes them, at most so many batches."""
     targets = [
-        AuditedTarget(pieces=tuple(_recompute(audit, case, piece, scale) for piece in case.pieces), agreement=agreement)
+        AuditedTarget(
+            pieces=tuple(_recompute(audit, case, piece, scale) for piece in case.pieces), agreement=agreement, **link
+        )
         for case in audit.cases
     ]
     reply = AuditReply(targets=tuple(targets[:most]), seconds=0.1, cancelled=most < len(targets))

@@ -65,7 +65,7 @@ class Member:
 
     def make_request(self, height: int, **changes: object) -> TrainRequest:
         work = WorkRequest(
-            seed=get_seed(height), piece_samples=PIECE, opened_chunks=OPENED,
+            seed=get_seed(height), piece_samples=PIECE,
             calibration=draw_tokens(0)[: 4 * LENGTH] if not height else b"",
         )  # fmt: skip
         own = tuple(Contribution(payload=reply.payload) for reply in self.replies[height - 1 : height])

@@ -107,7 +107,7 @@ def play(member: Member, bench: Bench, folder: Path, tokens: bytes) -> Scene:
         store.write(done, member.sets[-1].payloads)
         chain = compute_chain_digest(chain, 0, height, done.step, done.lr_bits, ())
         seed = next(one.seed for one in bench.state.rounds if one.height == height)
-        work = WorkRequest(seed=seed, piece_samples=PIECE, opened_chunks=1, calibration=b"")
+        work = WorkRequest(seed=seed, piece_samples=PIECE, calibration=b"")
         honest = draw_tokens(height)
         trained = tokens if height == HEIGHT else honest
         member.replies.append(member.engine.train(member.make_request(height, work=work, tokens=trained)))

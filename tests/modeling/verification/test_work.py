@@ -86,7 +86,7 @@ def test_v1_memory_that_runs_out_makes_micro_batches_smaller_and_not_pieces(
 
 
 def make_work(piece_samples: int) -> WorkRequest:
-    return WorkRequest(seed=get_seed(0), piece_samples=piece_samples, opened_chunks=OPENED)
+    return WorkRequest(seed=get_seed(0), piece_samples=piece_samples)
 
 
 def test_several_devices_are_refused_in_a_run_that_verifies(load_request: LoadRequest) -> None:
@@ -117,13 +117,11 @@ def test_v5_a_trainer_that_resumes_names_the_root_of_its_last_result(old_hand: M
     assert work.momentum_before == last.momentum_after
 
 
-@pytest.mark.parametrize("is_training", [False, True])
-def test_v5_chunks_of_both_momenta_are_opened_while_the_next_round_trains(member: Member, is_training: bool) -> None:
-    """Who trains in the next round keeps the opening for that round's seed; who verifies makes it when asked."""
-    member.run(2 + is_training)
-    reply, loaded = member.replies[1], member.engine._get_loaded()
-    plan, seed = loaded.replica.plan, get_seed(2)
-    raw = member.engine.open(OpenRequest(height=1, seed=seed, opened_chunks=OPENED)).opening
+def test_v5_chunks_of_both_momenta_are_opened_until_the_next_round_trains(member: Member) -> None:
+    member.run(3)
+    reply, loaded = member.replies[2], member.engine._get_loaded()
+    plan, seed = loaded.replica.plan, get_seed(3)
+    raw = member.engine.open(OpenRequest(height=2, seed=seed, opened_chunks=OPENED)).opening
     places = draw_chunks(plan, seed, OPENED)
     size = get_opening_bytes(plan, places)
     assert reply.work is not None
@@ -131,8 +129,9 @@ def test_v5_chunks_of_both_momenta_are_opened_while_the_next_round_trains(member
     after = decode_opening(plan, places, reply.work.momentum_after, raw[size:])
     assert [one.place for one in before] == [one.place for one in after] == places
     assert before != after
-    with pytest.raises(TrainerError, match="the momentum of round 0 is no longer here"):
-        member.engine.open(OpenRequest(height=0, seed=seed, opened_chunks=OPENED))
+    member.run(1)
+    with pytest.raises(TrainerError, match="the momentum of round 2 is no longer here"):
+        member.engine.open(OpenRequest(height=2, seed=seed, opened_chunks=OPENED))
 
 
 # --- audits

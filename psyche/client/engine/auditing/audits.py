@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from psyche.client.engine.actions import Audited
+from psyche.client.engine.actions import Audited, OpeningArrived
 from psyche.client.engine.announcements import Announcements
 from psyche.client.engine.auditing.desk import Desk
 from psyche.client.engine.auditing.jury import Jury
@@ -62,6 +62,10 @@ class Audits:
 
     def on_audited(self, event: Audited) -> None:
         self.desk.on_audited(event)
+
+    def on_opening(self, event: OpeningArrived) -> None:
+        self.verifier.on_opening(event)
+        self.jury.on_opening(event)
 
     def get_deadline(self) -> float | None:
         return self.verifier.get_deadline()

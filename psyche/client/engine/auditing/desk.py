@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from psyche.client.engine.actions import Audit, Audited, CancelAudit
 from psyche.client.engine.auditing.questions import Question
 from psyche.client.engine.context import EngineContext
+from psyche.core.committee.verdicts import judge_round
 from psyche.core.encoding.work import MAX_MAGNITUDE, Values
+from psyche.core.state.state import AuditReason
 from psyche.wire.trainer import AuditedTarget
 
 
@@ -18,6 +20,11 @@ class Answer:
     values: Values
     resketched: Values
     agreement: float  # of the payload's signs with the pieces recomputed (V11); negative: not known
+    link_reason: AuditReason = AuditReason.NONE  # what the opened momentum shows for certain
+    link_distance: float = -1.0  # of its growth from the gradient; negative: not known
+
+    def judge_round(self, tolerance: float) -> AuditReason | None:
+        return judge_round(self.agreement, self.link_reason, self.link_distance, tolerance)
 
 
 @dataclass(slots=True)
@@ -77,4 +84,5 @@ def _read(target: AuditedTarget) -> Answer | None:
     own, resketched = piece.values
     if not all(abs(value) <= MAX_MAGNITUDE for value in (piece.loss, *own, *resketched)):
         return None
-    return Answer(piece.loss, own, resketched, target.agreement)
+    reason = AuditReason(target.link_reason)
+    return Answer(piece.loss, own, resketched, target.agreement, reason, target.link_distance)

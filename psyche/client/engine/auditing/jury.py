@@ -3,17 +3,18 @@
 from dataclasses import dataclass, field
 from functools import partial
 
-from psyche.client.engine.actions import Submit
+from psyche.client.engine.actions import AskOpening, Link, OpeningArrived, Submit
 from psyche.client.engine.auditing.desk import Answer, Desk
-from psyche.client.engine.auditing.questions import WHOLE_ROUND, Lack, Question, ask_whole, find_accused
+from psyche.client.engine.auditing.questions import Lack, Question, ask_whole, find_accused, find_link
 from psyche.client.engine.auditing.tolerances import Tolerances
 from psyche.client.engine.auditing.verifier import keep_evidence
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.weights import Weights
-from psyche.core.committee.verdicts import LEAST_AGREEMENT, Verdict, compute_distance, judge_piece
+from psyche.core.committee.verdicts import Verdict, compute_distance, judge_piece
 from psyche.core.rules.audits import find_jury
 from psyche.core.state.messages import JudgeChallenge
-from psyche.core.state.state import AuditReason, Challenge, ChallengeState, RunState
+from psyche.core.state.roster import find_member
+from psyche.core.state.state import ZERO32, AuditReason, Challenge, ChallengeState, RunState
 from psyche.telemetry import types
 
 _Key = tuple[int, int, int, bytes]  # epoch, height, slot and commitment of the accused work
@@ -28,6 +29,7 @@ class Jury:
     _verdicts: dict[_Key, bool | None] = field(default_factory=dict)  # guilty; None: this client cannot tell
     _voted: dict[_Key, int] = field(default_factory=dict)  # the epoch in which the vote was sent
     _asked_at: tuple[int, int] = (-1, -1)  # the round in which a piece was recomputed last
+    _openings: dict[_Key, OpeningArrived | int] = field(default_factory=dict)  # or the round in which it was asked for
 
     def act(self, *, is_idle: bool) -> None:
         """Judge what this client is in the jury for; `is_idle`: its own work of the round is done.
@@ -69,6 +71,7 @@ class Jury:
         known = {_get_key(c) for c in self.context.state.challenges if c.state is not ChallengeState.FREE}
         self._verdicts = {key: guilty for key, guilty in self._verdicts.items() if key in known}
         self._voted = {key: epoch for key, epoch in self._voted.items() if key in known}
+        self._openings = {key: opening for key, opening in self._openings.items() if key in known}
 
     def _find_open(self) -> list[tuple[int, Challenge]]:
         challenges = enumerate(self.context.state.challenges)
@@ -82,30 +85,95 @@ class Jury:
         question = find_accused(x, challenge)
         if question is Lack.GONE:
             self._verdicts[_get_key(challenge)] = None
-        elif isinstance(question, Question) and may_ask and not self.desk.is_busy and not self.weights.is_diverged:
+            return
+        if isinstance(question, Question) and challenge.reason is AuditReason.SIGNS:
+            question = ask_whole(question)
+        elif isinstance(question, Question) and challenge.reason > AuditReason.SIGNS:
+            question = self._find_opened(challenge, question)
+        if isinstance(question, Question) and may_ask and not self.desk.is_busy and not self.weights.is_diverged:
             self._asked_at = (x.epoch, x.height)
-            asked = ask_whole(question) if challenge.reason in WHOLE_ROUND else question
-            self.desk.ask([asked], x.state.current.seed, partial(self._take, challenge))
+            self.desk.ask([question], x.state.current.seed, partial(self._take, challenge))
+
+    def _find_opened(self, challenge: Challenge, question: Question) -> Question | None:
+        """The question with what its member opens; None while that is not here, or where there is nothing to compute.
+
+        Who withholds it, or opens what it has not committed to, does so to the jury too. A juror to whom it is opened
+        does not vote on that: the member may have withheld it from its accuser alone (V12).
+        """
+        link = find_link(self.context, question)
+        if challenge.reason is AuditReason.MOMENTUM:
+            self._conclude(challenge, question, None if link is None else link is AuditReason.MOMENTUM)
+            return None
+        if not isinstance(link, Link):
+            self._conclude(challenge, question, None)
+            return None
+        arrived = self._ask_opening(challenge, question, link)
+        if arrived is None:
+            return None
+        is_here = arrived.opening != ZERO32
+        if challenge.reason is AuditReason.WITHHELD:
+            is_present = any(record.heard >> question.member & 1 for record in self.context.book.all()[-2:])
+            self._conclude(challenge, question, True if not is_here and is_present else None)
+        elif challenge.reason is AuditReason.PATHS:
+            self._conclude(challenge, question, True if arrived.is_forged else None)
+        elif is_here:
+            return ask_whole(question, link._replace(opening=arrived.opening))
+        else:
+            self._conclude(challenge, question, None)
+        return None
+
+    def _ask_opening(self, challenge: Challenge, question: Question, link: Link) -> OpeningArrived | None:
+        """What the member opens; nothing, if it has not opened it within a round. The accuser may have it too."""
+        x, key = self.context, _get_key(challenge)
+        known = self._openings.get(key)
+        if isinstance(known, OpeningArrived):
+            return known
+        if known is None:
+            self._openings[key] = x.height
+            is_of_target = challenge.reason in (
+                AuditReason.WITHHELD,
+                AuditReason.PATHS,
+            )  # what others have says nothing
+            accuser = None if is_of_target else find_member(x.state, challenge.verifier)
+            keys = tuple(x.get_key(member) for member in (question.member, accuser) if member is not None)
+            limit = x.state_since + x.round_limit_s
+            x.do(AskOpening(x.epoch, challenge.height, question.member, keys, link, limit))
+        elif x.height > known:
+            return OpeningArrived(x.epoch, challenge.height, question.member, ZERO32)
+        return None
+
+    def on_opening(self, event: OpeningArrived) -> None:
+        for _, challenge in self._find_open():
+            member = find_member(self.context.state, challenge.target)
+            is_meant = (event.epoch, event.height, event.member) == (challenge.epoch, challenge.height, member)
+            if is_meant and isinstance(self._openings.get(_get_key(challenge)), int):
+                self._openings[_get_key(challenge)] = event
 
     def _take(self, challenge: Challenge, question: Question, answer: Answer | None) -> None:
         guilty = None if answer is None else self._judge(challenge, question, answer)
+        distance = -1.0
+        if answer is not None:
+            is_whole = challenge.reason >= AuditReason.SIGNS
+            distance = answer.link_distance if is_whole else compute_distance(question.claim, answer.values)
+            keep_evidence(self.context, challenge.epoch, question, answer)
+        self._conclude(challenge, question, guilty, distance)
+
+    def _conclude(self, challenge: Challenge, question: Question, guilty: bool | None, distance: float = -1.0) -> None:
+        """Come to a verdict; who computes otherwise than others has none (V6)."""
+        guilty = None if self.context.member in self.tolerances.odd else guilty
         self._verdicts[_get_key(challenge)] = guilty
-        distance = -1.0 if answer is None else compute_distance(question.claim, answer.values)
         self.context.log(
             types.Judged(
                 height=challenge.height, target=question.member, piece=question.piece, reason=challenge.reason,
                 distance=distance, guilty=guilty,
             )
         )  # fmt: skip
-        if answer is not None:
-            keep_evidence(self.context, challenge.epoch, question, answer)
 
     def _judge(self, challenge: Challenge, question: Question, answer: Answer) -> bool | None:
-        if self.context.member in self.tolerances.odd:
-            return None
-        if challenge.reason is AuditReason.SIGNS:
-            return answer.agreement < LEAST_AGREEMENT if answer.agreement >= 0 else None
         tolerance = self.tolerances.get(question.case.numeric_class, question.member)
+        if challenge.reason >= AuditReason.SIGNS:
+            found = answer.judge_round(tolerance)
+            return None if found is None else found is not AuditReason.NONE
         verdict = judge_piece(compute_distance(question.claim, answer.values), tolerance)
         if challenge.reason is AuditReason.REPEATED:
             return verdict is not Verdict.OK

@@ -1,11 +1,11 @@
 """What has to be recomputed to judge a piece of a member's work, and what that member says of it (V8, V9)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
-from psyche.client.engine.actions import Case
+from psyche.client.engine.actions import Case, Link
 from psyche.client.engine.announcements import compute_step_lr
 from psyche.client.engine.auditing.works import count_pieces
 from psyche.client.engine.context import EngineContext
@@ -17,7 +17,6 @@ from psyche.core.state.roster import find_member
 from psyche.core.state.state import ZERO32, AuditReason, Challenge
 
 _COMING: Final = (PayloadStatus.ANNOUNCED, PayloadStatus.FETCHING)
-WHOLE_ROUND: Final = frozenset({AuditReason.SIGNS})  # reasons that are about all pieces of a batch
 
 
 class Lack(Enum):
@@ -59,14 +58,45 @@ def find_accused(x: EngineContext, challenge: Challenge) -> Question | Lack:
     return _ask(x, audited, member, known, lambda rows: challenge.piece if challenge.piece < rows else None)
 
 
-def ask_whole(question: Question) -> Question:
-    """The same of all pieces of its batch (V11)."""
+def ask_whole(question: Question, link: Link | None = None) -> Question:
+    """The same of all pieces of its batch, and of what its member opens (V11)."""
     case = question.case
     pieces = range(compute_pieces(case.end - case.start + 1, case.piece_samples))
-    return Question(
-        question.member, question.piece, question.seed, question.result, question.claim,
-        case._replace(pieces=tuple(pieces)),
-    )  # fmt: skip
+    return replace(question, case=case._replace(pieces=tuple(pieces), link=link))
+
+
+def find_link(x: EngineContext, question: Question) -> Link | AuditReason | None:
+    """What links a whole round to its payload (V11); MOMENTUM if its header contradicts the one before.
+
+    None: it cannot be judged by what is opened, for it is not known what the momentum was before.
+    """
+    header, config = question.result.header, x.state.config
+    record, after = x.book.get(header.height), x.book.get(header.height + 1)
+    if record is None or after is None or not config.opened_chunks or header.momentum_after == ZERO32:
+        return None
+    taken_out = ZERO32
+    if header.train_count != 1 or header.momentum_before != ZERO32:  # it is not the first one with this momentum
+        before = x.book.get(header.height - 1) if header.height else None
+        last = None if before is None else before.results.get(header.member, {}).get(header.prev_commitment)
+        if before is None or last is None or header.train_count != last.header.train_count + 1:
+            return None
+        if header.momentum_before != last.header.momentum_after:
+            return AuditReason.MOMENTUM
+        if not _is_known(x, before, last):
+            return None
+        if config.overlap or last.commitment in before.applied:
+            taken_out = last.header.body_hash
+    lr = compute_step_lr(x.state, record.step)
+    return Link(header.momentum_before, header.momentum_after, after.seed, lr, taken_out)
+
+
+def _is_known(x: EngineContext, before: RoundRecord, last: KnownResult) -> bool:
+    """Whether it is known which values were taken out before the next training, and that none were given back (R8)."""
+    if not x.state.config.overlap:
+        return before.is_decided
+    sooner = last.header.prev_commitment
+    # what the epoch before did not apply is given back in this one's first training
+    return not before.height or sooner == ZERO32 or any(sooner in record.applied for record in x.book.all())
 
 
 def _ask(

@@ -3,12 +3,12 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from psyche.client.engine.actions import KeepEvidence, Submit
+from psyche.client.engine.actions import AskOpening, KeepEvidence, Link, OpeningArrived, Submit
 from psyche.client.engine.announcements import Announcements
 from psyche.client.engine.auditing.desk import Answer, Desk
-from psyche.client.engine.auditing.questions import Lack, Question, ask_whole, find_task
+from psyche.client.engine.auditing.questions import Lack, Question, ask_whole, find_link, find_task
 from psyche.client.engine.auditing.tolerances import Tolerances
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import RoundRecord
@@ -16,7 +16,6 @@ from psyche.client.engine.weights import Weights
 from psyche.core.committee.audits import AuditTask
 from psyche.core.committee.schedule import round_f32
 from psyche.core.committee.verdicts import (
-    LEAST_AGREEMENT,
     Verdict,
     compute_distance,
     find_suspect,
@@ -33,6 +32,7 @@ from psyche.core.state.timeline import get_round
 from psyche.telemetry import types
 
 PATIENCE_S: Final = 2.0  # for work to audit that is on its way
+OPENING_LIMIT_S: Final = 10.0  # in which a member opens its momenta, if nobody waits for the report
 LINK_EVERY: Final = 5  # one in so many verifiers looks at a whole round
 SUSPECTED_ROUNDS: Final = 4  # agreements of so many rounds count
 
@@ -45,6 +45,24 @@ class Finding:
     reason: AuditReason  # NONE: the piece is right
 
 
+class Charge(NamedTuple):
+    """What a member is accused of, or doubted for, and what shows it, if anything does."""
+
+    question: Question
+    reason: AuditReason
+    answer: Answer | None = None
+
+
+@dataclass(slots=True)
+class Opening:
+    """What a member was asked to open of its round, and what came of it."""
+
+    question: Question  # about a piece of that round
+    link: Link
+    asked_at: float
+    arrived: OpeningArrived | None = None
+
+
 @dataclass(slots=True)
 class OwnAudits:
     """The audits of one round: `left` are to be done, in the list's order."""
@@ -53,8 +71,10 @@ class OwnAudits:
     left: list[AuditTask] = field(default_factory=list)
     asked: dict[int, AuditTask] = field(default_factory=dict)  # by the identity of a question out at the trainer
     found: dict[AuditTask, Finding] = field(default_factory=dict)
-    whole: Finding | None = None  # of a whole round (V11)
+    whole: Charge | None = None  # of a whole round (V11)
+    opening: Opening | None = None
     is_whole_due: bool = False
+    is_at_whole: bool = False  # it is being recomputed, or was
     waiting_since: float | None = None
     is_over: bool = True
 
@@ -140,7 +160,8 @@ class Verifier:
             own.is_over = True
             self.context.log(types.NotSent(height=record.height, reason="this client's digest is not the agreed one"))
             return
-        if is_time_up and own.found:
+        # a whole round takes as long as a batch: if it were cut, none would ever come to its end
+        if is_time_up and own.found and not own.is_at_whole:
             self.desk.cancel()
         if self.desk.is_busy:
             return
@@ -154,10 +175,13 @@ class Verifier:
         questions = {task: find_task(self.context, record, task) for task in own.left}
         own.left = [task for task in own.left if questions[task] is not Lack.GONE]
         ready = [(task, q) for task, q in questions.items() if isinstance(q, Question)]
+        if self._ask_whole(record, [q for task, q in ready if not task.is_report], now):
+            return True
+        is_opening = own.opening is not None and own.opening.arrived is None
+        # the first one alone: a verifier that is slow must have something to report when time is up
         if ready:
             height = ready[0][1].case.height
-            # the first one alone: a verifier that is slow must have something to report when time is up
-            most = len(ready) if own.found else 1
+            most = len(ready) if own.found and not is_opening else 1
             chosen = [(task, q) for task, q in ready if q.case.height == height][:most]
             own.waiting_since = None
             own.asked = {id(q): task for task, q in chosen}
@@ -166,27 +190,82 @@ class Verifier:
         if own.left:
             own.waiting_since = now if own.waiting_since is None else own.waiting_since
             return now < own.waiting_since + PATIENCE_S
-        return self._ask_whole(record)
+        return is_opening and own.opening is not None and now < own.opening.asked_at + OPENING_LIMIT_S
 
-    def _ask_whole(self, record: RoundRecord) -> bool:
-        """Have one member's whole round recomputed: whom the signs make suspect, or the first of the list (V11)."""
-        own = self.own
-        trained = [f.question for f in own.found.values() if f.question.result.header.result_kind is ResultKind.TRAINED]
-        if not own.is_whole_due or not trained:
+    def _ask_whole(self, record: RoundRecord, ready: Sequence[Question], now: float) -> bool:
+        """Look at one member's whole round, after the first piece; return whether it is being recomputed now (V11)."""
+        x, own = self.context, self.own
+        if own.opening is not None:
+            return self._ask_opened(record, own.opening)
+        trained = [f.question for task, f in own.found.items() if not task.is_report]
+        chosen = self._choose_whole(record, [*trained, *ready]) if own.is_whole_due else None
+        if chosen is None:
+            return False
+        link = find_link(x, chosen)
+        if link is None and not own.found:
             return False
         own.is_whole_due = False
+        if isinstance(link, Link):
+            own.opening = Opening(chosen, link, now)
+            header, keys = chosen.result.header, (x.get_key(chosen.member),)
+            x.do(AskOpening(x.epoch, header.height, header.member, keys, link, now + OPENING_LIMIT_S))
+        elif link is None:  # the signs alone
+            own.is_at_whole = True
+            self.desk.ask([ask_whole(chosen)], record.seed, self._take_whole)
+        else:
+            own.whole = Charge(chosen, link)
+        return own.is_at_whole
+
+    def _ask_opened(self, record: RoundRecord, opening: Opening) -> bool:
+        arrived, own = opening.arrived, self.own
+        if own.is_at_whole or not own.found or arrived is None or arrived.opening == ZERO32:
+            return False
+        own.is_at_whole = True
+        link = opening.link._replace(opening=arrived.opening)
+        self.desk.ask([ask_whole(opening.question, link)], record.seed, self._take_whole)
+        return True
+
+    def _choose_whole(self, record: RoundRecord, questions: Sequence[Question]) -> Question | None:
+        """That of the member whom the signs make suspect, or the first of the list."""
         oldest = record.height - SUSPECTED_ROUNDS
         recent = {m: agreement for m, (height, agreement) in self._agreements.items() if height >= oldest}
         suspect = find_suspect(recent, self._suspected, record.height) if record.seed[2] & 1 else None
-        chosen = next((q for q in trained if q.member == suspect), None)
+        chosen = next((q for q in questions if q.member == suspect), None)
         if chosen is not None:
             self._suspected[chosen.member] = record.height
-        self.desk.ask([ask_whole(chosen or trained[0])], record.seed, self._take_whole)
-        return True
+        return chosen or next(iter(questions), None)
+
+    def on_opening(self, event: OpeningArrived) -> None:
+        opening = self.own.opening
+        if opening is None or opening.arrived is not None:
+            return
+        header = opening.question.result.header
+        if (event.epoch, event.height, event.member) == (self.context.epoch, header.height, header.member):
+            opening.arrived = event
 
     def _take_whole(self, question: Question, answer: Answer | None) -> None:
-        if answer is not None and 0 <= answer.agreement < LEAST_AGREEMENT:
-            self.own.whole = Finding(question, answer, answer.agreement, AuditReason.SIGNS)
+        tolerance = self.tolerances.get(question.case.numeric_class, question.member)
+        reason = None if answer is None else answer.judge_round(tolerance)
+        if reason:
+            self.own.whole = Charge(question, reason, answer)
+        self.context.log(
+            types.RoundAudited(
+                height=question.result.header.height, target=question.member,
+                agreement=-1.0 if answer is None else answer.agreement,
+                link_distance=-1.0 if answer is None else answer.link_distance, reason=reason,
+            )
+        )  # fmt: skip
+
+    def _find_withheld(self, record: RoundRecord, now: float) -> None:
+        """Whoever is there and has not opened what it was asked for, for a while, withholds it."""
+        opening = self.own.opening
+        if opening is None or now < opening.asked_at + PATIENCE_S or self.own.whole is not None:
+            return
+        arrived = opening.arrived
+        if arrived is not None and arrived.is_forged:
+            self.own.whole = Charge(opening.question, AuditReason.PATHS)
+        elif (arrived is None or arrived.opening == ZERO32) and record.heard >> opening.question.member & 1:
+            self.own.whole = Charge(opening.question, AuditReason.WITHHELD)
 
     def _take(self, question: Question, answer: Answer | None) -> None:
         task = self.own.asked.pop(id(question), None)
@@ -218,6 +297,7 @@ class Verifier:
 
     def _report(self, record: RoundRecord, now: float) -> None:
         own, x = self.own, self.context
+        self._find_withheld(record, now)
         own.is_over = True
         self._newest = record.epoch, record.height
         findings = [(task, own.found[task]) for task in record.audits if task in own.found]
@@ -248,7 +328,8 @@ class Verifier:
                 x.epoch, record.height, x.member, question.member, question.piece, worst.reason,
                 question.result.commitment,
             )  # fmt: skip
-            keep_evidence(x, x.epoch, question, worst.answer)
+            if worst.answer is not None:
+                keep_evidence(x, x.epoch, question, worst.answer)
         failed = sum(f.reason > AuditReason.UNCLEAR for f in findings) + (self.own.whole is not None)
         sent = types.AuditsReported(
             epoch=x.epoch, height=record.height, audits=len(findings), failed=failed,
@@ -256,13 +337,13 @@ class Verifier:
         )  # fmt: skip
         x.do(Submit(named, before=sent))
 
-    def _choose(self, findings: Sequence[Finding]) -> Finding | None:
+    def _choose(self, findings: Sequence[Finding]) -> Charge | None:
         """The first accusation of the list, else its first doubt; who computes otherwise accuses nobody (V6)."""
         if self.context.member in self.tolerances.odd:
             return None
-        all_found = [*findings, *([] if self.own.whole is None else [self.own.whole])]
-        named = [f for f in all_found if f.reason > AuditReason.NONE]
-        return min(named, key=lambda f: f.reason == AuditReason.UNCLEAR, default=None)
+        named = [Charge(f.question, f.reason, f.answer) for f in findings if f.reason > AuditReason.NONE]
+        named += [] if self.own.whole is None else [self.own.whole]
+        return min(named, key=lambda charge: charge.reason == AuditReason.UNCLEAR, default=None)
 
 
 def keep_evidence(x: EngineContext, epoch: int, question: Question, answer: Answer) -> None:

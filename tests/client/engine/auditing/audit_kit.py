@@ -20,8 +20,10 @@ SETTINGS: dict[str, Any] = {
 
 
 def build_verified(members: int = 6, own: int = 0, **changes: Any) -> Bench:
-    manual = changes.pop("manual", ())
-    return build_bench(members, own, manual, **(SETTINGS | changes)).start()
+    manual, shows_momenta = changes.pop("manual", ()), changes.pop("shows_momenta", False)
+    bench = build_bench(members, own, manual, **(SETTINGS | changes))
+    bench.shows_momenta = shows_momenta
+    return bench.start()
 
 
 def build_verifier(members: int = 6, least_height: int = 1, **changes: Any) -> Bench:

@@ -184,16 +184,16 @@ class Cluster:
 
     def start_cheat(self, number: int, kind: str) -> Node:
         """Start client `number` with a trainer that cheats (`cheating_client`)."""
-        return self._start_program("hostile/cheating_client.py", number, kind, {})
+        return self._start_program("cheating_client.py", number, kind, {})
 
     def start_liar(self, number: int, kind: str, **env: str) -> Node:
         """Start client `number`, which shows peers another model than the run's (`lying_client`)."""
-        return self._start_program("hostile/lying_client.py", number, kind, env)
+        return self._start_program("lying_client.py", number, kind, env)
 
     def _start_program(self, program: str, number: int, kind: str, env: Mapping[str, str]) -> Node:
         name = f"client-{number}"
         argv = self._client_argv(name)
-        return self._start(name, [argv[0], str(Path(__file__).with_name(program)), kind, *argv[3:]], env)
+        return self._start(name, [argv[0], str(Path(__file__).parent / "hostile" / program), kind, *argv[3:]], env)
 
     async def start(self, clients: int) -> None:
         self.start_server()

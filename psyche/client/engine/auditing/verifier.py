@@ -349,8 +349,11 @@ class Verifier:
 def keep_evidence(x: EngineContext, epoch: int, question: Question, answer: Answer) -> None:
     """Have a file written by which anybody can judge a piece again (V13).
 
-    Rows of reports are judged in the run alone, and so is what the record or this client no longer has.
+    Rows of reports and whole rounds are judged in the run alone, and so is what the record or this client no longer
+    has: of a whole round the file would show one piece, which may be right.
     """
+    if question.case.link is not None or len(question.case.pieces) > 1:
+        return
     result, header = question.result, question.result.header
     named = _find_header(x, header) if header.height and x.state.config.overlap else b""
     is_kept = epoch == x.epoch and get_round(x.state, header.height) is not None

@@ -1,7 +1,7 @@
 """Dividing a task among the members of a run: the order of its documents, their blocks, and who does which when.
 
-All members compute the same order, so they need no agreement. Each begins elsewhere and goes round, leaving out what
-others have done: so the parts of dead and slow members are taken over.
+All members compute the same order, so they need no agreement. Each has a part, begins there and goes round, leaving
+out what others have done: so the parts of dead and slow members are taken over (`ledger` says when).
 """
 
 from collections.abc import Callable, Iterator
@@ -29,6 +29,11 @@ def walk(member: int, members: int, blocks: int, has_come: Callable[[int], bool]
         block = (first + step) % blocks
         if not has_come(block):
             yield block
+
+
+def find_home(block: int, members: int, blocks: int) -> int:
+    """The member whose part a block is in."""
+    return ((block + 1) * members - 1) // blocks
 
 
 def is_repeated(secret: bytes, certified: bytes, task_hash: bytes, block: int) -> bool:

@@ -123,13 +123,20 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A task's score on weights with one digest; `disputes` has the members of blocks in which results differ."""
+    """A task's score on weights with one digest; `disputes` has the members of blocks in which results differ.
+
+    Of a block that counts these are the members that were outvoted.
+    """
 
     acc: Share
     acc_norm: Share
     blocks: int
-    blocks_counted: int
+    counted: frozenset[int]  # the blocks
     disputes: Mapping[int, tuple[int, ...]]
+
+    @property
+    def blocks_counted(self) -> int:
+        return len(self.counted)
 
     @property
     def is_shown(self) -> bool:
@@ -165,22 +172,28 @@ def judge_block(results: Iterable[BlockResult]) -> BlockVerdict:
 def merge(results: Sequence[BlockResult], blocks: int) -> Merged:
     """Put the results of one task on one digest together; results of a later block than there are have no place here.
 
+    Who was outvoted in one block counts in no other: somebody else has to do those that it did alone.
+
     Raises:
         WireError: they are of several tasks, or of several weights.
     """
     if len({(one.run_uid, one.digest, one.task_hash) for one in results}) > 1:
         raise WireError("results of several tasks or weights are not one score")
-    counted: list[BlockResult] = []
-    disputes: dict[int, tuple[int, ...]] = {}
     known = sorted((one for one in results if one.block < blocks), key=lambda one: one.block)  # else as they came
-    for block, group in groupby(known, key=lambda one: one.block):
-        verdict = judge_block(group)
-        counted += [] if verdict.counted is None else [verdict.counted]
-        disputes |= {block: verdict.differing} if verdict.differing else {}
+    groups = {block: tuple(group) for block, group in groupby(known, key=lambda one: one.block)}
+    verdicts = {block: judge_block(group) for block, group in groups.items()}
+    outvoted = {member for one in verdicts.values() if one.counted is not None for member in one.differing}
+    counted: list[BlockResult] = []
+    disputes = {block: one.differing for block, one in verdicts.items() if one.differing}
+    for block, group in groups.items():
+        if (found := judge_block(one for one in group if one.member not in outvoted).counted) is not None:
+            counted.append(found)
+            if block in disputes:
+                disputes[block] = tuple(member for member in disputes[block] if member in outvoted)
     documents = sum(one.count for one in counted)
     acc = Share(sum(one.right.bit_count() for one in counted), documents)
     acc_norm = Share(sum(one.right_norm.bit_count() for one in counted), documents)
-    return Merged(acc, acc_norm, blocks, len(counted), disputes)
+    return Merged(acc, acc_norm, blocks, frozenset(one.block for one in counted), disputes)
 
 
 def _differ(one: BlockResult, other: BlockResult) -> bool:

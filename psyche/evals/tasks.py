@@ -99,7 +99,7 @@ TASKS: Final = {
 }  # fmt: skip
 
 
-def find_tasks(names: str) -> list[Task]:
+def find_tasks(names: str, option: str = "--tasks") -> list[Task]:
     """The tasks of a list with commas; in names, capitals and other signs than letters and digits count as `_`.
 
     Raises:
@@ -109,8 +109,8 @@ def find_tasks(names: str) -> list[Task]:
     for named in names.split(","):
         name = "".join(sign if sign.isalnum() else "_" for sign in named.strip().lower())
         if name not in TASKS:
-            raise ConfigError(f"--tasks: there is no task {named.strip()[:100]!r}; there are {', '.join(TASKS)}")
+            raise ConfigError(f"{option}: there is no task {named.strip()[:100]!r}; there are {', '.join(TASKS)}")
         if TASKS[name] in found:
-            raise ConfigError(f"--tasks: {name} is there twice")
+            raise ConfigError(f"{option}: {name} is there twice")
         found.append(TASKS[name])
     return found

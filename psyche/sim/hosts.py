@@ -33,6 +33,7 @@ from psyche.network.memory.node import MemoryNode
 from psyche.sim.byzantine.program import ByzantineProgram
 from psyche.sim.byzantine.programs import wrap_backend, wrap_network
 from psyche.sim.disk import DiskConditions
+from psyche.sim.exam import SimExam
 from psyche.sim.faults import DataTrouble, Degrade
 from psyche.sim.identity import SimIdentity, build_machine_identity
 from psyche.sim.invariants.views import ClientStatistics
@@ -368,6 +369,7 @@ class ClientHost(Host):
             network=wrap_network(network, self.programs) if self.programs else network, trainer=trainer,
             data=_HostData(self), log=life.log, unix_now=self.unix,
             check_payload=check, on_loaded=lambda event: check.set_plan(event.reply.plan),
+            exam=SimExam(documents) if (documents := self.world.scenario.eval_documents) else None,
         )  # fmt: skip
         settings = ClientSettings(
             run_id=RUN_ID, data_dir=self.folder,

@@ -130,6 +130,7 @@ class SimTrainer:
     _sent: set[int] = field(default_factory=set)  # heights of this momentum's results without an outcome yet
     _epochs: dict[int, int] = field(default_factory=dict)  # by height: the epoch in which it was last trained
     _cancel: trio.Event | None = None
+    _scoring: trio.Event | None = None
     _batch: "_Batch | None" = None  # the one that is trained, or waits for its merge
     _computing: trio.CancelScope | None = None
 
@@ -150,6 +151,8 @@ class SimTrainer:
         self._sent.clear()
 
     def _check_alive(self) -> None:
+        if self._scoring is not None:
+            self._scoring.set()  # all else comes first
         if self.faults.crash:
             self.faults.crash = False
             self.faults.struck += 1
@@ -383,12 +386,11 @@ class SimTrainer:
     async def score(self, request: ScoreRequest) -> ScoreReply:
         """Score rows, until another call cancels it; values depend on the row and the certified weights alone."""
         self._check_alive()
-        self._cancel = cancelled = trio.Event()
+        self._scoring = cancelled = trio.Event()
         done: list[tuple[tuple[float, bool], ...]] = []
         for row in request.rows:
             with trio.move_on_after(self.machine.score_s):
                 await cancelled.wait()
-            self._check_alive()
             if cancelled.is_set():
                 break
             done.append(tuple((value, False) for value in _draw_values(request.digest, row)))

@@ -376,6 +376,9 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
     within_s: float = math.inf
 
 
+OTHER_WEIGHTS: Final = "the weights of that digest are not here"
+
+
 class ScoreReply(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
     """For the rows that are done, each choice's log-likelihood and whether each token of it is the most likely one.
 

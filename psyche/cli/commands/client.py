@@ -28,6 +28,7 @@ from psyche.cli.helpers.target import FINDING, JOINING, WALLET_PATH, Access, com
 from psyche.client.runtime.settings import KEY_NAME, ClientSettings
 from psyche.durable import expand_user
 from psyche.errors import ConfigError, WireError
+from psyche.evals.tasks import Task, find_tasks
 from psyche.modeling.device_name import MAX_RANKS, check_devices
 from psyche.wire.peer_address import PeerAddress, parse_peer_address
 
@@ -113,6 +114,13 @@ def _is_meant(name: str, interface: str) -> bool:
     return name.startswith(interface[:-1]) if interface.endswith("*") else name == interface
 
 
+def parse_eval_tasks(names: str | None) -> tuple[Task, ...]:
+    found = tuple(find_tasks(names, "--eval-tasks")) if names else ()
+    if written := [task.name for task in found if task.is_generated]:
+        raise ConfigError(f"--eval-tasks: {written[0]} is written, not chosen; use `psyche eval` for it")
+    return found
+
+
 TRAINING: Final = share_fields(
     ClientSettings,
     has_variables=True,
@@ -177,6 +185,15 @@ TRAINING: Final = share_fields(
     keep_evidence=option(
         "How many files to keep, in evidence in --data-dir, by which `psyche verify` judges a member again.", min=0,
     ),
+    eval_tasks=option(
+        "Known tasks that members measure the certified weights with in idle time, each member a part: names as of "
+        "`psyche eval`, with commas between them. All members should name the same.",
+        kind=str | None, default=None, callback=parse_eval_tasks,
+    ),
+    eval_fewshot=option("Examples before each question of these.", min=0, max=100),
+    eval_seed="Seed of what is drawn of them.",
+    eval_task_max_docs=option("So many documents of each, drawn by the seed. Default: all.", min=1),
+    eval_task_data="A folder with their data sets, as `psyche eval --task-data` reads it, instead of the Hub.",
     max_concurrent_downloads=option("Updates that are fetched from peers at once.", min=1),
     max_concurrent_parameter_requests=option("Tensors of the model that are asked of one peer at once.", min=1),
     node_name="This client's name in logs. Default: client- and the first digits of its key.",
@@ -340,6 +357,8 @@ def check_places(settings: "ClientSettings", events_dir: Path | None) -> None:
     manifest = find_data_manifest(settings.data_manifest, settings.local_root)
     if settings.data_manifest and manifest and not manifest.is_file():
         raise ConfigError(f"--data-manifest {manifest}: there is no such file; {NO_MANIFEST}: do without")
+    if settings.eval_task_data is not None:
+        check_source_folder("--eval-task-data", settings.eval_task_data)
     check_target_folder("--data-dir", settings.data_dir)
     check_target_folder("--checkpoint-dir", settings.checkpoint_dir)
     check_target_folder("--write-gradients-dir", settings.distro_dir)

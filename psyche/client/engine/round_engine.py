@@ -65,6 +65,14 @@ class RoundEngine:
     def member(self) -> int | None:
         return self._x.member
 
+    @property
+    def identity(self) -> Identity:
+        return self._x.identity
+
+    @property
+    def numeric_class(self) -> int:
+        return self._x.facts.numeric_class
+
     def waits(self) -> Sequence[types.WaitStarted]:
         return tuple(self._x.waits.values())
 

@@ -14,6 +14,7 @@ from psyche.backends.port import Backend
 from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.data_manifests import DataManifests
+from psyche.client.runtime.evals.exam import TaskExam
 from psyche.client.runtime.preflight import check_participation, find_model_problem, read_local_model
 from psyche.client.runtime.reporting import Reporter
 from psyche.client.runtime.settings import KEY_NAME, ClientSettings
@@ -312,6 +313,7 @@ async def _participate(
         check_payload=check,
         on_loaded=on_loaded,
         measure_data=manifests.measure,
+        exam=TaskExam(settings) if settings.eval_tasks else None,
     )
     orders.shell = Shell(parts, settings)
     try:

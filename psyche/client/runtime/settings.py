@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from psyche.evals.tasks import Task
 from psyche.network.limits import NetworkLimits
 from psyche.storage.port import StorageOptions
 from psyche.wire.peer_address import PeerAddress
@@ -56,6 +57,11 @@ class ClientSettings:
     write_gradients: Literal["own", "all"] = "own"  # which ones
     optim_stats_steps: int = 0  # between two rounds whose tensors are measured; 0: never
     replay_quota_bytes: int = 8 << 30
+    eval_tasks: tuple[Task, ...] = ()  # that this client measures the certified weights with, in idle time
+    eval_fewshot: int = 0
+    eval_seed: int = 42
+    eval_task_max_docs: int | None = None
+    eval_task_data: Path | None = None  # None: the Hub's
     keep_evidence: int = 32  # files of what members were judged by (V13); 0: none
     max_concurrent_downloads: int = _USUAL.fetches
     max_concurrent_parameter_requests: int = _USUAL.blobs_in_flight

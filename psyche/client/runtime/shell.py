@@ -16,6 +16,8 @@ from psyche.client.engine import actions as act
 from psyche.client.engine.round_engine import RoundEngine
 from psyche.client.runtime.bootstrapping import Bootstrapping
 from psyche.client.runtime.departure import Departure
+from psyche.client.runtime.evals.evaluating import Evaluating
+from psyche.client.runtime.evals.exam import Exam
 from psyche.client.runtime.openings import Openings
 from psyche.client.runtime.peer_queries import PeerQueries
 from psyche.client.runtime.settings import ClientSettings
@@ -63,6 +65,7 @@ class Parts:
     check_payload: Callable[[bytes], None]  # raises WireError (R4)
     on_loaded: Callable[[act.Loaded], None] = lambda _loaded: None
     measure_data: Callable[[bytes], int | None] = lambda _root: None  # size of the data manifest offered to peers (D1)
+    exam: Exam | None = None  # what this client measures the certified weights with
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class Shell:
             payloads=self._payloads, data=self._data,
         )  # fmt: skip
         self._openings = Openings(parts.network, self._payloads, self)
+        self._evals = Evaluating(parts.exam, parts.engine, parts.trainer, self._tasks, parts.network, self.log)
         self._queries = PeerQueries(parts.network, self, settings.node_name)
         self._departure = Departure(settings.stop_grace_s, self._tasks.wait_idle, self.log, self._wait_for_uploads)
         self._fetches = trio.CapacityLimiter(FETCHES)
@@ -165,7 +169,7 @@ class Shell:
         self._bootstrapping.start()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            for task in (self._follow_states, self._follow_gossip, self._tick, self._tasks.run):
+            for task in (self._follow_states, self._follow_gossip, self._tick, self._tasks.run, self._run_evals):
                 nursery.start_soon(task)
             nursery.start_soon(self._report_statistics)
             code = await self._departure.wait()
@@ -254,6 +258,7 @@ class Shell:
         try:
             async for state in self._parts.backend.states():
                 self._execute(self._engine.on_state(state, trio.current_time()))
+                self._evals.follow()
         except VersionMismatch as error:
             self.log(types.Error(message=str(error)))
             self._do(act.Exit(error.exit_code, str(error), types.LeaveCause.WRONG_VERSION))
@@ -265,10 +270,13 @@ class Shell:
         """Pass on all waiting messages together: an engine step gets more expensive with the number of members."""
         messages = self._parts.network.messages()
         async for _, raw in messages:
-            raws = [raw, *_take_rest(messages)]
+            raws = self._evals.take([raw, *_take_rest(messages)])
             self._execute(self._engine.on_messages(raws, trio.current_time()))
             if self._engine.has_many_members:
                 await trio.sleep(TURN_S)
+
+    async def _run_evals(self) -> None:
+        await self._guard(self._evals.run)
 
     def _feed_soon(self, event: act.PayloadArrived | act.PayloadFailed) -> None:
         """Pass a payload event to the engine; with many members, in the next turn."""

@@ -133,17 +133,21 @@ class TrainerTasks:
             try:
                 await self._do(action, bodies)
             except TrainerFailure as error:
-                self._x.log(types.Error(message=str(error), trainer=str(error.kind)))
-                stale = self._take_stale()
-                self._report(action, str(error), is_lost=True)  # before the restart, which takes seconds
-                for other in stale:
-                    self._report(other, "the trainer was lost before its turn came", is_lost=False)
-                await self._restart()
+                await self.recover(error, action)
             except (PsycheError, OSError) as error:
                 self._x.log(types.Error(message=str(error)))
                 self._report(action, str(error), is_lost=False)
             finally:
                 self._close(1)
+
+    async def recover(self, error: TrainerFailure, action: TrainerAction | None = None) -> None:
+        """The trainer failed, in this action or in what was asked of it beside them."""
+        self._x.log(types.Error(message=str(error), trainer=str(error.kind)))
+        stale = self._take_stale()
+        self._report(action, str(error), is_lost=True)  # before the restart, which takes seconds
+        for other in stale:
+            self._report(other, "the trainer was lost before its turn came", is_lost=False)
+        await self._restart()
 
     def _close(self, requests: int) -> None:
         self.open_requests -= requests
@@ -190,7 +194,7 @@ class TrainerTasks:
         except TrainerError as error:
             self._x.log(types.Error(message=f"the trainer cannot be started again: {error}"))
 
-    def _report(self, action: TrainerAction, reason: str, *, is_lost: bool) -> None:
+    def _report(self, action: TrainerAction | None, reason: str, *, is_lost: bool) -> None:
         """Tell the engine that a request failed; `is_lost`: and that the weights are gone with the trainer."""
         match action:
             case act.Train():
@@ -314,6 +318,7 @@ class TrainerTasks:
                 offload=settings.offload,
                 batch_size=0 if settings.is_memory_checked else self._x.state.config.global_batch_size_end,
                 verifies=self._x.state.config.verification_percent > 0,
+                scores=bool(settings.eval_tasks),
             )
         )
         settings.is_memory_checked = settings.micro_batch_size > 0

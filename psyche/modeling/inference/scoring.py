@@ -36,7 +36,8 @@ class Pace:
     def note(self, tokens: int, seconds: float) -> None:
         """Aim at a third of the limit: passes over more positions take longer, and other processes want the machine."""
         if not math.isinf(self._pass_s):
-            self._tokens = min(max(1, int(tokens * self._pass_s / 3 / seconds)), 2 * self._tokens)
+            fitting = int(tokens * self._pass_s / 3 / seconds)
+            self._tokens = max(1, self._tokens // 2, min(fitting, 2 * self._tokens))  # one slow pass says little
 
 
 class ChoiceScorer:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from psyche.core.encoding.manifest import FileEntry
 from psyche.core.encoding.plan import encode_plan
-from psyche.core.state.state import ZERO32, DataType, Model, Optimizer, OptimizerKind
+from psyche.core.state.state import ZERO32, Optimizer, OptimizerKind
 from psyche.errors import ConfigError, PsycheError, TrainerError, WireError
 from psyche.modeling.architecture import Blueprint, read_blueprint
 from psyche.modeling.checkpoint import load_momentum, write_snapshot
@@ -33,9 +33,9 @@ from psyche.modeling.device import (
 from psyche.modeling.device_name import describe_verifying
 from psyche.modeling.distro.statistics import describe_sums
 from psyche.modeling.export import describe_folder, export_model, export_snapshot
-from psyche.modeling.model import enable_checkpointing, get_parameters
+from psyche.modeling.inference.scores import Scores
+from psyche.modeling.model import enable_checkpointing
 from psyche.modeling.snapshot import (
-    CONFIG_NAME,
     SnapshotInfo,
     get_file_entries,
 )
@@ -44,9 +44,8 @@ from psyche.modeling.trainer.decoding import PayloadDecoder
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.local_round import HasTime, LocalRound, make_round
 from psyche.modeling.trainer.replica import Ahead, Replica
-from psyche.modeling.trainer.scores import Scores
 from psyche.modeling.trainer.source import Beat, Source, fit_memory, open_source, read_source_blueprint
-from psyche.modeling.trainer.trial import try_model
+from psyche.modeling.trainer.trial import Trial
 from psyche.modeling.verification.audits import Auditor, apply_set
 from psyche.modeling.verification.copies import WeightCopies
 from psyche.modeling.verification.roots import MomentumLog
@@ -91,6 +90,7 @@ class _Loaded:
     model_files: dict[str, bytes]
     files: tuple[FileEntry, ...]  # the files that the digest covers; they do not change in a run
     micro_batch_size: int
+    scores: Scores
     train_count: int = 0
     # The record's decisions about own results that no train call has taken up yet: a cancelled or
     # refused batch changes nothing, so its decisions wait here for the next one.
@@ -98,7 +98,6 @@ class _Loaded:
     round: LocalRound | None = None  # of local steps, while it waits for its merge
     roots: MomentumLog | None = None  # where the run verifies, on one device
     copies: WeightCopies | None = None  # of DisTrO alone
-    scores: Scores | None = None  # on one device
 
 
 def _compute_root(loaded: _Loaded, beat: Beat) -> bytes:
@@ -127,7 +126,7 @@ class TrainerEngine:
 
     def __init__(self) -> None:
         self._loaded: _Loaded | None = None
-        self._tried: object = None  # what of a model the last trial depended on, but for its values
+        self._trial = Trial()
         self._group: Group | None = None
         self._decoder: PayloadDecoder | None = None  # of what was loaded last
 
@@ -183,7 +182,7 @@ class TrainerEngine:
         replica = self._make_replica(request, model, source, beat)
         loaded = _Loaded(
             source.blueprint, replica, request.model.optimizer, source.files, get_file_entries(source.files),
-            request.micro_batch_size,
+            request.micro_batch_size, Scores(replica, source.blueprint.vocab_size, is_asked=request.scores),
         )  # fmt: skip
         root = _compute_root(loaded, beat)
         if info is not None and request.keep_momentum:
@@ -192,22 +191,9 @@ class TrainerEngine:
             loaded.roots = MomentumLog(replica.plan, replica.memory.coefficients, is_fresh=not loaded.train_count)
         if request.verifies and kind is OptimizerKind.DISTRO:
             loaded.copies = WeightCopies(list(replica.parameters.values()))
-        if request.scores and not replica.is_group:
-            loaded.scores = Scores(replica, source.blueprint.vocab_size)
-            loaded.scores.note(compute_state_digest(ZERO32 if info is None else info.chain, root))
+        loaded.scores.note(compute_state_digest(ZERO32 if info is None else info.chain, root))
         self._loaded, self._decoder = loaded, replica.decoder
         return self._describe(loaded, info, root)
-
-    def _try(self, model: PreTrainedModel, source: Source, run: Model, device: torch.device, beat: Beat) -> None:
-        """Try the model (AR6): first weights each time, a snapshot if this process has not tried its like."""
-        has_labels = run.data_type is DataType.FINETUNING
-        tried = (source.files[CONFIG_NAME], run.max_seq_len, has_labels, str(device))
-        if source.info is None or tried != self._tried:
-            try_model(
-                model, get_parameters(model), source.blueprint.vocab_size, run.max_seq_len, device, beat,
-                has_labels=has_labels,
-            )  # fmt: skip
-            self._tried = tried
 
     def _make_replica(self, request: LoadRequest, model: PreTrainedModel, source: Source, beat: Beat) -> Replica:
         """Try the model, on the device or, if it is to be divided, on the CPU; and make what is trained of it."""
@@ -216,7 +202,7 @@ class TrainerEngine:
         model.train()
         if request.activation_checkpointing:
             enable_checkpointing(model)
-        self._try(model, source, request.model, device, beat)
+        self._trial.run(model, source, request.model, device, beat)
         if request.ranks == 1:
             return Replica(model, request.model.optimizer, device, offload=request.offload)
         from psyche.modeling.trainer.ranks.shard import make_shard
@@ -434,8 +420,7 @@ class TrainerEngine:
         started = time.perf_counter()
         if request.run_update:
             self._update(loaded, request)
-            if loaded.scores is not None:
-                loaded.scores.note_change()
+            loaded.scores.note_change()
         if loaded.copies is not None:
             loaded.copies.note(request.height)
         part, is_full = compute_weight_part(
@@ -475,11 +460,7 @@ class TrainerEngine:
 
     def score(self, request: ScoreRequest, beat: Beat = lambda: None, has_time: HasTime = lambda _: True) -> ScoreReply:
         """Score choices after contexts; nothing of this trainer changes."""
-        scores = self._get_loaded().scores
-        if scores is None:
-            why = "this trainer scores nothing: its model is divided, or was loaded for training alone"
-            return ScoreReply(rows=(), seconds=0.0, refused=why)
-        return scores.score(request, beat, has_time)
+        return self._get_loaded().scores.score(request, beat, has_time)
 
     def snapshot(self, request: SnapshotRequest, beat: Beat = lambda: None) -> SnapshotReply:
         """Write a resume snapshot (kind "resume") or a Hugging Face folder (kind "export"); an error leaves nothing."""
@@ -491,8 +472,7 @@ class TrainerEngine:
         match request.kind:
             case "resume":
                 root = self._write_resume(loaded, path, request, beat)
-                if loaded.scores is not None:
-                    loaded.scores.note(compute_state_digest(request.chain, root))
+                loaded.scores.note(compute_state_digest(request.chain, root))
             case "export":
                 tensors = loaded.replica.tensors
                 export_model(path, tensors, loaded.model_files, request.dtype, request.card, loaded.blueprint)

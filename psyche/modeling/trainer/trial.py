@@ -6,9 +6,12 @@ from typing import Final
 import torch
 from torch import nn
 
+from psyche.core.state.state import DataType, Model
 from psyche.errors import UnusableModelError
-from psyche.modeling.model import get_tensors
+from psyche.modeling.model import get_parameters, get_tensors
+from psyche.modeling.snapshot import CONFIG_NAME
 from psyche.modeling.trainer.batch import compute_loss_sum
+from psyche.modeling.trainer.source import Source
 from psyche.modeling.weights import get_bytes
 from psyche.wire.crypto import blake3_hash
 from psyche.wire.data import BEGINS, NOT_COUNTED
@@ -17,6 +20,23 @@ ROWS: Final = 2
 TOKENS: Final = 16
 CAUSAL_TOLERANCE: Final = 1e-4  # of a logit: other tokens may change the order of sums, never what is added up
 _STRIDE: Final = 7_919  # a prime: the tokens are spread over the vocabulary
+
+
+class Trial:
+    """Tries first weights each time, and a snapshot if this process has not tried its like."""
+
+    def __init__(self) -> None:
+        self._tried: object = None  # what of a model the last trial depended on, but for its values
+
+    def run(self, model: nn.Module, source: Source, run: Model, device: torch.device, beat: Callable[[], None]) -> None:
+        has_labels = run.data_type is DataType.FINETUNING
+        tried = (source.files[CONFIG_NAME], run.max_seq_len, has_labels, str(device))
+        if source.info is None or tried != self._tried:
+            try_model(
+                model, get_parameters(model), source.blueprint.vocab_size, run.max_seq_len, device, beat,
+                has_labels=has_labels,
+            )  # fmt: skip
+            self._tried = tried
 
 
 def try_model(

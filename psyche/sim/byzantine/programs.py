@@ -34,6 +34,7 @@ from psyche.network.memory.node import MemoryNode
 from psyche.sim.byzantine.cheats import CHEATS
 from psyche.sim.byzantine.forgery import STRANGE_COUNT, Forge, Impersonate, OtherFiles, Swap, build_result
 from psyche.sim.byzantine.program import ByzantineMember, ByzantineProgram, Participant
+from psyche.sim.byzantine.score_lies import SCORE_LIES
 from psyche.wire.crypto import blake3_hash, blob_id_of
 from psyche.wire.gossip import decode_gossip, encode_gossip, sign_gossip
 from psyche.wire.ports import Network, Proof, SyncHandler, SyncReply, SyncRequest
@@ -376,4 +377,4 @@ def wrap_network(node: MemoryNode, programs: Sequence[ByzantineProgram]) -> Netw
 
 
 def build_program(member: ByzantineMember, host: Participant, rng: random.Random) -> ByzantineProgram:
-    return (KINDS | CHEATS)[member.kind](host, member.share, rng)
+    return (KINDS | CHEATS | SCORE_LIES)[member.kind](host, member.share, rng)

@@ -107,6 +107,7 @@ class Scenario:
         respawn_s: seconds after which a client that ended by itself without success is restarted; 0: never.
         sync_s: the duration of a write on the server's disk.
         shares_checkpoints: whether clients announce places from which the certified weights can be loaded (S10).
+        eval_documents: of the task that members measure the certified weights with; 0: none.
         backend: what keeps the record: a server ("tcp") or a chain ("chain").
         chain: the conditions of the chain; without effect in a run with a server.
 
@@ -129,6 +130,7 @@ class Scenario:
     respawn_s: float = 5.0
     sync_s: float = 0.002
     shares_checkpoints: bool = False
+    eval_documents: int = 0
     backend: str = TCP
     chain: ChainConditions = field(default_factory=ChainConditions)
     origin: str = field(default="", init=False, compare=False)

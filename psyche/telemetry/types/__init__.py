@@ -7,6 +7,7 @@ No type does anything: the client's engine, which is pure, makes them too.
 
 from psyche.telemetry.types.base import *
 from psyche.telemetry.types.chain import *
+from psyche.telemetry.types.evals import *
 from psyche.telemetry.types.network import *
 from psyche.telemetry.types.rounds import *
 from psyche.telemetry.types.run import *

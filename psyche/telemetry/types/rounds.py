@@ -14,6 +14,7 @@ class Refusable(StrEnum):
     PAYLOAD = "payload"
     TABLE = "table"
     WORK = "work"
+    SCORE = "score"
 
 
 class RoundStarted(Event):

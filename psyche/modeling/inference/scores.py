@@ -14,7 +14,7 @@ from psyche.modeling.inference.scoring import ChoiceScorer, Pace
 from psyche.modeling.trainer.batch import Cancelled
 from psyche.modeling.trainer.local_round import HasTime
 from psyche.modeling.trainer.replica import Replica
-from psyche.wire.trainer import ScoreReply, ScoreRequest, ScoreRow
+from psyche.wire.trainer import OTHER_WEIGHTS, ScoreReply, ScoreRequest, ScoreRow
 
 PASS_S: Final = 0.05  # a call that cancels waits no longer
 COPY_SHARE: Final = 4  # a copy takes at most one such part of the free memory: training needs the rest
@@ -26,12 +26,13 @@ class Scores:
     The copy is fp32 on a CPU, bf16 on a GPU, beside the masters; the model computes with it in their place.
     """
 
-    def __init__(self, replica: Replica, vocab_size: int) -> None:
+    def __init__(self, replica: Replica, vocab_size: int, *, is_asked: bool) -> None:
         self._replica, self._vocab_size = replica, vocab_size
+        self._is_on = is_asked and not replica.is_group
         self._type = torch.bfloat16 if replica.device.type == "cuda" else torch.float32
         needed = sum(one.numel() for one in replica.parameters.values()) * self._type.itemsize
-        has_room = COPY_SHARE * needed <= get_free_bytes(replica.device)
-        self._copy: dict[str, Tensor] | None = {} if has_room else None
+        has_copy = self._is_on and COPY_SHARE * needed <= get_free_bytes(replica.device)
+        self._copy: dict[str, Tensor] | None = {} if has_copy else None
         self._digest = ZERO32  # of the copy, or of the weights
         self._pace = Pace(PASS_S)
 
@@ -53,8 +54,11 @@ class Scores:
 
     def score(self, request: ScoreRequest, beat: Callable[[], None], has_time: HasTime) -> ScoreReply:
         started = time.perf_counter()
+        if not self._is_on:
+            why = "this trainer scores nothing: its model is divided, or was loaded for training alone"
+            return ScoreReply(rows=(), seconds=0.0, refused=why)
         if request.digest not in (b"", self._digest):
-            return ScoreReply(rows=(), seconds=0.0, refused="the weights of that digest are not here")
+            return ScoreReply(rows=(), seconds=0.0, refused=OTHER_WEIGHTS)
         done: list[tuple[tuple[float, bool], ...]] = []
         is_cancelled = False
         weights = self._copy if request.digest else None

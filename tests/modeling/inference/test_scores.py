@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from psyche.errors import TrainerError
-from psyche.modeling.trainer import scores
+from psyche.modeling.inference import scores
 from psyche.modeling.trainer.batch import Cancelled
 from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.wire.crypto import compute_state_digest

@@ -1,0 +1,1 @@
+"""Evals in idle time: what is asked, and a member's part of it."""

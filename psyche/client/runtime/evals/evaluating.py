@@ -1,0 +1,281 @@
+"""Evals in idle time: which block comes next, the trainer that scores it, and the results of all members."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+import trio
+
+from psyche.client.engine.context import ACTIVE_STATES
+from psyche.client.runtime.evals.exam import Asked, Exam
+from psyche.core.encoding.header import NumericClass
+from psyche.core.state.state import ZERO32, Coordinator, Mark
+from psyche.errors import NetworkError, PsycheError, WireError
+from psyche.evals.ledger import Ledger, Plan, Worker
+from psyche.evals.requests import Score, choose
+from psyche.evals.results import TAG, BlockResult, Merged, decode_result, encode_result, is_result_of, sign_result
+from psyche.evals.tasks import Metric
+from psyche.modeling.trainer.failure import TrainerFailure
+from psyche.network.streams import Signal
+from psyche.telemetry import types
+from psyche.wire.crypto import Identity, blake3_hash
+from psyche.wire.ports import Network, Trainer
+from psyche.wire.trainer import OTHER_WEIGHTS, ScoreReply, ScoreRequest, ScoreRow
+
+KEPT: Final = 2  # digests and epochs of which results are taken
+EARLY: Final = 256  # messages kept until their weights are on record here too
+LOOK_EVERY_S: Final = 1.0  # whether there is something to do
+CALL_S: Final = 5.0  # of one call to the trainer; other requests end it at once
+PATIENCE_S: Final = 3.0  # at least; for a part of a task of which nothing comes
+SECRET: Final = b"psyche/eval-secret/1"  # signed, it is a number that nobody else knows
+PATIENCE_BLOCKS: Final = 4  # of this member's own, in time
+
+
+class EvalContext(Protocol):
+    @property
+    def state(self) -> Coordinator: ...
+
+    @property
+    def member(self) -> int | None: ...
+
+    @property
+    def identity(self) -> Identity: ...
+
+    @property
+    def numeric_class(self) -> int: ...
+
+
+class TrainerTurns(Protocol):
+    """The requests that go before."""
+
+    async def wait_idle(self) -> None: ...
+
+    async def recover(self, error: TrainerFailure) -> None: ...
+
+
+class Evaluating:
+    """A member's part of the evals; without an exam it only keeps their messages from the engine."""
+
+    def __init__(
+        self, exam: Exam | None, engine: EvalContext, trainer: Trainer, turns: TrainerTurns, network: Network,
+        log: Callable[[types.Event], None],
+    ) -> None:  # fmt: skip
+        self._exam, self._x, self._trainer, self._turns = exam, engine, trainer, turns
+        self._network, self._log = network, log
+        self._secret = blake3_hash(engine.identity.sign(SECRET))
+        self._plans: Sequence[Plan] = ()
+        self._marks: dict[bytes, Mark] = {}  # the newest certified weights, the older ones first
+        self._ledgers: dict[bytes, Ledger] = {}
+        self._keys: dict[int, tuple[bytes, ...]] = {}  # of members, by epoch
+        self._early: deque[bytes] = deque(maxlen=EARLY)
+        self._told: dict[tuple[bytes | int, ...], object] = {}  # by digest and what else it is about
+        self._news = Signal()
+        self._slowest_s = 0.0
+
+    # --- messages of others -----------------------------------------------------------------------
+
+    def take(self, raws: Iterable[bytes]) -> list[bytes]:
+        """Take in results, and return the messages that are something else."""
+        others: list[bytes] = []
+        for raw in raws:
+            if not raw.startswith(TAG):
+                others.append(raw)
+            elif self._plans:
+                self._take_result(raw)
+        return others
+
+    def follow(self) -> None:
+        """The record has changed."""
+        state = self._x.state
+        self._tell_final()
+        if state.run_state in ACTIVE_STATES:
+            self._keys[state.progress.epoch] = tuple(one.p2p for one in state.clients)
+            self._keys = {epoch: self._keys[epoch] for epoch in sorted(self._keys)[-KEPT:]}
+        mark = state.certified
+        if not self._plans or mark.digest == ZERO32 or mark.digest in self._marks:
+            return
+        self._marks = dict([*self._marks.items(), (mark.digest, mark)][-KEPT:])
+        fresh = Ledger(mark.digest, self._plans, trio.current_time())
+        self._ledgers = {digest: self._ledgers.get(digest, fresh) for digest in self._marks}
+        self._told = {key: told for key, told in self._told.items() if key[0] in self._marks}
+        early, self._early = self._early, deque(maxlen=EARLY)
+        for raw in early:
+            self._take_result(raw, is_early=False)
+        self._news.notify()
+
+    def _take_result(self, raw: bytes, *, is_early: bool = True) -> None:
+        try:
+            result = decode_result(raw)
+        except WireError as error:
+            self._refuse(str(error))
+            return
+        if result.run_uid != self._x.state.run_uid:
+            return
+        if is_early and (result.digest not in self._ledgers or result.epoch > self._x.state.progress.epoch):
+            self._early.append(raw)  # the record may be here later than the result
+            return
+        keys, ledger = self._keys.get(result.epoch, ()), self._ledgers.get(result.digest)
+        if result.member >= len(keys) or not is_result_of(result, keys[result.member]):
+            self._refuse(f"member {result.member} of epoch {result.epoch} did not sign this")
+        elif ledger is None:
+            self._refuse("of weights that are none of the last certified ones", result.member)
+        elif problem := ledger.find_problem(result, keys[result.member]):
+            self._refuse(problem, result.member)
+        else:
+            self._add(ledger, result, keys)
+
+    def _refuse(self, reason: str, member: int | None = None) -> None:
+        self._log(types.Refused(what=types.Refusable.SCORE, reason=f"result of a block: {reason}", member=member))
+
+    def _add(self, ledger: Ledger, result: BlockResult, keys: Sequence[bytes]) -> None:
+        merged = ledger.add(result, keys[result.member], len(keys), trio.current_time())
+        plan = ledger.find_plan(result.task_hash)
+        assert plan is not None, "the ledger has it"
+        if merged.is_shown:
+            self._tell_score(plan, self._marks[ledger.digest], merged, is_final=False)
+        self._tell_disputes(plan, self._marks[ledger.digest], merged)
+        self._news.notify()
+
+    def _tell_final(self) -> None:
+        """Say what all blocks come to, once no more repeats of them come, which may name a liar."""
+        now = trio.current_time()
+        for ledger in self._ledgers.values():
+            for plan in self._plans if now >= ledger.news_at + self._patience_s else ():
+                if (merged := ledger.find_merged(plan)) is not None and merged.is_final:
+                    self._tell_score(plan, self._marks[ledger.digest], merged, is_final=True)
+
+    def _tell_score(self, plan: Plan, mark: Mark, merged: Merged, *, is_final: bool) -> None:
+        share = merged.acc if plan.metric is Metric.ACC else merged.acc_norm
+        key, news = (mark.digest, plan.task_hash), share if is_final else None
+        if share.value is not None and (key not in self._told or (is_final and self._told[key] != news)):
+            self._told[key] = news
+            self._log(
+                types.EvalScore(
+                    task=plan.name, metric=plan.metric.value, value=share.value, standard_error=share.standard_error,
+                    documents=share.documents, shots=plan.shots, epoch=mark.epoch, step=mark.step, digest=mark.digest,
+                    percent=100 * merged.blocks_counted // merged.blocks, final=is_final,
+                )
+            )  # fmt: skip
+
+    def _tell_disputes(self, plan: Plan, mark: Mark, merged: Merged) -> None:
+        for block, members in merged.disputes.items():
+            where = (mark.digest, plan.task_hash, block)
+            if block in merged.counted and self._told.get(where) != members:
+                self._told[where] = members
+                epoch = self._x.state.progress.epoch
+                self._log(
+                    types.EvalDisputed(task=plan.name, block=block, epoch=epoch, members=members, digest=mark.digest)
+                )
+
+    # --- own blocks -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Do blocks as long as there are any; every wait is for idle time, or bounded."""
+        if self._exam is None or not await self._load(self._exam):
+            return
+        self.follow()
+        while True:
+            await self._turns.wait_idle()
+            if (ledger := self._ledgers.get(self._x.state.certified.digest)) and (worker := self._find_worker()):
+                chosen = ledger.choose(worker, trio.current_time(), self._patience_s)
+                if chosen is not None and await self._try(self._exam, ledger, *chosen):
+                    continue
+            self._tell_final()
+            with trio.move_on_after(LOOK_EVERY_S):
+                await self._news.wait()
+
+    async def _load(self, exam: Exam) -> bool:
+        try:
+            self._plans = await exam.load()
+        except (PsycheError, OSError) as error:
+            self._log(types.EvalsOff(reason=str(error)))
+            return False
+        for plan in self._plans:
+            self._log(
+                types.EvalStarted(
+                    task=plan.name, documents=plan.documents, shots=plan.shots, task_hash=plan.task_hash
+                )
+            )  # fmt: skip
+        return True
+
+    @property
+    def _patience_s(self) -> float:
+        return max(PATIENCE_S, PATIENCE_BLOCKS * self._slowest_s)
+
+    def _find_worker(self) -> Worker | None:
+        member, clients = self._x.member, self._x.state.clients
+        return None if member is None else Worker(member, len(clients), self._x.identity.public, self._secret)
+
+    async def _try(self, exam: Exam, ledger: Ledger, plan: Plan, block: int) -> bool:
+        """Do a block, send its result, and say whether that was possible."""
+        started = trio.current_time()
+        try:
+            asked = await exam.encode(plan, ledger.digest, block)
+            scores = await self._score(ledger.digest, asked)
+        except TrainerFailure as error:
+            await self._turns.recover(error)
+            return False
+        except (PsycheError, OSError) as error:
+            self._tell_once(str(error))
+            return False
+        member, state = self._x.member, self._x.state
+        if scores is None or member is None:
+            return False
+        result = sign_result(self._x.identity, self._make(ledger.digest, plan, block, member, asked, scores))
+        seconds = trio.current_time() - started
+        self._slowest_s = max(self._slowest_s, seconds)
+        self._log(
+            types.EvalScored(
+                task=plan.name, block=block, digest=ledger.digest, documents=len(asked),
+                skipped=min(32, plan.documents - block * 32) - len(asked), seconds=seconds,
+            )
+        )  # fmt: skip
+        self._add(ledger, result, [one.p2p for one in state.clients])
+        with suppress(NetworkError):
+            await self._network.publish(encode_result(result))
+        return True
+
+    async def _score(self, digest: bytes, asked: Sequence[Asked]) -> list[list[Score]] | None:
+        """Score all rows, in as many calls as it takes; None: other weights are certified by then, or not here."""
+        rows = [
+            ScoreRow(context=tuple(one.request.context), choices=tuple(map(tuple, one.request.choices)))
+            for one in asked
+        ]
+        done: list[list[Score]] = []
+        while len(done) < len(rows):
+            await self._turns.wait_idle()
+            if self._x.state.certified.digest != digest or self._x.member is None:
+                return None
+            reply: ScoreReply = await self._trainer.score(
+                ScoreRequest(rows=tuple(rows[len(done) :]), digest=digest, within_s=CALL_S)
+            )
+            if reply.refused:
+                if reply.refused != OTHER_WEIGHTS:  # for a moment it has the next ones, or they are not loaded yet
+                    self._tell_once(f"the trainer cannot score: {reply.refused}")
+                return None
+            done += [[Score(*one) for one in row] for row in reply.rows]
+        return done
+
+    def _tell_once(self, reason: str) -> None:
+        key = (self._x.state.certified.digest,)
+        if self._told.get(key) != reason:
+            self._told[key] = reason
+            self._log(types.Error(message=f"evals: {reason}"))
+
+    def _make(
+        self, digest: bytes, plan: Plan, block: int, member: int, asked: Sequence[Asked], scores: list[list[Score]]
+    ) -> BlockResult:
+        state = self._x.state
+        pairs = [(one.document, found) for one, found in zip(asked, scores, strict=True)]
+
+        def count(metric: Metric) -> int:
+            right = [choose(document, found, (), metric) == document.answer for document, found in pairs]
+            return sum(is_right << place for place, is_right in enumerate(right))
+
+        return BlockResult(
+            run_uid=state.run_uid, digest=digest, task_hash=plan.task_hash, epoch=state.progress.epoch, member=member,
+            block=block, count=len(asked), numeric_class=NumericClass(self._x.numeric_class),
+            right=count(Metric.ACC), right_norm=count(Metric.ACC_NORM),
+            score_sum=sum(found[document.answer].log_likelihood for document, found in pairs),
+        )  # fmt: skip

@@ -1,0 +1,72 @@
+"""Members that lie about what a model has learned; only where members measure it do they make a difference."""
+
+from dataclasses import replace
+from typing import Final
+
+from psyche.evals.results import TAG, BlockResult, decode_result, encode_result, sign_result
+from psyche.sim.byzantine.program import ByzantineProgram
+from psyche.wire.crypto import blake3_hash
+from psyche.wire.ports import Network
+
+
+class Boast(ByzantineProgram):
+    """Says that all answers are right."""
+
+    async def publish(self, node: Network, raw: bytes) -> None:
+        if not raw.startswith(TAG) or not self.is_due():
+            await node.publish(raw)
+            return
+        for lie in self.change(decode_result(raw)):
+            await node.publish(lie)
+
+    def change(self, result: BlockResult) -> list[bytes]:
+        """The messages sent instead."""
+        every = (1 << result.count) - 1
+        return [self.sign(result, right=every, right_norm=every)]
+
+    def sign(self, result: BlockResult, **changes: object) -> bytes:
+        return encode_result(sign_result(self.host.identity, replace(result, **changes)))  # type: ignore[arg-type]
+
+    def draw(self, result: BlockResult) -> int:
+        return self.rng.getrandbits(32) & ((1 << result.count) - 1)
+
+
+class Guess(Boast):
+    """Draws answers instead of asking the model."""
+
+    def change(self, result: BlockResult) -> list[bytes]:
+        return [self.sign(result, right=self.draw(result), right_norm=self.draw(result))]
+
+
+class SignForOthers(Boast):
+    """Sends results in the name of the next member."""
+
+    def change(self, result: BlockResult) -> list[bytes]:
+        return [self.sign(result, member=(result.member + 1) % len(self.host.get_state().clients))]
+
+
+class SayTwice(Boast):
+    """Sends each result, and another one of the same block."""
+
+    def change(self, result: BlockResult) -> list[bytes]:
+        return [encode_result(result), self.sign(result, right=self.draw(result))]
+
+
+class OtherWeights(Boast):
+    """Says that it asked weights that nobody has certified."""
+
+    def change(self, result: BlockResult) -> list[bytes]:
+        return [self.sign(result, digest=blake3_hash(b"other weights"))]
+
+
+class OtherBlocks(Boast):
+    """Sends results of blocks that the task does not have, and bytes that are no result."""
+
+    def change(self, result: BlockResult) -> list[bytes]:
+        return [self.sign(result, block=result.block + 1_000_000), TAG + self.rng.randbytes(183)]
+
+
+SCORE_LIES: Final[dict[str, type[ByzantineProgram]]] = {
+    "boast": Boast, "guess": Guess, "sign_for_others": SignForOthers, "say_twice": SayTwice,
+    "other_weights": OtherWeights, "other_blocks": OtherBlocks,
+}  # fmt: skip

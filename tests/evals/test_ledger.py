@@ -1,0 +1,101 @@
+"""What a member does next: its own part, a few repeats, and what others leave undone."""
+
+from dataclasses import replace
+
+from psyche.core.encoding.header import NumericClass
+from psyche.evals.division import find_home, is_repeated
+from psyche.evals.ledger import Ledger, Plan, Worker
+from psyche.evals.results import BlockResult
+from psyche.evals.tasks import Metric
+
+DIGEST, TASK = b"d" * 32, b"t" * 32
+PLAN = Plan(name="task", task_hash=TASK, documents=630, metric=Metric.ACC)
+SECRET = next(  # repeats nothing
+    secret
+    for number in range(1_000)
+    if not any(is_repeated(secret := bytes([number % 256, number // 256]), DIGEST, TASK, block) for block in range(20))
+)
+MEMBERS, PATIENCE_S = 4, 3.0
+
+
+def make_worker(member: int) -> Worker:
+    return Worker(member, MEMBERS, bytes([member]) * 32, SECRET)
+
+
+def make_result(member: int, block: int, right: int = 0b1011, **changes: object) -> BlockResult:
+    made = BlockResult(
+        run_uid=b"r" * 32, digest=DIGEST, task_hash=TASK, epoch=7, member=member, block=block,
+        count=22 if block == 19 else 32, numeric_class=NumericClass.FP32, right=right, right_norm=right, score_sum=0.0,
+    )  # fmt: skip
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def make_ledger(*results: BlockResult, now: float = 0.0) -> Ledger:
+    ledger = Ledger(DIGEST, [PLAN], 0.0)
+    for one in results:
+        assert not ledger.find_problem(one, make_worker(one.member).key)
+        ledger.add(one, make_worker(one.member).key, MEMBERS, now)
+    return ledger
+
+
+def choose(ledger: Ledger, member: int, now: float = 0.0) -> int | None:
+    found = ledger.choose(make_worker(member), now, PATIENCE_S)
+    return None if found is None else found[1]
+
+
+def test_every_block_has_a_home_where_its_members_walk_begins() -> None:
+    assert [find_home(block, MEMBERS, 20) for block in range(20)] == [*[0] * 5, *[1] * 5, *[2] * 5, *[3] * 5]
+    assert [find_home(block, 7, 3) for block in range(3)] == [2, 4, 6], "the last of those that begin there"
+
+
+def test_members_leave_each_other_their_parts_as_long_as_something_comes() -> None:
+    ledger = make_ledger(*[make_result(0, block) for block in range(5)])
+    assert choose(ledger, 0) is None
+    assert choose(ledger, 1) == 5
+    assert choose(ledger, 0, PATIENCE_S + 0.1) == 5, "nothing has come from its nearest neighbour"
+
+
+def test_a_silent_part_is_taken_over_by_the_nearest_member_alone() -> None:
+    """Member 3 is dead; 2 is before it, and 1 and 0 have done theirs too."""
+    ledger = make_ledger(*[make_result(block // 5, block) for block in range(15)])
+    assert [choose(ledger, member, 3.1) for member in range(3)] == [None, None, 15]
+    ledger.add(make_result(2, 15), make_worker(2).key, MEMBERS, 3.5)
+    assert [choose(ledger, member, 6.0) for member in range(3)] == [None, None, None], "the part is not silent"
+    assert [choose(ledger, member, 9.6) for member in range(3)] == [None, 16, 16], "2 may be dead as well"
+
+
+def test_a_disputed_block_is_done_by_others_until_two_agree() -> None:
+    done = [make_result(block // 5, block) for block in range(19)]
+    ledger = make_ledger(*done, make_result(3, 19), make_result(0, 7, 0b1111_0000))
+    assert [choose(ledger, member) for member in (0, 1)] == [None, None], "they have said what they think"
+    assert [choose(ledger, member) for member in (2, 3)] == [7, 7]
+    merged = ledger.add(make_result(2, 7), make_worker(2).key, MEMBERS, 0.0)
+    assert merged.disputes == {7: (0,)}
+    assert merged.counted == frozenset(range(5, 20)), "what 0 did alone counts no more"
+    assert choose(ledger, 1) == 0
+
+
+def test_some_blocks_of_others_are_repeated() -> None:
+    ledger = make_ledger(*[make_result(block // 5, block) for block in range(19)], make_result(3, 19))
+    assert choose(ledger, 0) is None
+    secret = next(
+        one for number in range(256) if is_repeated(one := bytes([number]), DIGEST, TASK, 12)
+    )  # fmt: skip
+    found = ledger.choose(replace(make_worker(0), secret=secret), 0.0, PATIENCE_S)
+    assert found is not None
+    assert is_repeated(secret, DIGEST, TASK, found[1])
+
+
+def test_what_has_no_place_says_why() -> None:
+    ledger = make_ledger(make_result(0, 3))
+    problems = [
+        (make_result(0, 3, 0b1), "a second one of block 3"),
+        (make_result(1, 20), "of block 20 of 20"),
+        (make_result(1, 19, count=23), "of 23 documents, more than block 19 has"),
+        (make_result(1, 2, task_hash=b"x" * 32), "of a task that is not asked here"),
+    ]
+    for result, problem in problems:
+        assert ledger.find_problem(result, make_worker(result.member).key) == problem
+    for number in range(16):
+        ledger.add(make_result(number, 5), bytes([100 + number]), 32, 0.0)
+    assert ledger.find_problem(make_result(1, 5), make_worker(1).key) == "one more of block 5"

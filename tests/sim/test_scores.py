@@ -1,0 +1,83 @@
+"""Members of simulated runs measure a task together, over bad lines and with every kind of liar among them."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from kits.log import choose
+from scenarios.base import get_events, get_ledger
+from sim_kit import build, play
+
+from psyche.network.memory.line import LinkConditions
+from psyche.sim.byzantine.program import ByzantineMember
+from psyche.sim.byzantine.score_lies import SCORE_LIES
+from psyche.sim.world import Outcome
+from psyche.telemetry import types
+
+DOCUMENTS, BLOCKS = 640, 20
+TRUTH = 0.2765625  # of the first weights
+LINES = {"uplink": LinkConditions(latency_s=0.05, jitter_s=0.1, loss=0.02)}
+DISPUTED = {"boast", "guess"}  # who says something else than others; the lies of the rest are refused as they are
+
+
+def measure(*liars: str, clients: int = 4, rounds: int = 20) -> Outcome:
+    """Two epochs, of which the first measures the weights that the run begins with: they are equal in all runs."""
+    cheats = tuple(ByzantineMember(who=number, kind=kind) for number, kind in enumerate(liars, start=1))
+    scenario = build(
+        3, clients=clients, byzantine=cheats, cls=LINES, total_steps=2 * rounds + 1, rounds_per_epoch=rounds,
+        global_batch_size_start=clients, global_batch_size_end=clients,
+    )  # fmt: skip
+    return play(replace(scenario, eval_documents=DOCUMENTS))
+
+
+def get_final(outcome: Outcome) -> list[types.EvalScore]:
+    """The final scores of honest members on the weights that were first measured."""
+    liars = {f"client-{one.who}" for one in outcome.scenario.byzantine}
+    seen = [one for one in get_events(outcome, types.EvalScore) if one.node not in liars]
+    scores = choose((one.event for one in seen), types.EvalScore)
+    return [one for one in scores if one.final and one.digest == scores[0].digest]
+
+
+def test_each_block_is_done_once_but_for_repeats_and_nobody_does_over_a_third() -> None:
+    outcome = measure()
+    scores = get_final(outcome)
+    assert {(one.documents, one.percent, one.value) for one in scores} == {(DOCUMENTS, 100, TRUTH)}
+    assert len(scores) == 4
+    done = [one for one in get_events(outcome, types.EvalScored) if one.event.digest == scores[0].digest]  # type: ignore[attr-defined]
+    counts = Counter(one.event.block for one in done)  # type: ignore[attr-defined]
+    assert (len(counts), max(counts.values())) == (BLOCKS, 2)
+    assert len(done) <= BLOCKS + 4
+    assert max(Counter(one.node for one in done).values()) <= len(done) / 3
+    assert not get_events(outcome, types.EvalDisputed)
+    assert not get_events(outcome, types.Refused)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", sorted(SCORE_LIES))
+def test_a_liar_is_named_and_changes_no_score(kind: str) -> None:
+    outcome = measure(kind, clients=6)
+    assert outcome.facts["told"]["client-1"], "it lied"
+    assert {one.value for one in get_final(outcome)} == {TRUTH}
+    assert len(get_final(outcome)) == 5
+    assert_named(outcome, {"client-1"} if kind in DISPUTED else set())
+    refused = {one.event.what for one in get_events(outcome, types.Refused)}  # type: ignore[attr-defined]
+    assert refused == (set() if kind in DISPUTED else {types.Refusable.SCORE})
+
+
+def assert_named(outcome: Outcome, expected: set[str]) -> None:
+    """Every honest member that had a final score has named these, and nobody else."""
+    disputes = choose((one.event for one in get_events(outcome, types.EvalDisputed)), types.EvalDisputed)
+    ledger = get_ledger(outcome)
+    named = {name for one in disputes for name in ledger.find_names(one.epoch, sum(1 << m for m in one.members))}
+    assert named == expected
+
+
+@pytest.mark.whole
+def test_64_members_with_every_kind_of_liar_have_the_right_score() -> None:
+    kinds = [*SCORE_LIES, *SCORE_LIES]
+    outcome = measure(*kinds, clients=64, rounds=20)
+    scores = get_final(outcome)
+    assert len(scores) == 64 - len(kinds)
+    assert {(one.documents, one.value) for one in scores} == {(DOCUMENTS, TRUTH)}
+    disputed = {f"client-{number}" for number, kind in enumerate(kinds, start=1) if kind in (*DISPUTED, "say_twice")}
+    assert_named(outcome, disputed)

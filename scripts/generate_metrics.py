@@ -36,7 +36,7 @@ BLOCKS: Final = {"metrics": generate_table}
 
 def make_targets(one: Instrument) -> list[dict[str, Any]]:
     """What a panel draws: the run as one line, and each member."""
-    kinds = [("", "{{run}}" + " {{cause}}" * one.by_cause)] if one.run else []
+    kinds = [("", "{{run}}" + (f" {{{{{one.by}}}}}" if one.by else ""))] if one.run else []
     kinds += [("+", "{{member}}")] if one.member or one.node else []
     targets = [
         (

@@ -46,6 +46,7 @@ MAX_NODES: Final = 1_024  # whose events are taken
 MAX_OPEN: Final = 16  # rounds that somebody trains
 MAX_MEASURED: Final = 32  # steps whose tensors' figures are kept
 MAX_TENSORS: Final = 2_000
+MAX_TASKS: Final = 32
 Energies = tuple[int, float, float]  # how many were measured; of the update, and of the gradient
 PACE_ROUNDS: Final = 20  # whose median says how long a step takes
 REFERENCE_S: Final = 30.0  # after so long another client's view of the record counts
@@ -114,6 +115,7 @@ class RunView:
         self.info: Members | None = None  # of a backend that says who takes part
         self.name_key: Callable[[bytes], str] = bytes.hex
         self.measured: dict[int, dict[str, Energies]] = {}  # by step and tensor, summed over members
+        self.scores: dict[str, types.EvalScore] = {}  # by task: the newest, of the weights of one digest each
         self._curves: dict[str, Series[LossPoint]] = {}
         self._open: dict[Place, _OpenRound] = {}
         self._is_told = False  # the server's log has the curve
@@ -126,6 +128,7 @@ class RunView:
             types.StateChanged: self._on_state, types.RoundOver: self._on_round_over, types.Trained: self._on_trained,
             types.RoundStarted: self._on_round, types.ClientStarted: self._on_client,
             types.CheckpointShared: self._on_checkpoint, types.TensorMeasured: self._on_measured,
+            types.EvalScore: self._on_score,
             **self._troubles.handlers,
         }  # fmt: skip
 
@@ -207,6 +210,12 @@ class RunView:
         if event.name in found or len(found) < MAX_TENSORS:
             count, update, grad = found.get(event.name, (0, 0.0, 0.0))
             found[event.name] = (count + 1, update + event.update_energy, grad + event.grad_energy)
+
+    def _on_score(self, _t: float, _node: str, event: types.EvalScore) -> None:
+        known = self.scores.get(event.task)
+        is_newer = known is None or (event.step, event.final, event.percent) >= (known.step, known.final, known.percent)
+        if is_newer and (known is not None or len(self.scores) < MAX_TASKS):
+            self.scores[event.task] = event
 
     def _on_round(self, t: float, _node: str, event: types.RoundStarted) -> None:
         """Without a server's log: a round is over when somebody is in a later one."""

@@ -33,7 +33,7 @@ class RunNow(NamedTuple):
 class Instrument:
     """A metric of a run, of each member, or of both; `node` reads what only a member's own log tells.
 
-    With `cause` the run's value is a mapping by that label. Its unit is the last word of its name, if it has one.
+    With `by` the run's value is a mapping by that label. Its unit is the last word of its name, if it has one.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Instrument:
     member: Callable[[MemberView], Found] | None = None
     node: Callable[[NodeView], Found] | None = None
     is_counter: bool = False
-    by_cause: bool = False
+    by: str = ""
 
     @property
     def series(self) -> str:
@@ -51,7 +51,7 @@ class Instrument:
     @property
     def labels(self) -> list[str]:
         """The labels that its values have, one text for each kind of value."""
-        of_run = ["run, cause" if self.by_cause else "run"] if self.run else []
+        of_run = [f"run, {self.by}" if self.by else "run"] if self.run else []
         return of_run + (["run, member, key"] if self.member or self.node else [])
 
 
@@ -69,7 +69,7 @@ INSTRUMENTS: Final = (
     Instrument("total_steps", "Steps that the run is to have", lambda r: r.view.total_steps or None),
     Instrument("time_left_seconds", "Time to the last step, at the present pace", lambda r: r.view.left_s),
     Instrument("members", "Healthy members", lambda r: r.view.members),
-    Instrument("troubles", "What is wrong, as alerts tell it", lambda r: r.troubles, by_cause=True),
+    Instrument("troubles", "What is wrong, as alerts tell it", lambda r: r.troubles, by="cause"),
     Instrument("training_loss", "Nats per token; of a run the median", _last("train/loss"), lambda m: m.loss),
     Instrument(
         "training_perplexity", "e to the loss", _last("train/perplexity"), lambda m: compute_perplexity(m.loss)
@@ -81,6 +81,10 @@ INSTRUMENTS: Final = (
     ),
     Instrument("token_batch_size", "Tokens of the last step", _last("train/global_token_batch_size")),
     Instrument("training_efficiency", "Share of the last round in which members trained", _last("train/efficency")),
+    Instrument(
+        "eval_score", "Share of right answers in a known task, of the newest weights measured",
+        lambda r: {task: score.value for task, score in r.view.scores.items()}, by="task",
+    ),
     Instrument("round_seconds", "Duration of the last round", _last("seconds")),
     Instrument("results_counted", "Results of the last round that counted", _last("results")),
     Instrument("participating_in_round", "1 for a member of the epoch", member=lambda m: float(m.index is not None)),
@@ -128,8 +132,8 @@ def _read(one: Instrument, run: str, view: RunView, now: RunNow) -> Iterator[tup
     """The values of an instrument with their labels."""
     if one.run is not None:
         value = one.run(now)
-        by_label = value.items() if one.by_cause else [("", value)]
-        yield from (({"run": run} | ({"cause": cause} if cause else {}), found) for cause, found in by_label)
+        by_label = value.items() if one.by else [("", value)]
+        yield from (({"run": run} | ({one.by: label} if label else {}), found) for label, found in by_label)
     for member in view.get_members() if one.member or one.node else ():
         labels = {"run": run, "member": member.name, "key": member.key}
         if one.member is not None:

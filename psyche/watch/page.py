@@ -23,6 +23,7 @@ from psyche.telemetry.text import (
     lay_out,
 )
 from psyche.wire.backend import RunStatus
+from psyche.wire.report import clean_text
 
 _MEMBERS: Final = re.compile(r"\bmembers? (\d+(?:, \d+)*)")
 COLUMNS: Final = 80
@@ -30,6 +31,7 @@ CURVE_COLUMNS: Final = 40
 NAME_CHARS: Final = 12
 KEY_CHARS: Final = 8
 MAX_AWAITED: Final = 3
+MAX_TASK_BYTES: Final = 32
 HEAD: Final = ("member", "key", "record", "phase", "step", "loss", "tok/s", "done", "up", "down", "heard")
 DONE: Final = HEAD.index("done")
 SPARE: Final = ("down", "up", "tok/s", "done")  # left out in this order where the terminal is too narrow
@@ -52,6 +54,11 @@ def describe_course(view: RunView, *, curve: bool = True) -> Iterator[str]:
         trained.append(f"learning rate {view.learning_rate:.2e}")
     if trained:
         yield ", ".join(trained)
+    for one in view.scores.values():
+        error = "" if one.standard_error is None else f" ± {one.standard_error:.4f}"
+        so_far = "" if one.final else f", {one.percent} % of it so far"
+        task = clean_text(one.task, MAX_TASK_BYTES)
+        yield f"{task} {one.value:.4f}{error} at step {one.step} ({one.documents} documents{so_far})"
     losses = [point.loss for point in view.curve if point.loss is not None]
     if curve and len(losses) > 1:
         claimed = ", as witnesses claim" if view.is_claimed else ""

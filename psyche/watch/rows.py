@@ -71,6 +71,7 @@ class RowReader:
             make_row(self._view, self._run, point, points[place - 1] if place else None, losses)
             for place, point in enumerate(points[first:], first)
         ]
+        rows[-1].values.update(describe_scores(self._view))
         for name, one in named.items():
             rows[-1].members.setdefault(name, {}).update(_describe_now(one))
         return rows
@@ -96,6 +97,11 @@ def describe_tensors(measured: Mapping[str, Energies]) -> Values:
         for name, (count, update, grad) in measured.items()
         for key, energy in (("delta_energy", update), ("grad_energy", grad))
     })  # fmt: skip
+
+
+def describe_scores(view: RunView) -> Values:
+    """What members have found in known tasks, of the newest weights."""
+    return keep_numbers({f"eval/{_NO_KEY.sub('_', task)[:MAX_KEY]}": one.value for task, one in view.scores.items()})
 
 
 def make_last_row(view: RunView, run: str = "") -> Row | None:

@@ -12,6 +12,7 @@ from psyche.client.runtime.evals.exam import Asked, Exam
 from psyche.core.encoding.header import NumericClass
 from psyche.core.state.state import ZERO32, Coordinator, Mark
 from psyche.errors import NetworkError, PsycheError, WireError
+from psyche.evals.division import BLOCK_DOCUMENTS
 from psyche.evals.ledger import Ledger, Plan, Worker
 from psyche.evals.requests import Score, choose
 from psyche.evals.results import TAG, BlockResult, Merged, decode_result, encode_result, is_result_of, sign_result
@@ -228,7 +229,7 @@ class Evaluating:
         self._log(
             types.EvalScored(
                 task=plan.name, block=block, digest=ledger.digest, documents=len(asked),
-                skipped=min(32, plan.documents - block * 32) - len(asked), seconds=seconds,
+                skipped=min(BLOCK_DOCUMENTS, plan.documents - block * BLOCK_DOCUMENTS) - len(asked), seconds=seconds,
             )
         )  # fmt: skip
         self._add(ledger, result, [one.p2p for one in state.clients])

@@ -409,9 +409,8 @@ class TrainerTasks:
         return await self._trainer.merge(merge), compute_bits(here)
 
     def _count_run_tokens(self, height: int) -> int:
-        state = self._x.state
-        round_ = get_round(state, height)
-        return 0 if round_ is None else get_next_data_index(round_) * state.model.max_seq_len
+        round_ = get_round(self._x.state, height)
+        return 0 if round_ is None else get_next_data_index(round_) * self._x.state.model.max_seq_len
 
     def _make_request(
         self, action: act.Train, tokens: bytes, bodies: tuple[bytes, ...], work: WorkRequest | None

@@ -4,8 +4,9 @@ Every read has a size limit, so that a length that a peer claims is checked befo
 for it.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Final, Protocol, Self
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Final, Protocol, Self, TypeVar
 
 import trio
 
@@ -21,6 +22,7 @@ BLOB: Final = "/psyche/blob/1"
 PROTOCOLS: Final = (HELLO, GOSSIP, SYNC, BLOB)
 
 READ_BYTES: Final = 1 << 20
+T = TypeVar("T")
 
 
 class StreamError(NetworkError):
@@ -86,6 +88,13 @@ class Signal:
         if self._event is None:
             self._event = trio.Event()
         await self._event.wait()
+
+
+def take_rest(channel: trio.MemoryReceiveChannel[T]) -> Iterator[T]:
+    """Take what is in a channel now."""
+    with suppress(trio.WouldBlock, trio.EndOfChannel):
+        while True:
+            yield channel.receive_nowait()
 
 
 async def run_until(event: trio.Event, function: Callable[..., Awaitable[object]], *args: object) -> None:

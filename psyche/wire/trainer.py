@@ -224,6 +224,12 @@ class TrainReply(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     work: Work | None = None
 
 
+CANCELLED: Final = TrainReply(
+    payload=b"", loss=float("nan"), grad_norm=0.0, tokens=0, seconds=0.0, compute_seconds=0.0, micro_batch_size=0,
+    train_count=0, cancelled=True,
+)  # fmt: skip
+
+
 class ApplyRequest(msgspec.Struct, frozen=True, kw_only=True, tag="apply"):
     """Apply the decided payloads, in ascending order of batch start, with the lr of round `height` (S1).
 

@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +35,7 @@ from psyche.data.provider import DataProvider
 from psyche.errors import BackendError, NetworkError, PsycheError, VersionMismatch, WireError
 from psyche.modeling.distro.codec import PLAN_NAME
 from psyche.modeling.snapshot import read_snapshot_info
-from psyche.network.streams import Signal
+from psyche.network.streams import Signal, take_rest
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
 from psyche.wire.address_record import AddressRecord
@@ -169,9 +168,10 @@ class Shell:
         self._bootstrapping.start()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            for task in (self._follow_states, self._follow_gossip, self._tick, self._tasks.run, self._run_evals):
+            for task in (self._follow_states, self._follow_gossip, self._tick, self._tasks.run):
                 nursery.start_soon(task)
             nursery.start_soon(self._report_statistics)
+            nursery.start_soon(self._guard, self._evals.run)
             code = await self._departure.wait()
             nursery.cancel_scope.cancel()
         self._log_statistics()
@@ -270,13 +270,10 @@ class Shell:
         """Pass on all waiting messages together: an engine step gets more expensive with the number of members."""
         messages = self._parts.network.messages()
         async for _, raw in messages:
-            raws = self._evals.take([raw, *_take_rest(messages)])
+            raws = self._evals.take([raw, *(rest for _, rest in take_rest(messages))])
             self._execute(self._engine.on_messages(raws, trio.current_time()))
             if self._engine.has_many_members:
                 await trio.sleep(TURN_S)
-
-    async def _run_evals(self) -> None:
-        await self._guard(self._evals.run)
 
     def _feed_soon(self, event: act.PayloadArrived | act.PayloadFailed) -> None:
         """Pass a payload event to the engine; with many members, in the next turn."""
@@ -492,12 +489,6 @@ class Shell:
                 gossip_sent=s.gossip_sent, gossip_received=s.gossip_received, gossip_refused=s.gossip_refused,
             )
         )  # fmt: skip
-
-
-def _take_rest(messages: trio.MemoryReceiveChannel[tuple[bytes, bytes]]) -> Iterator[bytes]:
-    with suppress(trio.WouldBlock, trio.EndOfChannel):
-        while True:
-            yield messages.receive_nowait()[1]
 
 
 def _write_file(path: Path, data: bytes) -> None:

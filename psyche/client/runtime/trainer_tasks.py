@@ -32,6 +32,7 @@ from psyche.telemetry.types import WeightSource
 from psyche.wire.crypto import compute_data_hash, compute_state_digest
 from psyche.wire.ports import Trainer
 from psyche.wire.trainer import (
+    CANCELLED,
     Contribution,
     LoadReply,
     LoadRequest,
@@ -368,7 +369,7 @@ class TrainerTasks:
             finally:
                 self._waiting_for_data = None
         if key in self._cancelled:
-            self._x.feed(act.Trained(action.epoch, action.height, _CANCELLED, ZERO32))
+            self._x.feed(act.Trained(action.epoch, action.height, CANCELLED, ZERO32))
             return
         self._training = key
         try:
@@ -398,7 +399,7 @@ class TrainerTasks:
         if not reply.waits_for_merge:
             return reply, 0
         if (request.epoch, request.height) in self._cancelled:  # the trainer gives the round up at its next call
-            return _CANCELLED, 0
+            return CANCELLED, 0
         here: dict[int, Contribution] = {}
         for one in self._x.find_mergeable(request.epoch, request.height):
             if bodies := self._payloads.find((one.blob,)):
@@ -496,9 +497,3 @@ class TrainerTasks:
         self._x.log(types.Exported(path=str(path), bytes=reply.size_bytes, step=action.step))
         if settings.delete_old_steps:
             await trio.to_thread.run_sync(remove_old_exports, path.parent, state.run_id, settings.keep_steps)
-
-
-_CANCELLED: Final = TrainReply(
-    payload=b"", loss=float("nan"), grad_norm=0.0, tokens=0, seconds=0.0, compute_seconds=0.0, micro_batch_size=0,
-    train_count=0, cancelled=True,
-)  # fmt: skip

@@ -106,7 +106,7 @@ def assert_valid(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("size", few([*SIZES], 2))
+@pytest.mark.parametrize("size", few([*SIZES]))
 def test_a_run_of_every_size_on_every_kind_of_data_is_valid_at_once(
     size: str, kind: Callable[[Path], Path], tmp_path: Path
 ) -> None:
@@ -178,6 +178,7 @@ def test_the_answers_are_in_the_files_and_what_follows_from_them_is_computed(tmp
     assert rates[2] == pytest.approx(1e-4, rel=0.01), "the schedule ends with the run"
 
 
+@pytest.mark.whole
 def test_a_larger_model_gets_more_time(tmp_path: Path) -> None:
     text = make_text(tmp_path)
     times: list[tuple[int, int, int]] = []

@@ -18,7 +18,7 @@ class Amounts:
     """What one tier does."""
 
     simulated_rounds: int  # of fresh seeds, a few of them on a chain
-    event_seeds: int  # of random events, 5,000 each, in core and in the compiled rules
+    event_seeds: int  # of random events, 5,000 each (half in the first tier), in core and in the compiled rules
     examples: int  # that hypothesis draws for a test, unless the test says how many
     world_states: int  # nearest states of each world of the model checker
 

@@ -96,6 +96,7 @@ def test_programs_get_their_own_addresses_for_the_price_that_was_named(box: Chai
     assert f"upgrade authority: {wallet} can change coordinator, authorizer, treasurer" in said
 
 
+@pytest.mark.whole
 def test_a_run_that_pays_lives_at_these_addresses_and_nowhere_else(
     box: ChainBox, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_run_that_pays_lives_at_these_addresses_and_nowhere_else(
     box.call("run", "close", "-r", "deployed", *option, wallet="deployed")
 
 
+@pytest.mark.whole
 def test_a_client_refuses_programs_that_the_owner_does_not_vouch_for(box: ChainBox, said: str) -> None:
     assert said
     box.fund("bea")

@@ -13,9 +13,10 @@ from psyche.core.committee.verdicts import (
     find_suspect,
     is_repeated,
     judge_piece,
+    judge_round,
 )
 from psyche.core.encoding.header import NumericClass
-from psyche.core.state.state import Config
+from psyche.core.state.state import AuditReason, Config
 
 CONFIG = Config(tolerance_fp32_ppm=1_000, tolerance_bf16_ppm=20_000)
 OK, UNCLEAR, FAIL = Verdict
@@ -103,3 +104,22 @@ def test_v11_who_agrees_least_is_recomputed_but_not_twice_in_64_rounds() -> None
     assert find_suspect(agreements, {5: 36}, 100) == 5
     assert find_suspect(agreements, dict.fromkeys(agreements, 99), 100) is None
     assert find_suspect({}, {}, 5) is None
+
+
+@pytest.mark.parametrize(
+    ("agreement", "opened", "distance", "found"),
+    [
+        (1.0, AuditReason.PATHS, -1, AuditReason.PATHS),
+        (1.0, AuditReason.SELECTION, 0.0, AuditReason.SELECTION),
+        (0.1, AuditReason.NONE, 0.01, AuditReason.NONE),  # who opens its momentum is not judged by signs
+        (1.0, AuditReason.NONE, 0.03, None),
+        (1.0, AuditReason.NONE, 1.0, AuditReason.LINK),
+        (-1, AuditReason.NONE, -1, None),
+        (0.79, AuditReason.NONE, -1, AuditReason.SIGNS),
+        (0.8, AuditReason.NONE, -1, AuditReason.NONE),
+    ],
+)
+def test_v11_a_whole_round_is_judged_by_its_opened_momentum_and_without_one_by_signs(
+    agreement: float, opened: AuditReason, distance: float, found: AuditReason | None
+) -> None:
+    assert judge_round(agreement, opened, distance, 0.02) == found

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 from differential.odd_states import EDGES, draw_mutant, draw_value, get_moments
 from kits.runs import Run
-from kits.tier import few
+from kits.tier import IS_WHOLE, few
 
 from psyche.core.committee.seeds import EXPIRED
 from psyche.core.encoding.account import decode_state, encode_state
@@ -19,7 +19,7 @@ from psyche.core.state.state import ZERO32, Checkpoint, CheckpointKind, Coordina
 from psyche.testing.builders import build_hash, build_model
 
 SEEDS = few(range(16))
-MUTANTS_PER_SEED = 25
+MUTANTS_PER_SEED = 25 if IS_WHOLE else 8
 CALLS_PER_MUTANT = 5
 LATEST_UNIX = (1 << 64) - 1
 

@@ -142,6 +142,7 @@ async def check_storing(
     assert read_folder(export / "a") == read_folder(export / "b")
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("trainer_host")
 async def test_samples_of_two_ranks_are_summed_like_two_micro_batches(
     load_request: LoadRequest, tmp_path: Path

@@ -16,6 +16,7 @@ from psyche.wire.tokenizer_files import (
     TOKEN_ROLE_FILES,
     TOKENIZER_CONFIG_NAME,
     TOKENIZER_NAME,
+    find_positions,
     find_token_name,
     read_json_table,
 )
@@ -29,7 +30,6 @@ UNBOUNDED_TOKENS: Final = 1 << 20  # in models without a longest text
 MAX_FILE_BYTES: Final = 256 << 20
 ROLES: Final = ("bos_token", "eos_token", "pad_token")
 _SMALL_BYTES: Final = 80 << 20  # of weights, with which threads wait for each other longer than they compute
-_POSITIONS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _CARD: Final = re.compile(r"\| run \| `([^`]+)`.*?\| digest on record \| `([0-9a-f]{64})` \|", re.DOTALL)
 
 
@@ -49,8 +49,7 @@ class ServedModel:
 
     @cached_property
     def positions(self) -> int:
-        config = self._read_table("config.json")
-        return next((int(config[name]) for name in _POSITIONS if config.get(name)), UNBOUNDED_TOKENS)
+        return find_positions(self._read_table("config.json")) or UNBOUNDED_TOKENS
 
     @cached_property
     def ends(self) -> list[int]:

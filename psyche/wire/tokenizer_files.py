@@ -9,6 +9,7 @@ TOKENIZER_CONFIG_NAME: Final = "tokenizer_config.json"
 SPECIAL_TOKENS_NAME: Final = "special_tokens_map.json"
 TOKEN_ROLE_FILES: Final = (TOKENIZER_CONFIG_NAME, SPECIAL_TOKENS_NAME)
 MAX_TOKEN_ROLE_BYTES: Final = 16 << 20
+POSITION_KEYS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 # Tokens that end a text, in tokenizers that do not say which one does.
 END_TOKENS: Final = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>", "<|end|>")
 
@@ -20,6 +21,14 @@ def read_json_table(raw: bytes | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", table) if isinstance(table, dict) else {}
+
+
+def find_positions(config: Mapping[str, Any]) -> int | None:
+    """The longest text, in tokens, that a config.json names; None if it names none."""
+    inner: Any = config.get("text_config")
+    tables = [config, cast("dict[str, Any]", inner)] if isinstance(inner, dict) else [config]
+    found: Iterable[Any] = (table.get(key) for table in tables for key in POSITION_KEYS)
+    return next((positions for positions in found if isinstance(positions, int) and positions > 0), None)
 
 
 def find_token_name(files: Mapping[str, bytes], role: str) -> str | None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from psyche.wire.tokenizer_files import read_json_table, read_token_ids
+from psyche.wire.tokenizer_files import find_positions, read_json_table, read_token_ids
 
 
 def make(vocab: object) -> bytes:
@@ -24,3 +24,18 @@ def test_what_is_no_pair_of_a_token_and_its_score_has_no_id(entry: object) -> No
 def test_tables_within_tables_without_end_are_none() -> None:
     assert read_json_table(b"[" * 200_000) == {}
     assert read_json_table(b'{"a":' * 200_000) == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"max_position_embeddings": 128, "seq_length": 64}, 128),
+        ({"n_positions": None, "text_config": {"n_positions": 32}}, 32),
+        ({"n_positions": "many", "max_position_embeddings": -1, "text_config": []}, None),
+        ({}, None),
+    ],
+)
+def test_the_longest_text_is_a_number_of_the_config_or_unknown(
+    config: dict[str, object], positions: int | None
+) -> None:
+    assert find_positions(config) == positions

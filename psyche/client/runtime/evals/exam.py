@@ -1,5 +1,6 @@
 """What members ask a model: documents of tasks, as ids of the run's own tokenizer."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -15,13 +16,18 @@ from psyche.evals.ledger import Plan
 from psyche.evals.requests import Request, encode_request
 from psyche.evals.sources import load_documents
 from psyche.modeling.snapshot import CONFIG_NAME, list_snapshots, read_snapshot_files
-from psyche.wire.tokenizer_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, find_token_name, read_json_table
+from psyche.wire.tokenizer_files import (
+    TOKENIZER_CONFIG_NAME,
+    TOKENIZER_NAME,
+    find_positions,
+    find_token_name,
+    read_json_table,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 ORDERS_KEPT: Final = 16  # of a task's blocks, for weights of one digest
-POSITIONS: Final = ("max_position_embeddings", "n_positions")
 
 
 class Asked(NamedTuple):
@@ -99,12 +105,11 @@ def _read_model(snapshots: Path, digest: bytes) -> _Reader:
         raise DataError(f"{snapshots}: has no snapshot of the certified weights yet, whose tokenizer is needed")
     files = read_snapshot_files(info)
     tokenizer = _open_tokenizer(str(info.path), files.get(TOKENIZER_NAME))
-    config = read_json_table(files.get(CONFIG_NAME))
-    sizes = [table[name] for table in (config, config.get("text_config") or {}) for name in POSITIONS if name in table]
+    positions = find_positions(read_json_table(files.get(CONFIG_NAME))) or math.inf
     roles = [find_token_name(files, role) for role in ("bos_token", "eos_token")]
     ids = [number for name in roles if name and (number := tokenizer.token_to_id(name)) is not None]
     first = ids[0] if ids and read_json_table(files.get(TOKENIZER_CONFIG_NAME)).get("add_bos_token") else None
-    return _Reader(partial(_tokenize, tokenizer, first), next(iter(ids), None), next(iter(sizes), float("inf")))
+    return _Reader(partial(_tokenize, tokenizer, first), next(iter(ids), None), positions)
 
 
 def _tokenize(tokenizer: Any, first: int | None, text: str) -> list[int]:

@@ -186,7 +186,9 @@ def merge(results: Sequence[BlockResult], blocks: int) -> Merged:
     counted: list[BlockResult] = []
     disputes = {block: one.differing for block, one in verdicts.items() if one.differing}
     for block, group in groups.items():
-        if (found := judge_block(one for one in group if one.member not in outvoted).counted) is not None:
+        rest = [one for one in group if one.member not in outvoted]
+        verdict = verdicts[block] if len(rest) == len(group) else judge_block(rest)
+        if (found := verdict.counted) is not None:
             counted.append(found)
             if block in disputes:
                 disputes[block] = tuple(member for member in disputes[block] if member in outvoted)

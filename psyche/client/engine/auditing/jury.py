@@ -130,10 +130,8 @@ class Jury:
             return known
         if known is None:
             self._openings[key] = x.height
-            is_of_target = challenge.reason in (
-                AuditReason.WITHHELD,
-                AuditReason.PATHS,
-            )  # what others have says nothing
+            # what others have of it says nothing
+            is_of_target = challenge.reason in (AuditReason.WITHHELD, AuditReason.PATHS)
             accuser = None if is_of_target else find_member(x.state, challenge.verifier)
             keys = tuple(x.get_key(member) for member in (question.member, accuser) if member is not None)
             limit = x.state_since + x.round_limit_s

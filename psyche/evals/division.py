@@ -1,10 +1,10 @@
 """Dividing a task among the members of a run: the order of its documents, their blocks, and who does which when.
 
-All members compute the same order, so they need no agreement. Each has a part, begins there and goes round, leaving
-out what others have done: so the parts of dead and slow members are taken over (`ledger` says when).
+All members compute the same order, so they need no agreement. Each has a part and does it first, leaving out what
+others have done; then it goes round: so the parts of dead and slow members are taken over (`ledger` says when).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from psyche.wire.crypto import blake3_hash
@@ -22,13 +22,15 @@ def cut_blocks(certified: bytes, task_hash: bytes, documents: int) -> list[Block
     return [tuple(order[start : start + BLOCK_DOCUMENTS]) for start in range(0, documents, BLOCK_DOCUMENTS)]
 
 
-def walk(member: int, members: int, blocks: int, has_come: Callable[[int], bool]) -> Iterator[int]:
-    """The blocks that a member does, in its order; `has_come` says, when it gets there, that a block is done."""
+def get_part(member: int, members: int, blocks: int) -> range:
+    """The blocks that a member does first."""
+    return range(member * blocks // members, (member + 1) * blocks // members)
+
+
+def go_round(member: int, members: int, blocks: int) -> Iterator[int]:
+    """All blocks, from a member's first one on."""
     first = member * blocks // members
-    for step in range(blocks):
-        block = (first + step) % blocks
-        if not has_come(block):
-            yield block
+    return ((first + step) % blocks for step in range(blocks))
 
 
 def find_home(block: int, members: int, blocks: int) -> int:

@@ -1,10 +1,11 @@
 """What members have found of tasks on weights of one digest, and which block a member does next."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
-from psyche.evals.division import BLOCK_DOCUMENTS, find_home, is_repeated, walk
+from psyche.evals.division import BLOCK_DOCUMENTS, find_home, get_part, go_round, is_repeated
 from psyche.evals.results import BlockResult, Merged, merge
 from psyche.evals.tasks import Metric
 
@@ -47,7 +48,7 @@ class Ledger:
     news_at: float = 0.0  # when the last result came
     _found: dict[tuple[bytes, int], dict[bytes, BlockResult]] = field(default_factory=dict)
     _merged: dict[bytes, Merged] = field(default_factory=dict)
-    _news: dict[tuple[bytes, int], float] = field(default_factory=dict)  # of each member's part of a task
+    _news: dict[int, float] = field(default_factory=dict)  # when something came of a member, or of its parts
     _heard: set[int] = field(default_factory=set)
 
     def find_plan(self, task_hash: bytes) -> Plan | None:
@@ -65,7 +66,7 @@ class Ledger:
             return f"of block {result.block} of {plan.blocks}"
         if result.count > min(BLOCK_DOCUMENTS, plan.documents - result.block * BLOCK_DOCUMENTS):
             return f"of {result.count} documents, more than block {result.block} has"
-        found = self._found.get((result.task_hash, result.block), {})
+        found = self._get_found(plan, result.block)
         if key in found:
             return f"a second one of block {result.block}"
         return f"one more of block {result.block}" if len(found) >= MAX_RESULTS else ""
@@ -76,41 +77,49 @@ class Ledger:
         assert plan is not None, "`find_problem` has looked"
         found = self._found.setdefault((result.task_hash, result.block), {})
         if not found:
-            self._news[result.task_hash, find_home(result.block, members, plan.blocks)] = now
-        found[key], self.news_at = result, now
+            self._news[find_home(result.block, members, plan.blocks)] = now
+        found[key] = result
+        self.news_at = self._news[result.member] = now
         self._heard.add(result.member)
         ours = [one for (task, _), known in self._found.items() if task == result.task_hash for one in known.values()]
         self._merged[result.task_hash] = merged = merge(ours, plan.blocks)
         return merged
 
     def choose(self, worker: Worker, now: float, patience_s: float) -> tuple[Plan, int] | None:
-        """The next block of a member: of its own part; then repeats, disputes, and parts of which nothing comes.
+        """The next block of a member: of its own parts; then a repeat or a dispute; then of a silent member's parts.
 
-        A part is taken over after `patience_s` without news by the nearest member before it, so that not all take the
-        same block; by the next one after twice that time.
+        These are done from their far ends, so that who takes over meets a slow owner in the middle. It is the nearest
+        member before the owner, after `patience_s` without news; the next one after twice that time.
         """
-        for plan in self.plans:
-            blocks = walk(
-                worker.member, worker.members, plan.blocks,
-                lambda block, plan=plan: self._is_left_out(plan, block, worker, now, patience_s),
-            )  # fmt: skip
-            if (block := next(blocks, None)) is not None:
-                return plan, block
-        return None
+        found = chain(
+            *(self._list_own(plan, worker) for plan in self.plans),
+            *(self._list_doubtful(plan, worker) for plan in self.plans),
+            *(self._list_silent(plan, worker, now, patience_s) for plan in self.plans),
+        )
+        return next(found, None)
 
-    def _is_left_out(self, plan: Plan, block: int, worker: Worker, now: float, patience_s: float) -> bool:
-        found = self._found.get((plan.task_hash, block), {})
-        if found:
+    def _list_own(self, plan: Plan, worker: Worker) -> Iterator[tuple[Plan, int]]:
+        part = get_part(worker.member, worker.members, plan.blocks)
+        return ((plan, block) for block in part if not self._get_found(plan, block))
+
+    def _list_doubtful(self, plan: Plan, worker: Worker) -> Iterator[tuple[Plan, int]]:
+        for block in go_round(worker.member, worker.members, plan.blocks):
+            found = self._get_found(plan, block)
+            if not found or worker.key in found:
+                continue
             is_open = block not in self._merged[plan.task_hash].counted
             distance = (worker.member - block) % worker.members
             is_wanted = is_open and distance < SETTLERS * len(found)
-            return worker.key in found or not (
-                is_wanted or is_repeated(worker.secret, self.digest, plan.task_hash, block)
-            )
-        home = find_home(block, worker.members, plan.blocks)
-        if home == worker.member:
-            return False
-        own = (home - worker.member) % worker.members
-        nearer = sum(0 < (home - one) % worker.members < own for one in self._heard)
-        since = self._news.get((plan.task_hash, home), self.began_at)
-        return now < since + patience_s * (1 + nearer)
+            if is_wanted or is_repeated(worker.secret, self.digest, plan.task_hash, block):
+                yield plan, block
+
+    def _list_silent(self, plan: Plan, worker: Worker, now: float, patience_s: float) -> Iterator[tuple[Plan, int]]:
+        for steps in range(1, worker.members):
+            owner = (worker.member + steps) % worker.members
+            nearer = sum(0 < (owner - one) % worker.members < steps for one in self._heard)
+            if now >= self._news.get(owner, self.began_at) + patience_s * (1 + nearer):
+                part = get_part(owner, worker.members, plan.blocks)
+                yield from ((plan, block) for block in reversed(part) if not self._get_found(plan, block))
+
+    def _get_found(self, plan: Plan, block: int) -> dict[bytes, BlockResult]:
+        return self._found.get((plan.task_hash, block), {})

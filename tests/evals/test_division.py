@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from psyche.core.encoding.header import NumericClass
 from psyche.errors import WireError
-from psyche.evals.division import BLOCK_DOCUMENTS, cut_blocks, is_repeated, walk
+from psyche.evals.division import BLOCK_DOCUMENTS, cut_blocks, find_home, get_part, go_round, is_repeated
 from psyche.evals.results import (
     RESULT_BYTES,
     BlockResult,
@@ -50,31 +50,14 @@ def test_the_order_is_fixed_for_everybody_and_another_for_other_weights_and_task
     assert len({cut_blocks(*ids, 64)[0] for ids in ((DIGEST, TASK), (TASK, DIGEST), (DIGEST, DIGEST))}) == 3
 
 
-@given(
-    members=st.integers(1, 12), blocks=st.integers(1, 60), paces=st.lists(st.integers(0, 4), min_size=12, max_size=12)
-)
-def test_all_blocks_are_done_once_by_members_of_any_pace_if_one_is_alive(
-    members: int, blocks: int, paces: list[int]
-) -> None:
-    paces = [*paces[1:members], 1]  # at least one is alive
-    done: list[int] = []
-    walks = [walk(member, len(paces), blocks, done.__contains__) for member in range(len(paces))]
-    for _ in range(blocks + 1):
-        for pace, steps in zip(paces, walks, strict=True):
-            done += [block for _ in range(pace) if (block := next(steps, None)) is not None]
-    assert sorted(done) == list(range(blocks))
-
-
-def test_members_of_one_pace_do_a_like_share() -> None:
-    done: list[int] = []
-    walks = [walk(member, 4, 20, done.__contains__) for member in range(4)]
-    shares = [0] * 4
-    while len(done) < 20:
-        for member, steps in enumerate(walks):
-            if (block := next(steps, None)) is not None:
-                done.append(block)
-                shares[member] += 1
-    assert shares == [5, 5, 5, 5]
+@given(members=st.integers(1, 300), blocks=st.integers(0, 400))
+def test_each_block_is_in_one_members_part_and_parts_are_alike(members: int, blocks: int) -> None:
+    parts = [get_part(member, members, blocks) for member in range(members)]
+    assert [block for part in parts for block in part] == list(range(blocks))
+    assert {len(part) for part in parts} <= {blocks // members, -(-blocks // members)}
+    assert all(find_home(block, members, blocks) == member for member, part in enumerate(parts) for block in part)
+    rounds = list(go_round(members - 1, members, blocks))
+    assert (sorted(rounds), rounds[:1]) == (list(range(blocks)), [(members - 1) * blocks // members][:blocks])
 
 
 def test_a_member_repeats_a_twentieth_of_the_blocks_which_its_secret_draws() -> None:

@@ -52,16 +52,18 @@ def test_members_leave_each_other_their_parts_as_long_as_something_comes() -> No
     ledger = make_ledger(*[make_result(0, block) for block in range(5)])
     assert choose(ledger, 0) is None
     assert choose(ledger, 1) == 5
-    assert choose(ledger, 0, PATIENCE_S + 0.1) == 5, "nothing has come from its nearest neighbour"
+    assert choose(ledger, 0, PATIENCE_S + 0.1) == 9, "nothing has come from its nearest neighbour, who begins at 5"
+    ledger.add(make_result(1, 12), make_worker(1).key, MEMBERS, PATIENCE_S)
+    assert choose(ledger, 0, PATIENCE_S + 0.1) is None, "who does something else is not silent"
 
 
 def test_a_silent_part_is_taken_over_by_the_nearest_member_alone() -> None:
     """Member 3 is dead; 2 is before it, and 1 and 0 have done theirs too."""
     ledger = make_ledger(*[make_result(block // 5, block) for block in range(15)])
-    assert [choose(ledger, member, 3.1) for member in range(3)] == [None, None, 15]
-    ledger.add(make_result(2, 15), make_worker(2).key, MEMBERS, 3.5)
+    assert [choose(ledger, member, 3.1) for member in range(3)] == [None, None, 19]
+    ledger.add(make_result(2, 19), make_worker(2).key, MEMBERS, 3.5)
     assert [choose(ledger, member, 6.0) for member in range(3)] == [None, None, None], "the part is not silent"
-    assert [choose(ledger, member, 9.6) for member in range(3)] == [None, 16, 16], "2 may be dead as well"
+    assert [choose(ledger, member, 9.6) for member in range(3)] == [None, 18, 18], "2 may be dead as well"
 
 
 def test_a_disputed_block_is_done_by_others_until_two_agree() -> None:

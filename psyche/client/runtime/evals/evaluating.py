@@ -72,7 +72,7 @@ class Evaluating:
         self._early: deque[bytes] = deque(maxlen=EARLY)
         self._told: dict[tuple[bytes | int, ...], object] = {}  # by digest and what else it is about
         self._news = Signal()
-        self._slowest_s = 0.0
+        self._block_s = 0.0  # how long a block of this member takes
 
     # --- messages of others -----------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Evaluating:
 
     @property
     def _patience_s(self) -> float:
-        return max(PATIENCE_S, PATIENCE_BLOCKS * self._slowest_s)
+        return max(PATIENCE_S, PATIENCE_BLOCKS * self._block_s)
 
     def _find_worker(self) -> Worker | None:
         member, clients = self._x.member, self._x.state.clients
@@ -225,7 +225,7 @@ class Evaluating:
             return False
         result = sign_result(self._x.identity, self._make(ledger.digest, plan, block, member, asked, scores))
         seconds = trio.current_time() - started
-        self._slowest_s = max(self._slowest_s, seconds)
+        self._block_s = max(seconds, self._block_s / 2)
         self._log(
             types.EvalScored(
                 task=plan.name, block=block, digest=ledger.digest, documents=len(asked),

@@ -37,7 +37,7 @@ from psyche.network.addresses.table import ITEM_BYTES, MAX_RECORDS
 from psyche.network.blobs.messages import Status
 from psyche.network.limits import NetworkLimits
 from psyche.server.connections import limits as server_limits
-from psyche.wire import address_record, backend, data
+from psyche.wire import address_record, backend, data, report
 from psyche.wire.crypto import MAX_BLOB_BYTES
 from psyche.wire.line import handshake
 
@@ -260,7 +260,10 @@ def generate_messages() -> list[str]:
 
 def generate_nested() -> list[str]:
     """Structs without a tag that messages contain."""
-    kinds = (backend.MemberInfo, backend.SelfReport, backend.HistoryPoint, backend.ChangedBytes)
+    kinds = (
+        backend.MemberInfo, backend.SelfReport, report.AuditedMember, backend.Verification,
+        report.Accusation, backend.HistoryPoint, backend.ChangedBytes,
+    )  # fmt: skip
     rows = [(f"`{kind.__name__}`", "; ".join(f"{n}: {text}" for n, text in get_fields(kind))) for kind in kinds]
     return format_table(("array", "fields, in order"), rows)
 

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from psyche.analysis.accounts import SERVER, Accounts
+from psyche.analysis.audits import AuditsView
 from psyche.analysis.members import (
     MAX_TEXT_BYTES,
     LossPoint,
@@ -47,6 +48,7 @@ MAX_OPEN: Final = 16  # rounds that somebody trains
 MAX_MEASURED: Final = 32  # steps whose tensors' figures are kept
 MAX_TENSORS: Final = 2_000
 MAX_TASKS: Final = 32
+KEY_CHARS: Final = 8
 Energies = tuple[int, float, float]  # how many were measured; of the update, and of the gradient
 PACE_ROUNDS: Final = 20  # whose median says how long a step takes
 REFERENCE_S: Final = 30.0  # after so long another client's view of the record counts
@@ -116,6 +118,7 @@ class RunView:
         self.name_key: Callable[[bytes], str] = bytes.hex
         self.measured: dict[int, dict[str, Energies]] = {}  # by step and tensor, summed over members
         self.scores: dict[str, types.EvalScore] = {}  # by task: the newest, of the weights of one digest each
+        self.audits = AuditsView()
         self._curves: dict[str, Series[LossPoint]] = {}
         self._open: dict[Place, _OpenRound] = {}
         self._is_told = False  # the server's log has the curve
@@ -146,6 +149,7 @@ class RunView:
             return
         if (handler := self._handlers.get(kind)) is not None:
             handler(t, node, event)
+        self.audits.take(event)
         if node != SERVER:
             if view is None:
                 view = self.nodes[node] = NodeView(node)
@@ -261,6 +265,7 @@ class RunView:
         self.learning_rate = status.learning_rate if math.isfinite(status.learning_rate) else None
         self.checkpoints = tuple(clean_text(one, MAX_TEXT_BYTES) for one in status.checkpoint_sources)
         self.checkpoint_step = status.checkpoint_step
+        self.audits.take_status(status.verification)
         last = self.curve.last
         if last is not None and last.step > status.step:  # the run went back
             self.curve = Series(point for point in self.curve if point.step <= status.step)
@@ -268,6 +273,7 @@ class RunView:
     def take_members(self, members: Members, name_key: Callable[[bytes], str] = bytes.hex) -> None:
         self.revision += 1
         self.info, self.name_key = members, name_key
+        self.audits.take_reports(one.report for one in members.members if one.report is not None)
         listed = {name_key(one.key) for one in members.members}
         self._curves = {key: curve for key, curve in self._curves.items() if key in listed}
         for one in members.members:
@@ -408,6 +414,15 @@ class RunView:
             bytes_received=said.bytes_received, wait=wait, error=clean_text(said.error, MAX_TEXT_BYTES) or hidden,
             error_since=float(now - one.error_age_s), heard=heard,
         )  # fmt: skip
+
+    def name_member(self, key: bytes) -> str:
+        """The member whose key begins so, as the other lines name it."""
+        if self.info is not None:
+            said = next((one for one in self.info.members if one.key.startswith(key)), None)
+            name = "" if said is None or said.report is None else clean_name(said.report.name)
+            return name or self.name_key(key)[:KEY_CHARS]
+        known = (name for identity, name in self.accounts.keys.items() if identity.startswith(key))
+        return clean_name(next(known, "")) or self.name_key(key)[:KEY_CHARS]
 
     # --- trouble -------------------------------------------------------------------------------------
 

@@ -3,10 +3,23 @@
 from msgspec.structs import replace
 
 from psyche.core.committee.schedule import compute_learning_rate, get_cold_start
-from psyche.core.state.limits import NO_UPLOADER
+from psyche.core.state.limits import NO_UPLOADER, STORED_ROUNDS
 from psyche.core.state.roster import is_in_epoch
-from psyche.core.state.state import CheckpointKind, Client, ClientState, Coordinator, RunState, Slot, SlotState
+from psyche.core.state.state import (
+    AuditStatus,
+    ChallengeState,
+    CheckpointKind,
+    Client,
+    ClientState,
+    Coordinator,
+    RunState,
+    Slot,
+    SlotState,
+)
+from psyche.core.state.timeline import get_round
+from psyche.telemetry.challenges import UNDECIDED
 from psyche.wire.backend import MemberInfo, RunStatus
+from psyche.wire.report import Accusation, Verification
 
 
 def summarize_run(state: Coordinator, now: int, program: str) -> RunStatus:
@@ -39,7 +52,34 @@ def summarize_run(state: Coordinator, now: int, program: str) -> RunStatus:
         learning_rate=get_learning_rate(state, state.progress.step),
         epoch_rounds=state.config.rounds_per_epoch,
         limit_unix=_find_limit(state),
+        verification=_summarize_audits(state),
     )
+
+
+def _summarize_audits(state: Coordinator) -> Verification | None:
+    """What the record says of audits, in the rounds that it keeps, and of challenges (V9, V12)."""
+    percent, slots = state.config.verification_percent, state.registry.slots
+    if not percent:
+        return None
+    newest = state.current.height if is_in_epoch(state) else -1
+    kept = filter(None, (get_round(state, newest - age) for age in range(min(STORED_ROUNDS, newest + 1))))
+    found = [audit.status for round_ in kept for audit in round_.audits]
+    open_ = [one for one in state.challenges if one.state is not ChallengeState.FREE]
+    return Verification(
+        percent,
+        state.config.convict,
+        found.count(AuditStatus.PASSED),
+        found.count(AuditStatus.DOUBTED),
+        found.count(AuditStatus.CHALLENGED),
+        tuple(
+            Accusation(
+                one.epoch, one.height, slots[one.target].signer, slots[one.verifier].signer, one.reason, one.guilty,
+                one.innocent, UNDECIDED if one.state is ChallengeState.UNDECIDED else "",
+            )
+            for one in open_
+        ),
+        tuple(slot.signer for slot in slots if slot.state is SlotState.BANNED),
+    )  # fmt: skip
 
 
 def count_samples(state: Coordinator) -> int:

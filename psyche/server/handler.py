@@ -33,6 +33,7 @@ from psyche.server.journal.journal import KEPT_OP_IDS, Journal
 from psyche.server.reports import ReportBoard
 from psyche.server.rounds import RoundHistory
 from psyche.telemetry import types
+from psyche.telemetry.challenges import ChallengeKey, find_challenges, get_open_challenges
 from psyche.telemetry.sink import EventSink, NoEvents
 from psyche.wire import backend as wire
 from psyche.wire.access import AccessMessage, Allow, Disallow
@@ -97,6 +98,8 @@ class Before(NamedTuple):
     run_state: RunState
     step: int
     round: Round
+    challenges: frozenset[ChallengeKey]
+    raw: bytes  # of the state
 
 
 class CoordinatorHandler:
@@ -192,12 +195,14 @@ class CoordinatorHandler:
         self._sink.emit(types.ServerRecovered(gap_s=gap_s, seq=self.journal.last_seq, run_state=self.state.run_state))
 
     def get_status(self) -> wire.RunStatus:
+        status = summarize_run(self.state, self.now, self.program)
         return replace(
-            summarize_run(self.state, self.now, self.program),
+            status,
             connections=len(self._presence.keys),
             is_open=self.access.is_open,
             allowed=len(self.access.keys),
             **self.reports.summarise(self.state, self.now, self._presence.keys)._asdict(),
+            **({} if status.verification is None else {"verification": self.history.add_verdicts(status.verification)}),
         )
 
     def _advance(self, now: int) -> None:
@@ -208,7 +213,11 @@ class CoordinatorHandler:
 
         After an error nothing has: a refusal leaves every byte, a defect sets the state back to the last record.
         """
-        nonce, was = self.state.nonce, Before(self.state.run_state, self.state.progress.step, self.state.current)
+        nonce = self.state.nonce
+        was = Before(
+            self.state.run_state, self.state.progress.step, self.state.current,
+            frozenset(get_open_challenges(self.state)), self.version.raw,
+        )  # fmt: skip
         try:
             change.process(self.state, self.now)
             if self.state.nonce == nonce:
@@ -230,9 +239,13 @@ class CoordinatorHandler:
         if change.op_id:
             self._op_ids.append(change.op_id)
         state, progress = self.state, self.state.progress
-        run_state, step, round_ = was
+        run_state, step, round_ = was.run_state, was.step, was.round
         if isinstance(change.message, msg.WitnessMessage):
             self.history.take_witness(change.message)
+        if was.challenges != get_open_challenges(state).keys():
+            for event in find_challenges(decode_state(was.raw), state):
+                self._sink.emit(event)
+                self.history.take_challenge(event)
         if progress.step < step:  # P3, P5: the only cases in which progress goes back
             back = progress.epoch_start_data_index
             self._sink.emit(types.Rollback(step=progress.step, was=step, epoch=progress.epoch, data_index=back))

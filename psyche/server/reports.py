@@ -18,7 +18,7 @@ from psyche.wire.backend import MemberInfo
 from psyche.wire.report import SelfReport, clean_report
 
 MAX_REPORTS: Final = 512  # all slots of the run and as many allowed keys that wait for one
-MAX_SHOWN: Final = 512  # clients in one answer: 512 of 900 bytes fit into a frame
+MAX_SHOWN: Final = 512  # clients in one answer: 512 of 1,400 bytes fit into a frame
 TOLD_AGAIN_S: Final = 30  # between two events about one client's errors
 GONE_SHOWN_S: Final = 3_600  # how long the report of a client that went away is shown
 

@@ -3,7 +3,9 @@
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
+
+from msgspec.structs import replace
 
 from psyche.analysis.series import Series, make_point
 from psyche.backends.summary import get_learning_rate
@@ -13,8 +15,12 @@ from psyche.core.state.messages import WitnessMessage
 from psyche.core.state.state import Coordinator, Round, RoundFlag
 from psyche.core.state.timeline import is_drain
 from psyche.telemetry import types
+from psyche.telemetry.challenges import UNDECIDED
 from psyche.wire.history import Claim, HistoryPoint, read_claim, summarize_claims
+from psyche.wire.report import Accusation, Verification
 
+Past: TypeAlias = types.RoundOver | types.ChallengeEnded  # events of a log that are told again
+MAX_VERDICTS: Final = 16  # of juries, that are told
 LAST_ROUNDS: Final = 50  # of which it is told who was waited for last
 MAX_NAMED: Final = 3  # members in one round's event
 
@@ -24,14 +30,18 @@ class RoundHistory:
     """Takes the claims of witnesses, and makes a point of each round with data that closes."""
 
     points: Series[HistoryPoint] = field(default_factory=Series[HistoryPoint])
+    verdicts: deque[types.ChallengeEnded] = field(default_factory=lambda: deque(maxlen=MAX_VERDICTS))
     _waited: deque[tuple[bytes, ...]] = field(default_factory=lambda: deque(maxlen=LAST_ROUNDS))
     _claims: dict[int, Claim] = field(default_factory=dict[int, Claim])  # of the running round, by member
     _place: tuple[int, int] = (-1, -1)
 
-    def restore(self, events: Iterable[types.RoundOver]) -> None:
+    def restore(self, events: Iterable[Past]) -> None:
         """Go on from the log of a former process."""
         for event in events:
-            self._keep(event)
+            if isinstance(event, types.RoundOver):
+                self._keep(event)
+            else:
+                self.verdicts.append(event)
 
     def take_witness(self, message: WitnessMessage) -> None:
         place = (message.epoch, message.height)
@@ -56,6 +66,21 @@ class RoundHistory:
         )  # fmt: skip
         self._keep(event)
         return event
+
+    def take_challenge(self, event: types.Challenged | types.ChallengeEnded) -> None:
+        if isinstance(event, types.ChallengeEnded):
+            self.verdicts.append(event)
+
+    def add_verdicts(self, status: Verification) -> Verification:
+        """Add the challenges that have ended to those on record."""
+        ended = (
+            Accusation(
+                one.epoch, one.height, bytes.fromhex(one.target), bytes.fromhex(one.accuser), one.reason, one.guilty,
+                one.innocent, one.outcome,
+            )
+            for one in self.verdicts if one.outcome != UNDECIDED
+        )  # fmt: skip
+        return replace(status, challenges=(*ended, *status.challenges))
 
     def count_waits(self) -> Counter[bytes]:
         """In how many of the last rounds each key was waited for last."""

@@ -38,6 +38,7 @@ from psyche.server.handler import CoordinatorHandler
 from psyche.server.journal.disk import FolderDisk
 from psyche.server.journal.journal import JournalDisk
 from psyche.server.journal.recovery import OpenRun
+from psyche.server.rounds import Past
 from psyche.server.run import hash_settings, open_run, read_data_manifest, remember_change
 from psyche.storage.port import StorageOptions
 from psyche.telemetry import types
@@ -170,7 +171,7 @@ class ServerSettings:
     data_manifest: Path | None = None  # where the run's would be, for clients (D1)
     data_files: LocalFiles | None = None  # of the data server, if `data_location` is Server
     sink: EventSink | None = None
-    read_history: Callable[[], Iterable[types.RoundOver]] = tuple  # what the log has of rounds before; blocks
+    read_history: Callable[[], Iterable[Past]] = tuple  # what the log has of rounds before; blocks
     on_state: Callable[[Coordinator], None] | None = None
     unix_time: Callable[[], float] = time.time  # read once, at the start
     entropy: Callable[[], bytes] = partial(os.urandom, ENTROPY_BYTES)  # E5

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from psyche.telemetry import types
+from psyche.telemetry.challenges import ACCUSATIONS
 from psyche.telemetry.status import format_drop
 from psyche.telemetry.text import format_loss, format_seconds
 
@@ -23,6 +24,18 @@ NOTABLE: Final[dict[type[types.Event], Callable[[Any], str]]] = {
     types.ErrorOver: lambda event: f"{event.name or event.key.hex()[:8]} reports no error any more",
     types.JournalFailed: lambda event: f"cannot write its journal: {event.error}",
     types.Error: lambda event: f"error: {event.message}",
+    types.ArithmeticOff: lambda event: (
+        f"member {event.member} ({event.key[:8]}) computes otherwise than others of its kind, by {event.distance:.1e}: "
+        f"it judges nobody in epoch {event.epoch}"
+    ),
+    types.Challenged: lambda event: (
+        f"{event.target[:8]} is accused by {event.accuser[:8]} of its work of round {event.height}: "
+        f"{ACCUSATIONS[event.reason]}"
+    ),
+    types.ChallengeEnded: lambda event: (
+        f"{event.target[:8]}, accused of its work of round {event.height}, is judged: {event.outcome} "
+        f"({event.guilty} guilty, {event.innocent} innocent)"
+    ),
     types.RoundOver: lambda event: f"step {event.step} is done, loss {format_loss(event.loss)}",
 }
 

@@ -6,17 +6,21 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from psyche.telemetry.types.base import MAX_TEXT
 
 
 def get_plain(value: object) -> Any:
-    """Convert a value for JSON: bytes as hex, enums by name, other objects as their text, cut at `MAX_TEXT`."""
+    """Convert a value for JSON: bytes as hex, enums by name, structs by field, others as text, cut at `MAX_TEXT`."""
     if isinstance(value, Enum):
         return value.name.lower() if value.name else value.value
     if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).hex()
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
     if isinstance(value, Mapping):
         return {str(name): get_plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | deque | set | frozenset):

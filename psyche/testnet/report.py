@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -53,6 +53,7 @@ class ClientReport:
     waits: int = 0
     wait_overrun_s: float = 0.0  # of the wait that exceeded its deadline most; 0: none did
     losses: list[tuple[int, float]] = field(default_factory=list)
+    key: str = ""
 
 
 @dataclass(slots=True)
@@ -94,6 +95,7 @@ def build_client_report(
         match event:
             case types.ClientStarted():
                 started = t if started is None else started
+                report.key = event.identity.hex()
                 deadlines.clear()  # those of the process that ended were not kept, and not broken either
             case types.WaitStarted():
                 report.waits += 1
@@ -157,9 +159,15 @@ def build_report(
             client.weights_sha256 = hash_weights(Path(client.exported))
         clients.append(client)
     report = RunReport(run_id, round(seconds, 1), clients, sum(kills.values()), stopped)
-    report.audits = list(audits.describe())
+    names = {client.key: client.name for client in clients}
+    report.audits = list(audits.describe(lambda key: find_name(names, key)))
     report.problems = find_problems(report)
     return report
+
+
+def find_name(names: Mapping[str, str], key: bytes) -> str:
+    """The client whose key begins so, of clients by their keys; else the key's first digits."""
+    return next((name for known, name in names.items() if known.startswith(key.hex())), key.hex()[:HEX_SHOWN])
 
 
 def find_problems(report: RunReport) -> list[str]:

@@ -164,6 +164,7 @@ def format_view(view: RunView, now: float, columns: int = COLUMNS, *, write: Wri
         lines.append(f"checkpoint of step {view.checkpoint_step}: {', '.join(view.checkpoints)}")
     if view.status is not None:
         lines += _describe_rest(view, view.status)
+    lines += view.audits.describe(view.name_member)
     page = [wrap(line, columns) for line in lines if line]
     if members:
         page += ["", format_members_table(members, now, columns)]

@@ -116,6 +116,7 @@ class RunSource:
     ) -> None:  # fmt: skip
         self.view = RunView(name)
         self.still = trio.Lock()  # nobody but a viewer takes it: the view changes at once
+        self.view.name_key = administration.name_key
         self._administration = administration
         self._shows_members = shows_members
         self._say = say

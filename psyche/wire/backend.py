@@ -27,7 +27,7 @@ from psyche.wire.address_record import AddressRecord
 from psyche.wire.history import MAX_POINTS, HistoryPoint
 from psyche.wire.msgpack import decode_msgpack
 from psyche.wire.ports import Proof
-from psyche.wire.report import SelfReport
+from psyche.wire.report import SelfReport, Verification
 
 VERSION: Final = 4  # 1 had a request for each kind of message, 2 no reports (K8), 3 bodies in msgpack
 PURPOSE: Final = "coordinator"  # signed in the handshake
@@ -209,6 +209,7 @@ class RunStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     learning_rate: float = 0.0  # of the running step
     epoch_rounds: int = 0  # rounds with data of each epoch; 0: its time decides
     limit_unix: int = 0  # when the phase ends at the latest; 0: it has no limit
+    verification: Verification | None = None  # None: nobody verifies anything in this run
 
 
 class Earnings(msgspec.Struct, frozen=True, array_like=True, tag="earnings"):

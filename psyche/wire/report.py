@@ -1,9 +1,11 @@
-"""What a client says of itself to its run's owner (K8). It is shown to people; no rule reads it, no record holds it."""
+"""What is shown to people, and no rule reads: what a client says of itself (K8), and what verification has found."""
 
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
+
+from psyche.core.state.limits import U32_MAX
 
 MAX_NAME_BYTES: Final = 48
 MAX_PHASE_BYTES: Final = 32
@@ -11,8 +13,50 @@ MAX_WAIT_BYTES: Final = 240
 MAX_ERROR_BYTES: Final = 480
 MAX_TOKENS_PER_S: Final = 1e15
 MAX_COUNT_BYTES: Final = (1 << 63) - 1
+MAX_AUDITED: Final = 8  # members in one client's report
+MAX_OUTCOME_CHARS: Final = 200
+Distance: TypeAlias = Annotated[float, Meta(ge=0)]
+KeyStart: TypeAlias = Annotated[bytes, Meta(min_length=8, max_length=32)]
+Unsigned32: TypeAlias = Annotated[int, Meta(ge=0, le=U32_MAX)]
 
-Unsigned32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+
+class AuditedMember(msgspec.Struct, frozen=True, array_like=True):
+    """How far a member's work was from what a client has computed of it (V10), in the median and at worst.
+
+    `odd_by` is how far its arithmetic is off (V6), as found in the epoch `odd_epoch`; 0: it is not.
+    """
+
+    key: KeyStart
+    audits: Unsigned32
+    median: Distance
+    worst: Distance
+    odd_by: Distance = 0.0
+    odd_epoch: Unsigned32 = 0
+
+
+class Accusation(msgspec.Struct, frozen=True, array_like=True):
+    """A challenge with its votes; `outcome` says in words how it ended, and is empty while its jury decides (V12)."""
+
+    epoch: Unsigned32
+    height: Unsigned32
+    target: KeyStart
+    accuser: KeyStart
+    reason: int
+    guilty: Unsigned32 = 0
+    innocent: Unsigned32 = 0
+    outcome: Annotated[str, Meta(max_length=MAX_OUTCOME_CHARS)] = ""
+
+
+class Verification(msgspec.Struct, frozen=True, array_like=True):
+    """What the record says: the audits of the last rounds, challenges, and whose keys are banned from the run."""
+
+    percent: int
+    convicts: bool
+    passed: Unsigned32 = 0
+    doubted: Unsigned32 = 0
+    accused: Unsigned32 = 0
+    challenges: tuple[Accusation, ...] = ()
+    banned: tuple[KeyStart, ...] = ()
 
 
 class SelfReport(msgspec.Struct, frozen=True, array_like=True):
@@ -28,6 +72,8 @@ class SelfReport(msgspec.Struct, frozen=True, array_like=True):
         tokens_per_s: trained per second over the last 30 s.
         error: the last error that it has not overcome; empty if there is none.
         bytes_sent, bytes_received: over its lines to other members, since it started.
+        audits: how many pieces of others it has recomputed that were fine, unclear, and failed, since it started (V10).
+        audited: the members whose work or arithmetic was off by most.
     """
 
     name: Annotated[str, Meta(max_length=MAX_NAME_BYTES)] = ""
@@ -41,6 +87,8 @@ class SelfReport(msgspec.Struct, frozen=True, array_like=True):
     error: Annotated[str, Meta(max_length=MAX_ERROR_BYTES)] = ""
     bytes_sent: Annotated[int, Meta(ge=0, le=MAX_COUNT_BYTES)] = 0
     bytes_received: Annotated[int, Meta(ge=0, le=MAX_COUNT_BYTES)] = 0
+    audits: tuple[Unsigned32, Unsigned32, Unsigned32] = (0, 0, 0)
+    audited: Annotated[tuple[AuditedMember, ...], Meta(max_length=MAX_AUDITED)] = ()
 
 
 def clean_report(report: SelfReport) -> SelfReport:

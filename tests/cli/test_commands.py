@@ -423,6 +423,27 @@ def test_every_check_but_the_heavy_ones_runs_here(tmp_path: Path) -> None:
     assert not {*heavy} & {*checks.get_checks(tmp_path, 0, is_server=True)}
 
 
+def test_doctor_names_whose_calibration_was_off_in_the_last_epoch_of_a_client_s_log(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, node="ada")
+    log.emit(types.ClientStarted(identity=bytes(range(32)), run_id="r", pid=1))
+    log.emit(types.ArithmeticOff(member=3, key="f" * 16, epoch=1, distance=0.1))
+    log.emit(types.StateChanged(epoch=2, height=0, run_state=RunState.ROUND_TRAIN, step=9, members=4))
+    assert checks.check_arithmetic(path).verdict is checks.CheckVerdict.OK, "that was an epoch ago"
+    log.emit(types.ArithmeticOff(member=3, key="f" * 16, epoch=2, distance=0.1))
+    found = checks.check_arithmetic(path)
+    assert found.verdict is checks.CheckVerdict.WARN
+    assert "member 3 (ffffffff) by 1.0e-01" in found.found
+    log.emit(types.ArithmeticOff(member=0, key=bytes(range(8)).hex(), epoch=2, distance=0.05))
+    found = checks.check_arithmetic(path)
+    log.close()
+    assert found.verdict is checks.CheckVerdict.FAIL
+    assert "member 0 (00010203) by 5.0e-02" in found.found
+    assert "test its memory" in found.advice
+    made = {check().name for check in checks.get_checks(tmp_path, 0, is_server=True)}
+    assert "sums" in made, "its data folder is enough"
+
+
 def test_a_port_in_use_a_clock_that_was_never_set_and_a_folder_that_cannot_be_written_fail(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

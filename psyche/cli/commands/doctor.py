@@ -19,7 +19,11 @@ def doctor(
         typer.Option("--server", help="The machine of a server or an owner, which needs neither torch nor libp2p."),
     ] = False,
     data_dir: Annotated[
-        Path, typer.Option(help="The folder for snapshots and checkpoints; its disk is checked.")
+        Path,
+        typer.Option(
+            help="The folder for snapshots and checkpoints; its disk is checked, and what a client's log there says of "
+            "machines whose arithmetic is off."
+        ),
     ] = Path(),
     bind_p2p_port: Annotated[
         int, typer.Option(envvar="BIND_P2P_PORT", min=0, max=65535, help="The port you mean to use; 0: any free one.")

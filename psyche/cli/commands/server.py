@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -113,7 +114,7 @@ def run(
             access=add_allowed(loaded.access, allow or []), withdraw_on_disconnect=withdraw_on_disconnect,
             accept_loss=accept_loss, model_folder=loaded.model_folder, storage=remote.get_options(),
             data_files=data, sink=events, data_manifest=loaded.data_manifest,
-            read_history=lambda: events.read_kind(types.RoundOver),
+            read_history=lambda: chain(events.read_kind(types.RoundOver), events.read_kind(types.ChallengeEnded)),
         )  # fmt: skip
         key = ["-i", str(identity_secret_key_path)] if identity_secret_key_path else ["--state-dir", str(folder)]
         serve(settings, events, console, logging, on_start, key)

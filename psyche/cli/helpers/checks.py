@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from psyche.cli.helpers.common import run_async
 from psyche.cli.helpers.errors import get_install_command
 from psyche.errors import ConfigError, DataError, StorageError
+from psyche.telemetry import types
+from psyche.telemetry.events import read_entries
 from psyche.telemetry.text import format_bytes, format_number
 from psyche.wire.line.descriptors import WAY_OUT, get_limit, raise_limit
 
@@ -86,6 +88,7 @@ def format_check(check: Check) -> str:
 
 
 def get_checks(data_dir: Path, port: int, *, is_server: bool = False) -> list[Callable[[], Check]]:
+    log = data_dir / "events.jsonl"
     return [
         check_python,
         check_packages,
@@ -96,6 +99,7 @@ def get_checks(data_dir: Path, port: int, *, is_server: bool = False) -> list[Ca
         check_open_files,
         functools.partial(check_port, port),
         check_addresses,
+        *([functools.partial(check_arithmetic, log)] if log.exists() else []),
     ]
 
 
@@ -175,6 +179,29 @@ def check_disk(folder: Path) -> Check:
     if free < WARN_DISK_BYTES:
         return Check("disk", WARN, found, "enough for small models; a checkpoint takes 16 bytes a parameter")
     return Check("disk", OK, found)
+
+
+def check_arithmetic(log: Path) -> Check:
+    """Whose calibration was off in the last epoch of a client's log (V6)."""
+    own, found = "", list[types.ArithmeticOff]()
+    for _, _, event in read_entries(log):
+        match event:
+            case types.ClientStarted():
+                own = event.identity.hex()
+            case types.ArithmeticOff():
+                found = [event, *(one for one in found if one.epoch == event.epoch and one.key != event.key)]
+            case types.StateChanged() if found and event.epoch > found[0].epoch:
+                found = []
+            case _:
+                pass
+    if not found:
+        return Check("sums", OK, f"{log} names nobody whose results of the calibration are off")
+    told = ", ".join(f"member {one.member} ({one.key[:8]}) by {one.distance:.1e}" for one in found)
+    what = f"in epoch {found[0].epoch} the calibration was off: {told}"
+    if any(own.startswith(one.key) for one in found):
+        advice = "this machine is among them: test its memory, and install the packages of docs/install.md again"
+        return Check("sums", FAIL, what, advice)
+    return Check("sums", WARN, what, "these are other machines; tell their owners")
 
 
 def check_open_files() -> Check:

@@ -10,7 +10,6 @@ from psyche.client.engine import actions as act
 from psyche.client.engine.actions import ExportTime
 from psyche.client.engine.announcements import Announcements
 from psyche.client.engine.auditing.audits import Audits
-from psyche.client.engine.auditing.challenges import find_changes
 from psyche.client.engine.auditing.works import is_verified
 from psyche.client.engine.chain import APPLY_STATES, Chain
 from psyche.client.engine.context import ACTIVE_STATES, EngineContext
@@ -27,6 +26,7 @@ from psyche.core.state.limits import STORED_ROUNDS, U32_MAX
 from psyche.core.state.roster import get_healthy, is_in_epoch
 from psyche.core.state.state import ZERO32, Coordinator, RunState
 from psyche.telemetry import types
+from psyche.telemetry.challenges import find_challenges
 from psyche.wire.crypto import Identity
 from psyche.wire.gossip import encode_gossip, sign_gossip
 
@@ -255,7 +255,7 @@ class RoundEngine:
 
     def _note_challenges(self, before: Coordinator, state: Coordinator) -> None:
         if before.run_uid == state.run_uid and before.challenges != state.challenges:
-            for event in find_changes(before, state):
+            for event in find_challenges(before, state):
                 self._x.log(event)
             self.audits.jury.follow()
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import trio
 
+from psyche.analysis.audits import AuditsView
 from psyche.backends.port import Backend
 from psyche.telemetry import types
 from psyche.telemetry.sink import EventSink
@@ -28,6 +29,7 @@ class Reporter:
     def __init__(self, log: EventSink, name: str, unix_now: Callable[[], float] = time.time) -> None:
         self._log = log
         self._view = NodeView(name)
+        self._audits = AuditsView()
         self._unix_now = unix_now
         self._error = ""
         self._sent: SelfReport | None = None
@@ -36,6 +38,7 @@ class Reporter:
     def emit(self, event: types.Event) -> None:
         self._log.emit(event)
         self._view.update(self._unix_now(), event)
+        self._audits.take(event)
         kind = type(event)
         if kind in _CURES:
             self._error = ""
@@ -52,6 +55,7 @@ class Reporter:
                 name=view.node, phase=view.phase, wait="" if first is None else types.describe_wait(first),
                 epoch=view.epoch, height=view.height, step=view.step, loss=view.loss, tokens_per_s=view.tokens_per_s,
                 error=error, bytes_sent=view.bytes_sent, bytes_received=view.bytes_received,
+                audits=self._audits.count(), audited=self._audits.list_members(),
             )
         )  # fmt: skip
 

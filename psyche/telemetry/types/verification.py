@@ -1,4 +1,8 @@
-"""Verification: audits, doubts and challenges."""
+"""Verification: audits, doubts and challenges.
+
+A member is named by the first 16 digits of its key (`key`; in challenges `target` and `accuser`), besides by its number
+in the epoch.
+"""
 
 from psyche.core.committee.verdicts import Verdict
 from psyche.core.state.enums import AuditReason
@@ -10,6 +14,7 @@ class ArithmeticOff(Event, level=WARNING):
 
     member: int
     epoch: int
+    key: str
     distance: float
 
 
@@ -18,6 +23,7 @@ class Audited(Event):
 
     height: int
     target: int
+    key: str
     piece: int
     report: bool = False
     distance: float

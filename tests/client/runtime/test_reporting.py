@@ -10,6 +10,7 @@ from trio.testing import MockClock
 
 from psyche.backends import port
 from psyche.client.runtime.reporting import ERROR_AFTER_S, LOOK_S, REPEAT_S, REPORT_EVERY_S, Reporter
+from psyche.core.committee.verdicts import Verdict
 from psyche.core.state.state import RunState
 from psyche.telemetry import types
 from psyche.telemetry.types import LeaveCause, Wait
@@ -39,6 +40,14 @@ def test_events_are_passed_on_as_they_are() -> None:
     log = Log()
     Reporter(log, "ada").emit(TRAINING)
     assert log.told == [TRAINING]
+
+
+def test_a_report_tells_what_its_client_has_found_of_others() -> None:
+    audit = make(types.Audited, key="ab" * 8, distance=0.5, verdict=Verdict.FAIL)
+    report = fold(TRAINING, audit, make(types.ArithmeticOff, key="cd" * 8, epoch=2, distance=0.03))
+    assert report.audits == (0, 0, 1)
+    found = [(one.key.hex()[:2], one.worst, one.odd_by) for one in report.audited]
+    assert found == [("ab", 0.5, 0.0), ("cd", 0.0, 0.03)]
 
 
 def test_a_report_tells_place_loss_speed_and_wait() -> None:

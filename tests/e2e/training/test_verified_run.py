@@ -1,5 +1,6 @@
 """Real clients that verify each other: a member that cheats is put out by a jury, whatever it does (B1 to B4)."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ KINDS = ("lazy", "half", "other", "stale", "resent")
 class Verified:
     cluster: Cluster
     evidence: list[Path]
+    info: str  # what `psyche run info` prints to the owner once the cheat is out
 
 
 async def run(folder: Path, config: Path, kind: str) -> Verified:
@@ -31,7 +33,10 @@ async def run(folder: Path, config: Path, kind: str) -> Verified:
         await cluster.until("the cheat to be put out", lambda: find_verdicts(cluster))
         at = max(event["height"] for event in cluster.find("client-1", "digest"))
         await cluster.until_round(epoch=0, height=at + 2)
-        found = Verified(cluster, sorted(folder.glob("client-*/evidence/*.evidence")))
+        info = await cluster.run_command(
+            "run", "info", "--server-addr", cluster.server_address, "--state-dir", cluster.data_dir("server")
+        )
+        found = Verified(cluster, sorted(folder.glob("client-*/evidence/*.evidence")), info)
         for name in (*HONEST, f"client-{CHEAT}", "server"):
             cluster.interrupt(name)
         await cluster.until_ended(*HONEST, f"client-{CHEAT}", "server")
@@ -69,3 +74,16 @@ async def test_a_member_that_cheats_is_put_out_and_the_others_go_on_alike(
             digests.setdefault(event["height"], set()).add(event["digest"])
     assert {len(known) for known in digests.values()} == {1}
     assert found.evidence
+    check_what_is_shown(found, verdict)
+
+
+def check_what_is_shown(found: Verified, verdict: dict[str, object]) -> None:
+    cluster, info = found.cluster, " ".join(found.info.split())
+    assert "20 % of the members verify, juries put out who fails" in info
+    assert re.search(r"audits: \d+ made, \d+ fine, \d+ unclear, \d+ failed", info)
+    assert re.search(rf"client-{CHEAT}: off by \S+ in the median", info)
+    assert re.search(rf"client-{CHEAT}, accused by client-\d of its work in epoch 0.*: put out: .* guilty", info)
+    key = str(cluster.find(f"client-{CHEAT}", "client_started")[0]["identity"])
+    assert f"banned from the run: {key[:8]}" in info or f"banned from the run: client-{CHEAT}" in info
+    (told,) = cluster.find("server", "challenge_ended")
+    assert {**told, "t": 0, "node": ""} == {**verdict, "t": 0, "node": ""}

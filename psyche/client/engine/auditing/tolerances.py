@@ -48,7 +48,8 @@ class Tolerances:
         compared = {kind: known for kind, known in self._distances.items() if len(known) > 2}
         odd = {m: known[m] for kind, known in compared.items() for m in find_odd(known, self._get_of_class(kind))}
         for member in sorted(odd.keys() - self.odd):
-            self.context.log(types.ArithmeticOff(member=member, epoch=first.epoch, distance=odd[member]))
+            key = self.context.get_key(member).hex()[:16]
+            self.context.log(types.ArithmeticOff(member=member, epoch=first.epoch, distance=odd[member], key=key))
         self.odd = odd
 
 

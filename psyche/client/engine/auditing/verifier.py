@@ -284,6 +284,7 @@ class Verifier:
             types.Audited(
                 height=question.result.header.height, target=question.member, piece=question.piece,
                 report=task.is_report, distance=distance, tolerance=tolerance, verdict=verdict,
+                key=self.context.get_key(question.member).hex()[:16],
             )
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What two states of the record say about challenges between them, as events."""
+"""What two states of the record say about challenges between them, as events; and what members are accused of."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -9,7 +9,7 @@ from psyche.core.state.state import AuditReason, Challenge, ChallengeState, Coor
 from psyche.core.state.timeline import get_round
 from psyche.telemetry import types
 
-REASONS: Final = {
+ACCUSATIONS: Final = {
     AuditReason.NONE: "nothing",
     AuditReason.UNCLEAR: "a piece of its work is neither right nor clearly wrong",
     AuditReason.GRADIENT: "a piece of its work is not the gradient of its samples",
@@ -21,12 +21,13 @@ REASONS: Final = {
     AuditReason.SELECTION: "what it sent is not the largest part of its momentum",
     AuditReason.LINK: "its momentum grew by something else than its gradient",
 }
-_Key = tuple[int, int, int, bytes]
+UNDECIDED: Final = "no quorum of the jury decided in time"
+ChallengeKey = tuple[int, int, int, bytes]  # epoch, height, slot and commitment of the accused work
 
 
-def find_changes(before: Coordinator, after: Coordinator) -> Iterator[types.Challenged | types.ChallengeEnded]:
+def find_challenges(before: Coordinator, after: Coordinator) -> Iterator[types.Challenged | types.ChallengeEnded]:
     """The challenges opened and ended from one state to the other."""
-    was, now = _get_open(before), _get_open(after)
+    was, now = get_open_challenges(before), get_open_challenges(after)
     for key in now.keys() - was.keys():
         one = now[key]
         yield types.Challenged(
@@ -43,7 +44,7 @@ def find_changes(before: Coordinator, after: Coordinator) -> Iterator[types.Chal
         )  # fmt: skip
 
 
-def _get_open(state: Coordinator) -> dict[_Key, Challenge]:
+def get_open_challenges(state: Coordinator) -> dict[ChallengeKey, Challenge]:
     opened = [one for one in state.challenges if one.state is ChallengeState.OPEN]
     return {(one.epoch, one.height, one.target, one.target_commitment): one for one in opened}
 
@@ -53,12 +54,12 @@ def _find_end(state: Coordinator, one: Challenge) -> tuple[Challenge | bool, str
     kept = (c for c in state.challenges if c.state is ChallengeState.UNDECIDED and c.target == one.target)
     for undecided in kept:
         if undecided.target_commitment == one.target_commitment:
-            return undecided, "no quorum of the jury decided in time"
+            return undecided, UNDECIDED
     slots = state.registry.slots
     if slots[one.target].state is SlotState.BANNED:
-        return True, f"put out: {REASONS[one.reason]}"
+        return True, f"put out: {ACCUSATIONS[one.reason]}"
     if one.reason is AuditReason.WITHHELD and one.guilty >= one.innocent:
-        return True, f"dropped with a strike: {REASONS[one.reason]}"
+        return True, f"dropped with a strike: {ACCUSATIONS[one.reason]}"
     is_out = slots[one.verifier].state is SlotState.BANNED
     return False, "not guilty" + (", and the accuser is put out for false accusations" if is_out else "")
 

@@ -74,9 +74,7 @@ NOT_USED_YET: Final[dict[str, frozenset[str]]] = {
     ),
     "Coordinator": frozenset({"bootstrap"}),
     "Slot": frozenset({"anchor"}),
-    "ResultHeader": frozenset(
-        {"flags", "momentum_before", "momentum_after", "work_root"} | {"result_kind", "piece_samples"}
-    ),
+    "ResultHeader": frozenset({"flags"}),
 }
 MARK: Final = " †"
 

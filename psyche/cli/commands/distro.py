@@ -94,8 +94,8 @@ def verify(
 ) -> None:
     """Judge a member by evidence, without its run.
 
-    The piece of its work that the file names is computed again and compared with what the member showed. Exits with 0
-    if the member is innocent, 3 if it is guilty, and 4 if that cannot be said, which it explains.
+    What the member is accused of, a piece of its work or a whole round, is computed again and compared with what it
+    showed. Exits with 0 if the member is innocent, 3 if it is guilty, and 4 if that cannot be said, which it explains.
     """
     import trio
 
@@ -108,9 +108,9 @@ def verify(
 
 
 async def _verify(file: Path, weights: Path, replay: Path) -> tuple[int, str]:
-    from psyche.client.judging import compute_values, judge, read_case
+    from psyche.client.engine.auditing.challenges import REASONS
+    from psyche.client.judging import judge, read_case
     from psyche.client.runtime.weights.replay import ReplayStore
-    from psyche.core.committee.verdicts import FAIL_FACTOR, Verdict
     from psyche.core.encoding.evidence import MAX_PART_BYTES
     from psyche.durable import read_file
     from psyche.modeling.trainer.process import TrainerProcess
@@ -126,16 +126,15 @@ async def _verify(file: Path, weights: Path, replay: Path) -> tuple[int, str]:
     )  # fmt: skip
     trainer = TrainerProcess()
     try:
-        found = judge(case, await compute_values(trainer, case, load, ReplayStore(replay, 0).read))
+        judged = await judge(trainer, case, load, ReplayStore(replay, 0).read)
     finally:
         await trainer.stop()
     code, word = {
-        Verdict.OK: (0, "innocent"), Verdict.FAIL: (EXIT_GUILTY, "guilty"),
-        Verdict.UNCLEAR: (EXIT_UNDECIDED, "cannot be said: neither right nor clearly wrong"),
-    }[found.verdict]  # fmt: skip
-    header, fail = case.header, FAIL_FACTOR * found.tolerance
+        False: (0, "innocent"), True: (EXIT_GUILTY, "guilty"), None: (EXIT_UNDECIDED, "cannot be said"),
+    }[judged.guilty]  # fmt: skip
+    header, evidence = case.accused, case.evidence
+    piece = f", piece {evidence.piece}" if evidence.table else ""
     return code, (
-        f"member {header.member}, round {header.height} of epoch {header.epoch}, piece {case.piece}: the values differ "
-        f"by {found.distance:.2g}, those of its accuser by {found.accuser_distance:.2g}; up to {found.tolerance:.2g} "
-        f"is noise, more than {fail:.2g} fails: {word}"
+        f"member {header.member}, round {header.height} of epoch {header.epoch}{piece}, is accused: "
+        f"{REASONS[evidence.reason]}. Found: {judged.found}: {word}"
     )

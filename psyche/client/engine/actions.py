@@ -9,6 +9,7 @@ from enum import Enum, auto
 from typing import NamedTuple, dataclass_transform
 
 from psyche.client.engine.auditing.cases import Case, Link
+from psyche.core.encoding.evidence import Evidence as WorkEvidence
 from psyche.core.state.gossip import Evidence
 from psyche.core.state.messages import Message
 from psyche.core.state.state import ZERO32
@@ -131,14 +132,16 @@ class CancelAudit(Told):
 
 
 class KeepEvidence(Told):
-    """Write what a piece was judged by to a file, for anybody to judge it again (V13)."""
+    """Write what a member was judged by to a file, for anybody to judge it again (V13).
+
+    Its `last_result` is the header alone, and `tokens`, `payload` and `opening` are empty: the case names them.
+    """
 
     epoch: int
+    member: int
+    height: int
     case: Case
-    raw: bytes  # the signed result
-    table: bytes
-    values: tuple[float, ...]
-    last_header: bytes = b""  # of the result that its member names as its last one
+    evidence: WorkEvidence
 
 
 class Held(NamedTuple):

@@ -67,6 +67,7 @@ class RoundRecord:
     audits: tuple[AuditTask, ...] = ()  # of its verifiers, in their order (V7)
     tasks: dict[int, list[AuditTask]] = field(default_factory=dict)  # the same by verifier
     excused: int = 0  # bitmap of reporters that this client knows no result for to audit: they owe nothing
+    seen: Coordinator | None = None  # the record as it first had this round, in a run that is verified (V13)
     has_deadline: bool = False  # R5: a commitment counts only if it was out before the next round began
     applied: frozenset[bytes] = frozenset()  # commitments that were decided to be applied
     is_decided: bool = False
@@ -202,6 +203,7 @@ def _make_record(state: Coordinator, round_: Round, now: float) -> RoundRecord:
         witnesses=tuple(get_witnesses(round_)),
         audits=audits,
         tasks={v: [task for task in audits if task.verifier == v] for v in dict.fromkeys(t.verifier for t in audits)},
+        seen=state if is_verified(state) else None,
         has_deadline=state.config.verification_percent > 0,
     )
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -11,13 +12,10 @@ import trio
 from psyche.client.engine import actions as act
 from psyche.client.runtime.trainer_inputs import DataAhead, PayloadCache
 from psyche.client.runtime.weights.replay import ReplayStore, make_apply_request
-from psyche.core.encoding.account import encode_state
-from psyche.core.encoding.evidence import Evidence, encode_evidence
+from psyche.core.encoding.evidence import NEEDED, Evidence, encode_evidence
 from psyche.core.encoding.work import choose_piece_samples
-from psyche.core.state.gossip import Result
 from psyche.core.state.state import ZERO32, Coordinator, DataType
 from psyche.errors import DataError, NetworkError
-from psyche.wire.gossip import decode_gossip
 from psyche.wire.ports import Trainer
 from psyche.wire.trainer import (
     ApplyRequest,
@@ -94,12 +92,26 @@ class AuditTasks:
             await self._trainer.cancel()
 
     async def write_evidence(self, action: act.KeepEvidence, folder: Path, kept: int) -> Path:
-        """Write what a piece was judged by; raises DataError, NetworkError, WireError or OSError."""
-        last = action.last_header + (self._find(action.case.last) or b"")
-        raw = _build_evidence(action, self._x.state, last, await self._get_batch(action.epoch, action.case))
+        """Write what a member was judged by; raises DataError, NetworkError, WireError or OSError."""
+        case, evidence, link = action.case, action.evidence, action.case.link
+        last = case.last if link is None or link.taken_out == ZERO32 else link.taken_out
+        needed = NEEDED[evidence.reason]
+        evidence = replace(
+            evidence,
+            last_result=evidence.last_result + self._get(last) if needed else evidence.last_result,
+            tokens=await self._get_batch(action.epoch, case) if "tokens" in needed else b"",
+            payload=self._get(case.payload) if "payload" in needed else b"",
+            opening=self._get(link.opening) if link is not None and "opening" in needed else b"",
+        )  # fmt: skip
         path = _get_evidence_path(folder, action)
-        await trio.to_thread.run_sync(_write_evidence, path, raw, kept)
+        await trio.to_thread.run_sync(_write_evidence, path, evidence, kept)
         return path
+
+    def _get(self, blob: bytes) -> bytes:
+        found = self._find(blob)
+        if found is None:
+            raise DataError(f"evidence: what it needs, {blob.hex()[:16]}, is no longer here")
+        return found
 
     async def _get_batch(self, epoch: int, case: act.Case) -> bytes:
         """The tokens of a member's batch; raises DataError or NetworkError."""
@@ -185,24 +197,13 @@ def _merge(action: act.Audit, reply: AuditReply, refused: dict[int, str]) -> Aud
 
 
 def _get_evidence_path(folder: Path, action: act.KeepEvidence) -> Path:
-    case = action.case
-    name = f"epoch-{action.epoch:05d}-round-{case.height:06d}-member-{case.member:03d}-piece-{case.pieces[-1]:05d}"
-    return folder / f"{name}{SUFFIX}"
+    where = f"epoch-{action.epoch:05d}-round-{action.height:06d}-member-{action.member:03d}"
+    return folder / f"{where}-{action.evidence.reason.name.lower()}-{action.evidence.piece:05d}{SUFFIX}"
 
 
-def _build_evidence(action: act.KeepEvidence, state: Coordinator, last_result: bytes, tokens: bytes) -> bytes:
-    message = decode_gossip(action.raw)
-    assert isinstance(message.body, Result), "evidence is of results"
-    return encode_evidence(
-        Evidence(
-            piece=action.case.pieces[-1], header=message.body.header, signature=message.signature, table=action.table,
-            last_result=last_result, tokens=tokens, record=encode_state(state), values=action.values,
-        )
-    )  # fmt: skip
-
-
-def _write_evidence(path: Path, raw: bytes, kept: int) -> None:
+def _write_evidence(path: Path, evidence: Evidence, kept: int) -> None:
     """Write a file and remove the oldest beyond so many."""
+    raw = encode_evidence(evidence)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(raw)
     files = sorted(path.parent.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)

@@ -435,7 +435,7 @@ class Shell:
         if settings.keep_evidence:
             folder = settings.data_dir / "evidence"
             path = await self._tasks.audits.write_evidence(action, folder, settings.keep_evidence)
-            self.log(types.EvidenceKept(path=str(path), member=action.case.member, height=action.case.height))
+            self.log(types.EvidenceKept(path=str(path), member=action.member, height=action.height))
 
     async def _store_replay(self, action: act.Apply, bodies: tuple[bytes, ...] | None) -> None:
         try:

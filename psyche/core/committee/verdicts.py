@@ -80,6 +80,14 @@ def is_repeated(verdicts: Sequence[Verdict]) -> bool:
     return verdicts[-UNCLEAR_WINDOW:].count(Verdict.UNCLEAR) >= UNCLEAR_LIMIT
 
 
+def judge_accused(reason: AuditReason, distance: float, tolerance: float) -> bool | None:
+    """Whether a piece shows that its member is guilty; None if that cannot be said (V12)."""
+    verdict = judge_piece(distance, tolerance)
+    if reason is AuditReason.REPEATED:
+        return verdict is not Verdict.OK
+    return None if verdict is Verdict.UNCLEAR else verdict is Verdict.FAIL
+
+
 def compute_agreement(sent: Sequence[float], own: Sequence[float]) -> float:
     """The share of the places sent where payload and gradient have one sign; 0 if nothing is sent (V11)."""
     same = sum(a * b > 0 for a, b in zip(sent, own, strict=True))

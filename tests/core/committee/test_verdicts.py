@@ -12,6 +12,7 @@ from psyche.core.committee.verdicts import (
     find_odd,
     find_suspect,
     is_repeated,
+    judge_accused,
     judge_piece,
     judge_round,
 )
@@ -45,6 +46,14 @@ def test_v10_the_distance_is_relative_to_the_own_values(
 )
 def test_v10_a_piece_is_ok_up_to_the_tolerance_and_fails_above_three_of_them(distance: float, verdict: Verdict) -> None:
     assert judge_piece(distance, 0.02) is verdict
+
+
+@pytest.mark.parametrize(("distance", "guilty"), [(0.0, False), (0.05, None), (0.07, True)])
+def test_v12_a_piece_neither_right_nor_wrong_convicts_only_for_being_so_too_often(
+    distance: float, guilty: bool | None
+) -> None:
+    assert judge_accused(AuditReason.GRADIENT, distance, 0.02) is guilty
+    assert judge_accused(AuditReason.REPEATED, distance, 0.02) is (guilty is not False)
 
 
 def test_v10_three_unclear_audits_among_the_last_eight_are_too_many() -> None:

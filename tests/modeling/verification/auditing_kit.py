@@ -48,7 +48,7 @@ class Member:
         model = replace(load_request.model, optimizer=optimizer)
         self.engine = TrainerEngine()
         self.load = msgspec.structs.replace(load_request, model=model, **{"verifies": True, **load})
-        self.engine.load(self.load)
+        self.plan = self.engine.load(self.load).plan
         self.replies: list[TrainReply] = []
         self.sets: list[ApplyRequest] = []
         self.parts: list[bytes] = []

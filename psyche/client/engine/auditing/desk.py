@@ -26,6 +26,11 @@ class Answer:
     def judge_round(self, tolerance: float) -> AuditReason | None:
         return judge_round(self.agreement, self.link_reason, self.link_distance, tolerance)
 
+    def judge_accused(self, tolerance: float) -> bool | None:
+        """Whether the whole round shows that its member is guilty; None if that cannot be said (V12)."""
+        found = self.judge_round(tolerance)
+        return None if found is None else found is not AuditReason.NONE
+
 
 @dataclass(slots=True)
 class Desk:
@@ -75,10 +80,10 @@ class Desk:
             if target.refused:
                 on_answer(question, None)
             elif len(target.pieces) == len(question.case.pieces):
-                on_answer(question, _read(target))
+                on_answer(question, read_answer(target))
 
 
-def _read(target: AuditedTarget) -> Answer | None:
+def read_answer(target: AuditedTarget) -> Answer | None:
     """The answer about the last piece; None where numbers are beyond what a table can hold."""
     piece = target.pieces[-1]
     own, resketched = piece.values

@@ -5,12 +5,12 @@ from functools import partial
 
 from psyche.client.engine.actions import AskOpening, Link, OpeningArrived, Submit
 from psyche.client.engine.auditing.desk import Answer, Desk
+from psyche.client.engine.auditing.evidence import Charge, keep_evidence
 from psyche.client.engine.auditing.questions import Lack, Question, ask_whole, find_accused, find_link
 from psyche.client.engine.auditing.tolerances import Tolerances
-from psyche.client.engine.auditing.verifier import keep_evidence
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.weights import Weights
-from psyche.core.committee.verdicts import Verdict, compute_distance, judge_piece
+from psyche.core.committee.verdicts import compute_distance, judge_accused
 from psyche.core.rules.audits import find_jury
 from psyche.core.state.messages import JudgeChallenge
 from psyche.core.state.roster import find_member
@@ -149,15 +149,18 @@ class Jury:
 
     def _take(self, challenge: Challenge, question: Question, answer: Answer | None) -> None:
         guilty = None if answer is None else self._judge(challenge, question, answer)
+        self._conclude(challenge, question, guilty, answer)
+
+    def _conclude(
+        self, challenge: Challenge, question: Question, guilty: bool | None, answer: Answer | None = None
+    ) -> None:
+        """Come to a verdict; who computes otherwise than others has none (V6)."""
         distance = -1.0
         if answer is not None:
             is_whole = challenge.reason >= AuditReason.SIGNS
             distance = answer.link_distance if is_whole else compute_distance(question.claim, answer.values)
-            keep_evidence(self.context, challenge.epoch, question, answer)
-        self._conclude(challenge, question, guilty, distance)
-
-    def _conclude(self, challenge: Challenge, question: Question, guilty: bool | None, distance: float = -1.0) -> None:
-        """Come to a verdict; who computes otherwise than others has none (V6)."""
+        if answer is not None or guilty is not None:
+            keep_evidence(self.context, self.tolerances, Charge(question, challenge.reason, answer))
         guilty = None if self.context.member in self.tolerances.odd else guilty
         self._verdicts[_get_key(challenge)] = guilty
         self.context.log(
@@ -170,14 +173,8 @@ class Jury:
     def _judge(self, challenge: Challenge, question: Question, answer: Answer) -> bool | None:
         tolerance = self.tolerances.get(question.case.numeric_class, question.member)
         if challenge.reason >= AuditReason.SIGNS:
-            found = answer.judge_round(tolerance)
-            return None if found is None else found is not AuditReason.NONE
-        verdict = judge_piece(compute_distance(question.claim, answer.values), tolerance)
-        if challenge.reason is AuditReason.REPEATED:
-            return verdict is not Verdict.OK
-        if challenge.reason is AuditReason.GRADIENT and verdict is not Verdict.UNCLEAR:
-            return verdict is Verdict.FAIL
-        return None  # neither right nor clearly wrong, or about what this client does not recompute
+            return answer.judge_accused(tolerance)
+        return judge_accused(challenge.reason, compute_distance(question.claim, answer.values), tolerance)
 
 
 def _get_key(challenge: Challenge) -> _Key:

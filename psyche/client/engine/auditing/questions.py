@@ -1,6 +1,6 @@
 """What has to be recomputed to judge a piece of a member's work, and what that member says of it (V8, V9)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
@@ -14,7 +14,7 @@ from psyche.core.committee.audits import AuditTask
 from psyche.core.encoding.header import ResultHeader, ResultKind
 from psyche.core.encoding.work import Values, compute_pieces
 from psyche.core.state.roster import find_member
-from psyche.core.state.state import ZERO32, AuditReason, Challenge
+from psyche.core.state.state import ZERO32, AuditReason, Challenge, Coordinator
 
 _COMING: Final = (PayloadStatus.ANNOUNCED, PayloadStatus.FETCHING)
 
@@ -36,6 +36,7 @@ class Question:
     result: KnownResult
     claim: Values
     case: Case  # the batch that the piece is of: the member's own, or of whom its report is about
+    trail: tuple[KnownResult, ...] = ()  # from the claim's result to the one that has this batch
 
 
 def find_task(x: EngineContext, record: RoundRecord, task: AuditTask) -> Question | Lack:
@@ -71,32 +72,44 @@ def find_link(x: EngineContext, question: Question) -> Link | AuditReason | None
     None: it cannot be judged by what is opened, for it is not known what the momentum was before.
     """
     header, config = question.result.header, x.state.config
-    record, after = x.book.get(header.height), x.book.get(header.height + 1)
-    if record is None or after is None or not config.opened_chunks or header.momentum_after == ZERO32:
+    after, before = x.book.get(header.height + 1), x.book.get(header.height - 1)
+    if x.book.get(header.height) is None or after is None:
         return None
-    taken_out = ZERO32
+    known = None if before is None else before.results.get(header.member, {}).get(header.prev_commitment)
+    if before is not None and not config.overlap and not before.is_decided:
+        known = None  # whether its values were taken out
+    applied = frozenset[bytes]().union(*(record.applied for record in x.book.all()))
+    return build_link(x.state, header, None if known is None else known.header, after.seed, applied)
+
+
+def build_link(
+    state: Coordinator, header: ResultHeader, last: ResultHeader | None, seed: bytes, applied: Collection[bytes]
+) -> Link | AuditReason | None:
+    """The same of two headers of a member; `last` is of the round before, `applied` are results that were."""
+    if not state.config.opened_chunks or header.momentum_after == ZERO32:
+        return None
+    taken_out: bytes | None = ZERO32
     if header.train_count != 1 or header.momentum_before != ZERO32:  # it is not the first one with this momentum
-        before = x.book.get(header.height - 1) if header.height else None
-        last = None if before is None else before.results.get(header.member, {}).get(header.prev_commitment)
-        if before is None or last is None or header.train_count != last.header.train_count + 1:
+        if last is None or last.height != header.height - 1 or header.train_count != last.train_count + 1:
             return None
-        if header.momentum_before != last.header.momentum_after:
+        if header.momentum_before != last.momentum_after:
             return AuditReason.MOMENTUM
-        if not _is_known(x, before, last):
-            return None
-        if config.overlap or last.commitment in before.applied:
-            taken_out = last.header.body_hash
-    lr = compute_step_lr(x.state, record.step)
-    return Link(header.momentum_before, header.momentum_after, after.seed, lr, taken_out)
+        taken_out = _find_taken_out(last, header.prev_commitment, applied, overlap=state.config.overlap)
+    if taken_out is None:
+        return None
+    lr = compute_step_lr(state, header.step)
+    return Link(header.momentum_before, header.momentum_after, seed, lr, taken_out)
 
 
-def _is_known(x: EngineContext, before: RoundRecord, last: KnownResult) -> bool:
-    """Whether it is known which values were taken out before the next training, and that none were given back (R8)."""
-    if not x.state.config.overlap:
-        return before.is_decided
-    sooner = last.header.prev_commitment
+def _find_taken_out(
+    last: ResultHeader, commitment: bytes, applied: Collection[bytes], *, overlap: bool
+) -> bytes | None:
+    """The payload whose values left the momentum before the next training; None if others may have come back (R8)."""
+    if not overlap:
+        return last.body_hash if commitment in applied else ZERO32
+    sooner = last.prev_commitment
     # what the epoch before did not apply is given back in this one's first training
-    return not before.height or sooner == ZERO32 or any(sooner in record.applied for record in x.book.all())
+    return last.body_hash if not last.height or sooner == ZERO32 or sooner in applied else None
 
 
 def _ask(
@@ -107,16 +120,22 @@ def _ask(
     piece = choose(count_pieces(known.header))
     if piece is None:
         return Lack.GONE
-    case = (
-        _find_case_of_row(x, record, known, piece) if known.work.report else _find_case(x, record, member, known, piece)
-    )
+    trail = _find_trail(x, record, known, piece)
+    if isinstance(trail, Lack):
+        return trail
+    trained, results, row = trail
+    case = _find_case(x, trained, results[-1].header.member, results[-1], row)
     if isinstance(case, Lack):
         return case
-    return Question(member, piece, record.seed, known, known.work.get_claim(piece), case)
+    return Question(member, piece, record.seed, known, known.work.get_claim(piece), case, results)
 
 
-def _find_case_of_row(x: EngineContext, record: RoundRecord, known: KnownResult, row: int) -> Case | Lack:
-    """The batch that a row of a report is about, through reports of reports as far as rounds are kept."""
+_Trail = tuple[RoundRecord, tuple[KnownResult, ...], int]  # the last one's round, and which of its pieces it is
+
+
+def _find_trail(x: EngineContext, record: RoundRecord, known: KnownResult, row: int) -> _Trail | Lack:
+    """The results from this one to the trained one that its row is about, as far as rounds are kept."""
+    results = [known]
     while known.work is not None and known.work.report:
         if row >= len(known.work.report):
             return Lack.GONE
@@ -126,9 +145,12 @@ def _find_case_of_row(x: EngineContext, record: RoundRecord, known: KnownResult,
         if before is None or target is None:
             return Lack.GONE
         record, known, row = before, target, audit.piece
-        if not audit.is_report:
-            return _find_case(x, record, audit.target, known, row)
-    return Lack.COMING if known.status in _COMING else Lack.GONE
+        results.append(target)
+        if known.work is not None and audit.is_report != bool(known.work.report):
+            return Lack.GONE
+    if known.work is None:
+        return Lack.COMING if known.status in _COMING else Lack.GONE
+    return record, tuple(results), row
 
 
 def _find_case(x: EngineContext, record: RoundRecord, member: int, known: KnownResult, piece: int) -> Case | Lack:

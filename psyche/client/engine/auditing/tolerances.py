@@ -29,10 +29,10 @@ class Tolerances:
 
     def get(self, numeric_class: int, member: int) -> float:
         """How far this member's work in this class may be from what others compute."""
-        tolerance = self._get_of_class(NumericClass(numeric_class))
-        return compute_own_tolerance(tolerance, self.odd.get(member, 0.0))
+        return compute_own_tolerance(self.get_of_class(numeric_class), self.odd.get(member, 0.0))
 
-    def _get_of_class(self, kind: NumericClass) -> float:
+    def get_of_class(self, numeric_class: int) -> float:
+        kind = NumericClass(numeric_class)
         return compute_tolerance(self.context.state.config, kind, self._distances.get(kind, {}))
 
     def follow(self) -> None:
@@ -46,7 +46,7 @@ class Tolerances:
             self._distances[kind] = compute_calibration(alike)
         # with two rows the median lies between them, and nobody can say which one is off
         compared = {kind: known for kind, known in self._distances.items() if len(known) > 2}
-        odd = {m: known[m] for kind, known in compared.items() for m in find_odd(known, self._get_of_class(kind))}
+        odd = {m: known[m] for kind, known in compared.items() for m in find_odd(known, self.get_of_class(kind))}
         for member in sorted(odd.keys() - self.odd):
             key = self.context.get_key(member).hex()[:16]
             self.context.log(types.ArithmeticOff(member=member, epoch=first.epoch, distance=odd[member], key=key))

@@ -3,11 +3,12 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from psyche.client.engine.actions import AskOpening, KeepEvidence, Link, OpeningArrived, Submit
+from psyche.client.engine.actions import AskOpening, Link, OpeningArrived, Submit
 from psyche.client.engine.announcements import Announcements
 from psyche.client.engine.auditing.desk import Answer, Desk
+from psyche.client.engine.auditing.evidence import Charge, keep_evidence
 from psyche.client.engine.auditing.questions import Lack, Question, ask_whole, find_link, find_task
 from psyche.client.engine.auditing.tolerances import Tolerances
 from psyche.client.engine.context import EngineContext
@@ -22,13 +23,12 @@ from psyche.core.committee.verdicts import (
     is_repeated,
     judge_piece,
 )
-from psyche.core.encoding.header import ResultHeader, ResultKind, encode_header
+from psyche.core.encoding.header import ResultKind
 from psyche.core.encoding.work import SKETCH_VALUES, AuditRow, WorkRow, encode_report, encode_table
 from psyche.core.state.bits import compute_bits
 from psyche.core.state.limits import NOBODY
 from psyche.core.state.messages import ReportAudit
 from psyche.core.state.state import ZERO32, AuditReason
-from psyche.core.state.timeline import get_round
 from psyche.telemetry import types
 
 PATIENCE_S: Final = 2.0  # for work to audit that is on its way
@@ -43,14 +43,6 @@ class Finding:
     answer: Answer
     distance: float
     reason: AuditReason  # NONE: the piece is right
-
-
-class Charge(NamedTuple):
-    """What a member is accused of, or doubted for, and what shows it, if anything does."""
-
-    question: Question
-    reason: AuditReason
-    answer: Answer | None = None
 
 
 @dataclass(slots=True)
@@ -329,8 +321,7 @@ class Verifier:
                 x.epoch, record.height, x.member, question.member, question.piece, worst.reason,
                 question.result.commitment,
             )  # fmt: skip
-            if worst.answer is not None:
-                keep_evidence(x, x.epoch, question, worst.answer)
+            keep_evidence(x, self.tolerances, worst)
         failed = sum(f.reason > AuditReason.UNCLEAR for f in findings) + (self.own.whole is not None)
         sent = types.AuditsReported(
             epoch=x.epoch, height=record.height, audits=len(findings), failed=failed,
@@ -345,29 +336,6 @@ class Verifier:
         named = [Charge(f.question, f.reason, f.answer) for f in findings if f.reason > AuditReason.NONE]
         named += [] if self.own.whole is None else [self.own.whole]
         return min(named, key=lambda charge: charge.reason == AuditReason.UNCLEAR, default=None)
-
-
-def keep_evidence(x: EngineContext, epoch: int, question: Question, answer: Answer) -> None:
-    """Have a file written by which anybody can judge a piece again (V13).
-
-    Rows of reports and whole rounds are judged in the run alone, and so is what the record or this client no longer
-    has: of a whole round the file would show one piece, which may be right.
-    """
-    if question.case.link is not None or len(question.case.pieces) > 1:
-        return
-    result, header = question.result, question.result.header
-    named = _find_header(x, header) if header.height and x.state.config.overlap else b""
-    is_kept = epoch == x.epoch and get_round(x.state, header.height) is not None
-    if result.work is not None and header.result_kind is ResultKind.TRAINED and is_kept and named is not None:
-        x.do(KeepEvidence(epoch, question.case, result.raw, result.work.raw, answer.values, named))
-
-
-def _find_header(x: EngineContext, header: ResultHeader) -> bytes | None:
-    """The header that a result names as its member's last one; empty if it names none, None if it is not here."""
-    if header.prev_commitment == ZERO32:
-        return b""
-    known = (record.results.get(header.member, {}).get(header.prev_commitment) for record in x.book.all())
-    return next((encode_header(one.header) for one in known if one is not None), None)
 
 
 def _accumulate(answers: Sequence[Answer]) -> list[WorkRow]:

@@ -13,6 +13,7 @@ from test_verifier import get_only
 from psyche.client.engine import actions as act
 from psyche.client.engine.auditing.questions import Question, find_link, find_task
 from psyche.client.engine.auditing.verifier import PATIENCE_S
+from psyche.core.encoding.header import encode_header
 from psyche.core.state.messages import JudgeChallenge
 from psyche.core.state.state import ZERO32, AuditReason
 from psyche.testing.builders import build_hash
@@ -81,7 +82,8 @@ def test_a_verifier_has_the_whole_round_of_one_member_computed_with_what_it_open
     answer(bench, lambda audit: answer_audit(audit, **found))
     named = get_only(bench)
     assert named.reason == reason
-    assert bench.get_all(act.KeepEvidence) == [], "a file would show one piece, which is right"
+    kept = bench.get_all(act.KeepEvidence)
+    assert [(one.evidence.reason, one.case) for one in kept] == ([(reason, case)] if reason else [])
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_who_is_there_and_does_not_open_its_momenta_withholds_them(
     bench.now += PATIENCE_S
     arrive(bench, asked, ZERO32, is_forged=is_forged)
     assert get_only(bench).reason == reason
-    assert bench.get_all(act.KeepEvidence) == []
+    assert [one.evidence.reason for one in bench.get_all(act.KeepEvidence)] == ([reason] if reason else [])
 
 
 def test_nobody_waits_long_for_what_a_member_opens() -> None:
@@ -194,6 +196,7 @@ def test_a_juror_asks_the_accused_too(reason: AuditReason, blob: bytes, is_forge
     assert len(asked.keys) == 1 + (reason is AuditReason.LINK), "the accuser has what it judged by"
     arrive(bench, asked, blob, is_forged=is_forged)
     assert [vote.guilty for vote in bench.get_all(JudgeChallenge)] == votes
+    assert [one.evidence.reason for one in bench.get_all(act.KeepEvidence)] == [reason] * len(votes)
 
 
 @pytest.mark.parametrize(("distance", "votes"), [(0.5, [1]), (0.0, [0]), (0.002, [])])
@@ -202,6 +205,8 @@ def test_a_juror_judges_a_link_by_the_whole_round(distance: float, votes: list[i
     arrive(bench, asked, BLOB)
     answer(bench, lambda audit: answer_audit(audit, link_distance=distance))
     assert [vote.guilty for vote in bench.get_all(JudgeChallenge)] == votes
+    (kept,) = bench.get_all(act.KeepEvidence)
+    assert (kept.evidence.reason, kept.case.link and kept.case.link.opening) == (AuditReason.LINK, BLOB)
 
 
 def test_who_opens_nothing_within_a_round_withholds_it_from_the_juror() -> None:
@@ -220,3 +225,5 @@ def test_headers_that_contradict_each_other_convict(before: bytes | None, votes:
     go_to_jury(bench)
     bench.play()
     assert [vote.guilty for vote in bench.get_all(JudgeChallenge)] == votes
+    (kept,) = bench.get_all(act.KeepEvidence)
+    assert kept.evidence.last_result == encode_header(bench.get_known(target, height - 1)[0].header)

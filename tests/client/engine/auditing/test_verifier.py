@@ -1,5 +1,7 @@
 """A verifier's round: what it recomputes, reports, and puts on record (V7, V9, V10)."""
 
+from typing import Any
+
 import pytest
 from audit_kit import accuse, answer, build_verified, build_verifier, get_reports, run_honest_round, run_to_audits
 from kits.bench import Bench, go_to_last_drain
@@ -8,13 +10,17 @@ from kits.verification.work import HONEST, answer_audit
 from psyche.client.engine import actions as act
 from psyche.client.engine.auditing.verifier import PATIENCE_S
 from psyche.client.engine.records import PayloadStatus
+from psyche.core.encoding.account import decode_state
+from psyche.core.encoding.header import decode_header
 from psyche.core.encoding.work import decode_report, decode_table
 from psyche.core.state.bits import get_members
 from psyche.core.state.gossip import Finished
 from psyche.core.state.limits import MIN_STRAGGLER_SLACK_S, NOBODY
 from psyche.core.state.messages import ReportAudit
 from psyche.core.state.state import AuditReason
+from psyche.core.state.timeline import get_round
 from psyche.telemetry import types
+from psyche.wire.crypto import compute_commitment
 
 
 def get_only(bench: Bench) -> ReportAudit:
@@ -58,7 +64,12 @@ def test_work_that_is_not_the_gradient_is_named_and_its_evidence_kept() -> None:
     known = bench.get_known(first.target, found.height - 1)[0]
     assert found.commitment == known.commitment
     (kept,) = bench.get_all(act.KeepEvidence)
-    assert (kept.raw, kept.case.member, kept.case.pieces) == (known.raw, first.target, (found.piece,))
+    assert (kept.member, kept.height, kept.case.pieces) == (first.target, found.height - 1, (found.piece,))
+    (signed,), evidence = kept.evidence.results, kept.evidence
+    assert compute_commitment(signed.header) == known.commitment
+    assert known.work is not None
+    assert (evidence.reason, evidence.piece, evidence.table) == (found.reason, found.piece, known.work.raw)
+    assert get_round(decode_state(evidence.record), found.height) is not None, "as its own round began"
     said = [a.before for a in bench.actions if isinstance(a, act.Submit)][-1]
     assert isinstance(said, types.AuditsReported)
     assert said.failed > 0
@@ -185,22 +196,45 @@ def test_an_audit_that_other_work_cut_short_is_asked_for_again() -> None:
     assert bench.get_all(act.Audit)[-1].cases == asked.cases
 
 
-def test_rows_of_a_verifiers_report_are_audited_at_the_weights_of_its_own_audits() -> None:
-    """V7: every eighth audit is of a report."""
-    bench = build_verifier(8, least_height=2, global_batch_size_start=96, global_batch_size_end=96)
+def build_auditor_of_reports(**changes: Any) -> Bench:
+    """A verifier one of whose audits is of another's report."""
+    bench = build_verifier(8, least_height=2, global_batch_size_start=96, global_batch_size_end=96, **changes)
     for _ in range(14):
         record = bench.get_record()
         wanted = [task for task in record.tasks.get(bench.index, []) if task.is_report]
         if wanted and any(bench.get_known(task.target, record.height - 1) for task in wanted):
-            break
+            return bench
         bench.forget()
         run_honest_round(bench)
+    raise AssertionError("no report was audited")
+
+
+def test_rows_of_a_verifiers_report_are_audited_at_the_weights_of_its_own_audits() -> None:
+    """V7: every eighth audit is of a report."""
+    bench = build_auditor_of_reports()
     answer(bench, answer_audit)
     rows = decode_report(get_reports(bench)[-1][1].body)
     about = [row for row in rows if row.is_report]
     assert about
     assert all(row.distance < 1e-6 for row in about)
     assert bench.state.current.height - 2 in {audit.height for audit in bench.get_all(act.Audit)}
+
+
+def test_evidence_of_a_report_has_the_work_that_its_row_is_about() -> None:
+    bench = build_auditor_of_reports()
+    height, found = bench.state.current.height, 0
+
+    def answer_reports_wrongly(audit: act.Audit) -> act.Audited:
+        return answer_audit(audit, scale=1.5 if audit.height == height - 2 else 1.0)
+
+    answer(bench, answer_reports_wrongly)
+    for kept in bench.get_all(act.KeepEvidence):
+        report, trained = kept.evidence.results
+        row = decode_report(report.report)[kept.evidence.piece]
+        header = decode_header(trained.header)
+        assert (header.member, header.height, kept.case.pieces) == (row.target, height - 2, (row.piece,))
+        found += kept.height == height - 1
+    assert found == 1
 
 
 def test_a_verifier_of_a_drain_round_reports_too() -> None:

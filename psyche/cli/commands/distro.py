@@ -108,12 +108,12 @@ def verify(
 
 
 async def _verify(file: Path, weights: Path, replay: Path) -> tuple[int, str]:
-    from psyche.client.engine.auditing.challenges import REASONS
     from psyche.client.judging import judge, read_case
     from psyche.client.runtime.weights.replay import ReplayStore
     from psyche.core.encoding.evidence import MAX_PART_BYTES
     from psyche.durable import read_file
     from psyche.modeling.trainer.process import TrainerProcess
+    from psyche.telemetry.challenges import REASONS
     from psyche.wire.trainer import LoadRequest
 
     case = read_case(read_file(file, MAX_PART_BYTES))

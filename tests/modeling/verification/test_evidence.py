@@ -14,7 +14,6 @@ from auditing_kit import LENGTH, PIECE, RATE, SAMPLES, Member, draw_tokens
 from kits.bench import Bench, build_bench
 from kits.results import build_result
 from kits.tier import IS_WHOLE, few
-from psyche.client.engine.auditing.challenges import REASONS
 from typer.testing import CliRunner, Result
 
 from psyche.cli.app import app
@@ -32,6 +31,7 @@ from psyche.core.encoding.work import AuditRow, WorkRow, encode_report, encode_t
 from psyche.core.state.enums import AuditReason, Lookahead
 from psyche.core.state.state import ZERO32, LrSchedule, Optimizer, ScheduleKind
 from psyche.errors import PsycheError, TrainerError, WireError
+from psyche.telemetry.challenges import REASONS
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import (
     blake3_hash,

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Final
 
 from psyche.evals.division import BLOCK_DOCUMENTS, find_home, get_part, go_round, is_repeated
-from psyche.evals.results import BlockResult, Merged, merge
+from psyche.evals.results import BlockResult, Merged, Tally
 from psyche.evals.tasks import Metric
 
 MAX_RESULTS: Final = 16  # of one block: more say nothing new
@@ -47,6 +47,7 @@ class Ledger:
     began_at: float
     news_at: float = 0.0  # when the last result came
     _found: dict[tuple[bytes, int], dict[bytes, BlockResult]] = field(default_factory=dict)
+    _tallies: dict[bytes, Tally] = field(default_factory=dict)
     _merged: dict[bytes, Merged] = field(default_factory=dict)
     _news: dict[int, float] = field(default_factory=dict)  # when something came of a member, or of its parts
     _heard: set[int] = field(default_factory=set)
@@ -81,8 +82,8 @@ class Ledger:
         found[key] = result
         self.news_at = self._news[result.member] = now
         self._heard.add(result.member)
-        ours = [one for (task, _), known in self._found.items() if task == result.task_hash for one in known.values()]
-        self._merged[result.task_hash] = merged = merge(ours, plan.blocks)
+        merged = self._tallies.setdefault(result.task_hash, Tally(plan.blocks)).add(result)
+        self._merged[result.task_hash] = merged
         return merged
 
     def choose(self, worker: Worker, now: float, patience_s: float) -> tuple[Plan, int] | None:
@@ -114,12 +115,13 @@ class Ledger:
                 yield plan, block
 
     def _list_silent(self, plan: Plan, worker: Worker, now: float, patience_s: float) -> Iterator[tuple[Plan, int]]:
+        nearer = 0
         for steps in range(1, worker.members):
             owner = (worker.member + steps) % worker.members
-            nearer = sum(0 < (owner - one) % worker.members < steps for one in self._heard)
             if now >= self._news.get(owner, self.began_at) + patience_s * (1 + nearer):
                 part = get_part(owner, worker.members, plan.blocks)
                 yield from ((plan, block) for block in reversed(part) if not self._get_found(plan, block))
+            nearer += owner in self._heard
 
     def _get_found(self, plan: Plan, block: int) -> dict[bytes, BlockResult]:
         return self._found.get((plan.task_hash, block), {})

@@ -1,8 +1,8 @@
 """What a member has found of a block, as one signed message; and what many of them together say of a task."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final
 
 from psyche.core.encoding.fields import enum, f32, pad, raw, u8, u16, u32, up_to
@@ -169,33 +169,57 @@ def judge_block(results: Iterable[BlockResult]) -> BlockVerdict:
     return BlockVerdict(best, tuple(other.member for other in others[best.member]))
 
 
-def merge(results: Sequence[BlockResult], blocks: int) -> Merged:
-    """Put the results of one task on one digest together; results of a later block than there are have no place here.
+@dataclass(slots=True)
+class Tally:
+    """The results of one task on weights with one digest, as they come.
 
     Who was outvoted in one block counts in no other: somebody else has to do those that it did alone.
-
-    Raises:
-        WireError: they are of several tasks, or of several weights.
     """
-    if len({(one.run_uid, one.digest, one.task_hash) for one in results}) > 1:
-        raise WireError("results of several tasks or weights are not one score")
-    known = sorted((one for one in results if one.block < blocks), key=lambda one: one.block)  # else as they came
-    groups = {block: tuple(group) for block, group in groupby(known, key=lambda one: one.block)}
-    verdicts = {block: judge_block(group) for block, group in groups.items()}
-    outvoted = {member for one in verdicts.values() if one.counted is not None for member in one.differing}
-    counted: list[BlockResult] = []
-    disputes = {block: one.differing for block, one in verdicts.items() if one.differing}
-    for block, group in groups.items():
-        rest = [one for one in group if one.member not in outvoted]
-        verdict = verdicts[block] if len(rest) == len(group) else judge_block(rest)
-        if (found := verdict.counted) is not None:
-            counted.append(found)
-            if block in disputes:
-                disputes[block] = tuple(member for member in disputes[block] if member in outvoted)
-    documents = sum(one.count for one in counted)
-    acc = Share(sum(one.right.bit_count() for one in counted), documents)
-    acc_norm = Share(sum(one.right_norm.bit_count() for one in counted), documents)
-    return Merged(acc, acc_norm, blocks, frozenset(one.block for one in counted), disputes)
+
+    blocks: int
+    _groups: dict[int, list[BlockResult]] = field(default_factory=dict)
+    _verdicts: dict[int, BlockVerdict] = field(default_factory=dict)
+    _outvoted: frozenset[int] = frozenset()
+    _counted: dict[int, BlockResult] = field(default_factory=dict)
+    _disputes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def add(self, result: BlockResult) -> Merged:
+        """Take a result of one of the blocks.
+
+        Raises:
+            WireError: it is of another task, or of other weights.
+        """
+        first = next(iter(self._groups.values()), [result])[0]
+        if (first.run_uid, first.digest, first.task_hash) != (result.run_uid, result.digest, result.task_hash):
+            raise WireError("results of several tasks or weights are not one score")
+        self._groups.setdefault(result.block, []).append(result)
+        self._verdicts[result.block] = judge_block(self._groups[result.block])
+        judged = (one.differing for one in self._verdicts.values() if one.counted is not None)
+        outvoted = frozenset(chain.from_iterable(judged))
+        changed, self._outvoted = outvoted ^ self._outvoted, outvoted
+        for block, group in self._groups.items():
+            if block == result.block or (changed and any(one.member in changed for one in group)):
+                self._settle(block, group)
+        return self._merge()
+
+    def _settle(self, block: int, group: Sequence[BlockResult]) -> None:
+        verdict = self._verdicts[block]
+        rest = [one for one in group if one.member not in self._outvoted]
+        found = (verdict if len(rest) == len(group) else judge_block(rest)).counted
+        disputing = verdict.differing
+        self._counted.pop(block, None)
+        if found is not None:
+            self._counted[block] = found
+            disputing = tuple(member for member in disputing if member in self._outvoted)
+        self._disputes[block] = disputing
+
+    def _merge(self) -> Merged:
+        counted = self._counted.values()
+        documents = sum(one.count for one in counted)
+        acc = Share(sum(one.right.bit_count() for one in counted), documents)
+        acc_norm = Share(sum(one.right_norm.bit_count() for one in counted), documents)
+        disputes = {block: members for block, members in self._disputes.items() if members}
+        return Merged(acc, acc_norm, self.blocks, frozenset(self._counted), disputes)
 
 
 def _differ(one: BlockResult, other: BlockResult) -> bool:

@@ -393,7 +393,7 @@ class SimTrainer:
                 await cancelled.wait()
             if cancelled.is_set():
                 break
-            done.append(tuple((value, False) for value in _draw_values(request.digest, row)))
+            done.append(tuple((value, False) for value in draw_values(request.digest, row)))
         return ScoreReply(rows=tuple(done), seconds=0.0, cancelled=len(done) < len(request.rows))
 
     async def open(self, request: OpenRequest) -> OpenReply:
@@ -431,6 +431,6 @@ class SimTrainer:
         await self.cancel()
 
 
-def _draw_values(digest: bytes, row: ScoreRow) -> list[float]:
+def draw_values(digest: bytes, row: ScoreRow) -> list[float]:
     drawn = [blake3(digest + msgspec.msgpack.encode((row.context, one))).digest(length=4) for one in row.choices]
     return [-int.from_bytes(one, "little") / 2**32 for one in drawn]

@@ -17,7 +17,13 @@ from psyche.data.records import DEFAULT_FIELD, Progress
 from psyche.data.texts import Span, find_texts, read_parts, split_texts
 from psyche.durable import naming, read_file
 from psyche.errors import DataError
-from psyche.wire.tokenizer_files import END_TOKENS, MAX_TOKEN_ROLE_BYTES, TOKEN_ROLE_FILES, find_token_name
+from psyche.wire.tokenizer_files import (
+    END_TOKENS,
+    MAX_TOKEN_ROLE_BYTES,
+    TOKEN_ROLE_FILES,
+    find_token_name,
+    open_tokenizer,
+)
 
 __all__ = [
     "ByteTokenizer",
@@ -219,16 +225,9 @@ def _write_sidecar(path: Path, written: TokenizedFile) -> None:
 
 
 def _load_tokenizer(file: Path) -> "Tokenizer":
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise DataError("tokenizers is not installed; install the `train` extra") from error
     if not file.is_file():
         raise DataError(f"{file}: no such tokenizer file; name a tokenizer.json, or its folder, with --tokenizer")
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise DataError(f"{file}: cannot be loaded: {error}") from error
+    return open_tokenizer(file, file.read_bytes())
 
 
 def _read_end_token(folder: Path) -> str | None:

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from psyche.durable import naming
-from psyche.errors import ConfigError, TrainerError, UnusableModelError
+from psyche.errors import ConfigError, DataError, TrainerError, UnusableModelError
 from psyche.modeling.architecture import (
     Blueprint,
     build_converted,
@@ -27,6 +27,7 @@ from psyche.modeling.model_check import describe_missing, find_differences
 from psyche.modeling.model_config import Dims
 from psyche.modeling.model_files import FolderFiles
 from psyche.modeling.snapshot import CONFIG_NAME, read_model_files
+from psyche.wire.tokenizer_files import open_tokenizer
 
 _FP32_HOLDS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -80,12 +81,10 @@ def convert_model(source: Path, out_dir: Path) -> int:
 
 
 def _check_tokenizer(file: Path, vocab_size: int) -> None:
-    from tokenizers import Tokenizer
-
     try:
-        ids = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True).values()
-    except Exception as error:  # the library raises plain Exception
-        raise ConfigError(f"{file}: is no tokenizer that can be loaded: {error}") from error
+        ids = open_tokenizer(file, file.read_bytes()).get_vocab(with_added_tokens=True).values()
+    except DataError as error:
+        raise ConfigError(str(error)) from error
     if (needed := max(ids, default=-1) + 1) > vocab_size:
         raise ConfigError(
             f"{file}: has {needed} token ids, but the model's vocab_size is {vocab_size}; "

@@ -18,6 +18,7 @@ from psyche.wire.tokenizer_files import (
     TOKENIZER_NAME,
     find_positions,
     find_token_name,
+    open_tokenizer,
     read_json_table,
 )
 from psyche.wire.web import Refused
@@ -75,12 +76,8 @@ class ServedModel:
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":
-        from tokenizers import Tokenizer
-
-        found = Tokenizer.from_file(str(self.folder / TOKENIZER_NAME))
-        found.no_truncation()  # which would count long texts as short ones
-        found.no_padding()
-        return found
+        path = self.folder / TOKENIZER_NAME
+        return open_tokenizer(path, read_file(path, MAX_FILE_BYTES))
 
     def _read_table(self, name: str) -> dict[str, Any]:
         path = self.folder / name

@@ -1,8 +1,16 @@
-"""What a tokenizer's files say: its tokens' ids, and the tokens with a role. Read without a tokenizer library."""
+"""What a tokenizer's files say: its tokens' ids, and the tokens with a role.
+
+All but `open_tokenizer` read them without a tokenizer library.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from psyche.errors import DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 TOKENIZER_NAME: Final = "tokenizer.json"
 TOKENIZER_CONFIG_NAME: Final = "tokenizer_config.json"
@@ -12,6 +20,25 @@ MAX_TOKEN_ROLE_BYTES: Final = 16 << 20
 POSITION_KEYS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 # Tokens that end a text, in tokenizers that do not say which one does.
 END_TOKENS: Final = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>", "<|end|>")
+
+
+def open_tokenizer(place: object, raw: bytes) -> "Tokenizer":
+    """Open a tokenizer.json, which is at this place, for texts of any length.
+
+    Raises:
+        DataError: it cannot be loaded, or the library is not installed.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise DataError("tokenizers is not installed; install the `train` extra") from error
+    try:
+        found = Tokenizer.from_buffer(raw)
+    except Exception as error:  # the library raises plain Exception
+        raise DataError(f"{place}: is no tokenizer that can be loaded: {error}") from error
+    found.no_truncation()  # some files ask for it, and for padding
+    found.no_padding()
+    return found
 
 
 def read_json_table(raw: bytes | None) -> dict[str, Any]:

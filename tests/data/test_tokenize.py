@@ -182,7 +182,7 @@ def test_a_hugging_face_tokenizer_is_used_with_its_own_end_token(tmp_path: Path)
         HuggingFaceTokenizer(tmp_path / "model", "nothing")
     with pytest.raises(DataError, match="no such tokenizer"):
         HuggingFaceTokenizer(tmp_path)
-    with pytest.raises(DataError, match="cannot be loaded"):
+    with pytest.raises(DataError, match="is no tokenizer that can be loaded"):
         HuggingFaceTokenizer(write(tmp_path, "bad/tokenizer.json", b"{}"))
 
 

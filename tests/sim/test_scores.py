@@ -2,6 +2,8 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -28,10 +30,10 @@ DISPUTED = {"boast", "guess", "say_twice"}  # who says something else than other
 def measure(*liars: str, clients: int = 4, rounds: int = 20, **config: int) -> Outcome:
     """Two epochs, of which the first measures the weights that the run begins with: they are equal in all runs."""
     cheats = tuple(ByzantineMember(who=number, kind=kind) for number, kind in enumerate(liars, start=1))
-    values = {"total_steps": 2 * rounds + 1, "global_batch_size_start": clients, "global_batch_size_end": clients}
-    scenario = build(
-        3, clients=clients, byzantine=cheats, cls=LINES, **values | {"rounds_per_epoch": rounds} | config
-    )  # fmt: skip
+    values: dict[str, Any] = {"total_steps": 2 * rounds + 1, "rounds_per_epoch": rounds} | config
+    for name in ("global_batch_size_start", "global_batch_size_end"):
+        values.setdefault(name, clients)
+    scenario = build(3, clients=clients, byzantine=cheats, cls=LINES, **values)
     return play(replace(scenario, eval_documents=DOCUMENTS))
 
 
@@ -98,9 +100,8 @@ async def test_64_members_with_every_kind_of_liar_have_the_right_score() -> None
     """They have a long Cooldown: of most of a round's messages the scores have no need."""
     kinds = [*SCORE_LIES, *SCORE_LIES]
     config = {"total_steps": 2, "global_batch_size_start": 8, "global_batch_size_end": 8, "witness_nodes": 4}
-    outcome = await trio.to_thread.run_sync(
-        lambda: measure(*kinds, clients=64, rounds=2, cooldown_time=40, **config)
-    )  # fmt: skip
+    run = partial(measure, *kinds, clients=64, rounds=2, cooldown_time=40, **config)
+    outcome = await trio.to_thread.run_sync(run)
     scores = list_final(outcome)
     assert max(Counter(one.digest for one in scores).values()) > 32
     for one in scores:

@@ -74,7 +74,8 @@ async def test_documents_longer_than_the_model_are_left_out(settings: ClientSett
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "text"), [(b"", "the run's model has no tokenizer.json"), (b"{", "tokenizer.json cannot be loaded")]
+    ("tokenizer", "text"),
+    [(b"", "the run's model has no tokenizer.json"), (b"{", "is no tokenizer that can be loaded")],
 )
 async def test_a_model_without_a_tokenizer_is_told(settings: ClientSettings, tokenizer: bytes, text: str) -> None:
     digest, exam = await keep_snapshot(settings, tokenizer_json=tokenizer), TaskExam(settings)

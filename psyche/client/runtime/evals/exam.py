@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import trio
 
@@ -21,11 +21,9 @@ from psyche.wire.tokenizer_files import (
     TOKENIZER_NAME,
     find_positions,
     find_token_name,
+    open_tokenizer,
     read_json_table,
 )
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 ORDERS_KEPT: Final = 16  # of a task's blocks, for weights of one digest
 
@@ -104,7 +102,11 @@ def _read_model(snapshots: Path, digest: bytes) -> _Reader:
     if info is None:
         raise DataError(f"{snapshots}: has no snapshot of the certified weights yet, whose tokenizer is needed")
     files = read_snapshot_files(info)
-    tokenizer = _open_tokenizer(str(info.path), files.get(TOKENIZER_NAME))
+    if (raw := files.get(TOKENIZER_NAME)) is None:
+        raise DataError(
+            f"{info.path}: the run's model has no {TOKENIZER_NAME}, which evals need; its owner can add one"
+        )
+    tokenizer = open_tokenizer(info.path / TOKENIZER_NAME, raw)
     positions = find_positions(read_json_table(files.get(CONFIG_NAME))) or math.inf
     roles = [find_token_name(files, role) for role in ("bos_token", "eos_token")]
     ids = [number for name in roles if name and (number := tokenizer.token_to_id(name)) is not None]
@@ -115,14 +117,3 @@ def _read_model(snapshots: Path, digest: bytes) -> _Reader:
 def _tokenize(tokenizer: Any, first: int | None, text: str) -> list[int]:
     ids: list[int] = tokenizer.encode(text).ids
     return ids if first is None or ids[:1] == [first] else [first, *ids]
-
-
-def _open_tokenizer(place: str, raw: bytes | None) -> "Tokenizer":
-    from tokenizers import Tokenizer
-
-    if raw is None:
-        raise DataError(f"{place}: the run's model has no {TOKENIZER_NAME}, which evals need; its owner can add one")
-    try:
-        return Tokenizer.from_buffer(raw)
-    except Exception as error:  # the library raises plain Exception
-        raise DataError(f"{place}: its {TOKENIZER_NAME} cannot be loaded: {error}") from error

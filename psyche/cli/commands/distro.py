@@ -113,7 +113,7 @@ async def _verify(file: Path, weights: Path, replay: Path) -> tuple[int, str]:
     from psyche.core.encoding.evidence import MAX_PART_BYTES
     from psyche.durable import read_file
     from psyche.modeling.trainer.process import TrainerProcess
-    from psyche.telemetry.challenges import REASONS
+    from psyche.telemetry.challenges import ACCUSATIONS
     from psyche.wire.trainer import LoadRequest
 
     case = read_case(read_file(file, MAX_PART_BYTES))
@@ -136,5 +136,5 @@ async def _verify(file: Path, weights: Path, replay: Path) -> tuple[int, str]:
     piece = f", piece {evidence.piece}" if evidence.table else ""
     return code, (
         f"member {header.member}, round {header.height} of epoch {header.epoch}{piece}, is accused: "
-        f"{REASONS[evidence.reason]}. Found: {judged.found}: {word}"
+        f"{ACCUSATIONS[evidence.reason]}. Found: {judged.found}: {word}"
     )

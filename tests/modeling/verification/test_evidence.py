@@ -31,7 +31,7 @@ from psyche.core.encoding.work import AuditRow, WorkRow, encode_report, encode_t
 from psyche.core.state.enums import AuditReason, Lookahead
 from psyche.core.state.state import ZERO32, LrSchedule, Optimizer, ScheduleKind
 from psyche.errors import PsycheError, TrainerError, WireError
-from psyche.telemetry.challenges import REASONS
+from psyche.telemetry.challenges import ACCUSATIONS
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import (
     blake3_hash,
@@ -398,7 +398,9 @@ def test_v13_the_command_says_what_it_finds(scene: Scene, poison_scene: Scene, t
         file = tmp_path / "one.evidence"
         file.write_bytes(encode_evidence(one.accuse(reason)))
         found = verify(one, file)
-        where = f"member 0, round 3 of epoch 0{', piece 5' * (reason is piece)}, is accused: {REASONS[reason]}. Found: "
+        where = (
+            f"member 0, round 3 of epoch 0{', piece 5' * (reason is piece)}, is accused: {ACCUSATIONS[reason]}. Found: "
+        )
         assert (found.exit_code, found.stdout.startswith(where)) == (code, True)
         assert found.stdout.rstrip().endswith(f": {words}")
     file.write_bytes(encode_evidence(scene.accuse()))

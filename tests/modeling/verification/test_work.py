@@ -7,7 +7,7 @@ from auditing_kit import LENGTH, OPENED, PIECE, PIECES, SAMPLES, Member, draw_to
 from kits.tier import IS_WHOLE, few
 
 from psyche.core.committee.verdicts import compute_distance
-from psyche.core.encoding.work import decode_table
+from psyche.core.encoding.work import compute_difference, decode_table
 from psyche.core.state.enums import AuditReason
 from psyche.core.state.state import ZERO32
 from psyche.errors import ConfigError, TrainerError
@@ -155,6 +155,22 @@ def test_v8_audits_change_no_bit_of_a_trainer(load_request: LoadRequest) -> None
         assert busy.read_all() == before
     assert (busy.parts, busy.replies[-1].payload) == (calm.parts, calm.replies[-1].payload)
     assert busy.read_all() == calm.read_all()
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_v1_a_batch_of_fewer_than_eight_samples_has_a_piece_for_each_and_is_audited(
+    member: Member, samples: int
+) -> None:
+    tokens = draw_tokens(5, samples)
+    work = WorkRequest(seed=get_seed(0), piece_samples=1, calibration=tokens[: 4 * LENGTH])
+    (reply,) = member.run(1, tokens=tokens, samples=samples, work=work).replies
+    assert reply.work is not None
+    table = decode_table(reply.work.table, samples, is_calibrated=True)
+    pieces = tuple(range(samples))
+    target = member.make_target(0, tokens=tokens, samples=samples, piece_samples=1, pieces=pieces)
+    (found,) = member.audit(0, target).targets
+    claims = [compute_difference(table, piece) for piece in pieces]
+    assert max(compute_distance(claim, one.values[0]) for claim, one in zip(claims, found.pieces, strict=True)) < 1e-5
 
 
 @pytest.mark.parametrize("stop", [1, 2, 5])

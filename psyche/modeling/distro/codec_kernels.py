@@ -19,10 +19,7 @@ Words = NDArray[np.uint64]
 _UNIT: Final = 64  # so many rows of any length end with a whole word, so that no two threads write the same one
 _SHORT: Final = 14  # so many low bits are read for several positions at once
 _BLOCK: Final = 512  # rows whose ranks are taken apart together: step after step, so that rows do not wait
-_SEGMENT_BITS: Final = 5  # of the fraction of a rank, in the table of estimates
-_FRACTION_BITS: Final = 52 - _SEGMENT_BITS
-_FIRST_SEGMENT: Final = 1023 << _SEGMENT_BITS  # that of rank 1
-_TOO_LOW: Final = 0.3  # estimates are this much too low, so that the right position is the estimate or the next one
+_ROUNDING: Final = 2.0**-50  # of ranks as float64, so that no estimate is too high
 
 
 def _to_words(raw: NDArray[np.uint8]) -> Words:
@@ -35,8 +32,8 @@ def _to_words(raw: NDArray[np.uint8]) -> Words:
 @compile_loops
 def _get(words: Words, at: int, bits: int) -> int:
     """The number of 1 to 64 bits that begins at bit `at`."""
-    place, shift = at >> 6, np.uint64(at & 63)
-    number = words[place] >> shift | words[place + 1] << np.uint64(1) << (np.uint64(63) - shift)
+    place, shift = np.uint64(at >> 6), np.uint64(at & 63)
+    number = words[place] >> shift | words[place + np.uint64(1)] << np.uint64(1) << (np.uint64(63) - shift)
     return number & (np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits))
 
 
@@ -196,113 +193,155 @@ def _rank(
 
 
 @compile_loops
-def _unrank(
-    high: Words, low: Words, sizes: NDArray[np.int64], tables: tuple[NDArray[np.uint64], Words, Words, Words],
-    narrow: int, estimates: NDArray[np.float64], sets: NDArray[np.int32], start: int, stop: int,
-) -> None:  # fmt: skip
-    """The sets with these ranks."""
-    wide_table, low_table, first_high, first_low = tables
-    topk, area = sets.shape[1], low_table.shape[1] - 1
+def _decode_ranks(
+    words: Words, planes: NDArray[np.int64], tables: tuple[Words, Words, Words, Words], uppers: Words, narrow: int,
+    estimates: tuple[NDArray[np.uint16], NDArray[np.int64]], sets: NDArray[np.int32], sizes: NDArray[np.int64],
+    is_kept: bool, start: int, stop: int,
+) -> bool:  # fmt: skip
+    """Decode sets, and keep them or only their sizes; False if a rank is no set's."""
     all_above, all_below = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
     for first in range(start, stop, _BLOCK):
         held = sizes[first : min(first + _BLOCK, stop)]
         above, below = all_above[: held.size], all_below[: held.size]
-        for row in range(held.size):
-            step = first_low[held[row]]
-            below[row] = low[first + row] - step
-            above[row] = high[first + row] - first_high[held[row]] - np.uint64(low[first + row] < step)
-        for j in range(topk, 0, -1):
-            if j == 1:
-                for row in range(below.size):
-                    sets[first + row, 0] = below[row] if held[row] else area
-                continue
-            block = sets[first : first + held.size, j - 1]
-            if j > narrow:
-                _settle_wide(above, below, wide_table[j], estimates[j], j, held, area, block)
-            else:
-                _settle(below, low_table[j], estimates[j], j, held, area, block)
+        _read_ranks(words, planes, first, above, below)
+        rest = _find_full(tables[2:], above, below, held)
+        if rest and not _find_sizes(tables[2:], above, below, held):
+            return False
+        if not is_kept:
+            continue
+        found = sets[first : first + held.size]
+        _unrank(above, below, tables, uppers, narrow, estimates, found)
+        for row in range(held.size if rest else 0):
+            if held[row] < sets.shape[1]:
+                _read_ranks(words, planes, first + row, above[:1], below[:1])
+                _search(above[0], below[0], held[row], tables, found[row])
+    return True
 
 
 @compile_loops
-def _estimate(rank: float, estimates: NDArray[np.float64]) -> np.uint64:
-    bits = view_bits(rank)
-    segment = np.uint64(max(0, (bits >> _FRACTION_BITS) - _FIRST_SEGMENT))
-    fraction = np.float64(bits & ((1 << _FRACTION_BITS) - 1))
-    return np.uint64(np.int64(estimates[segment, 0] + estimates[segment, 1] * fraction))
-
-
-@compile_loops
-def _settle(
-    below: Words, table: Words, estimates: NDArray[np.float64], j: int, held: NDArray[np.int64], area: int,
-    places: NDArray[np.int32],
+def _unrank(
+    above: Words, below: Words, tables: tuple[Words, Words, Words, Words], uppers: Words, narrow: int,
+    estimates: tuple[NDArray[np.uint16], NDArray[np.int64]], sets: NDArray[np.int32],
 ) -> None:  # fmt: skip
+    """The full sets with these ranks."""
+    positions, segments = estimates
+    for j in range(sets.shape[1], 0, -1):
+        if j > narrow:
+            words = tables[0][j], tables[1][j], uppers[j]
+            _take_wide(above, below, words, segments[j, 2], positions, segments[j, 0], segments[j, 1], sets[:, j - 1])
+        elif j > 1:
+            _take(below, tables[1][j], positions, segments[j, 0], segments[j, 1], sets[:, j - 1])
+        else:
+            for row in range(below.size):
+                sets[row, 0] = below[row]
+
+
+@compile_loops
+def _take(
+    below: Words, table: Words, estimates: NDArray[np.uint16], shift: int, added: int, places: NDArray[np.int32]
+) -> None:
     """The largest positions whose numbers are not above the ranks, from estimates; ranks lose them."""
-    last, one = table.size - 2, np.uint64(1)
+    one = np.uint64(1)
     for row in range(below.size):
         rest = below[row]
-        place = _estimate(np.float64(rest), estimates)
+        place = np.uint64(estimates[np.uint64((view_bits(np.float64(rest | one)) >> shift) + added)])
         place += np.uint64(table[place + one] <= rest)
-        if (table[place] > rest) | (table[place + one] <= rest):  # rarely
-            found = np.int64(place)
-            while found < last and table[found + 1] <= rest:
-                found += 1
-            while found >= j and table[found] > rest:
-                found -= 1
-            place = np.uint64(found)
-        is_held = held[row] >= j
-        places[row] = np.int64(place) if is_held else area
-        below[row] = rest - table[place] * np.uint64(is_held)
+        while table[place + one] <= rest:  # rarely
+            place += one
+        places[row] = np.int64(place)
+        below[row] = rest - table[place]
 
 
 @compile_loops
-def _is_above(table: NDArray[np.uint64], place: int, high: int, low: int) -> bool:
-    return (table[place, 0] > high) | ((table[place, 0] == high) & (table[place, 1] > low))
-
-
-@compile_loops
-def _settle_wide(
-    above: Words, below: Words, table: NDArray[np.uint64], estimates: NDArray[np.float64], j: int,
-    held: NDArray[np.int64], area: int, places: NDArray[np.int32],
+def _take_wide(
+    above: Words, below: Words, tables: tuple[Words, Words, Words], left: int, estimates: NDArray[np.uint16],
+    shift: int, added: int, places: NDArray[np.int32],
 ) -> None:  # fmt: skip
-    """As `_settle`, of numbers of two words."""
-    last, one = len(table) - 2, np.uint64(1)
+    """As `_take`, of numbers of two words: their upper 64 bits say mostly which is larger."""
+    highs, lows, uppers = tables
+    one, to_left, to_right = np.uint64(1), np.uint64(left), np.uint64(63 - left)
     for row in range(below.size):
         high, low = above[row], below[row]
-        place = _estimate(np.float64(low) + np.float64(high) * 18446744073709551616.0, estimates)
-        place += np.uint64(not _is_above(table, place + one, high, low))
-        if _is_above(table, place, high, low) | (not _is_above(table, place + one, high, low)):  # rarely
-            found = np.int64(place)
-            while found < last and not _is_above(table, found + 1, high, low):
-                found += 1
-            while found >= j and _is_above(table, found, high, low):
-                found -= 1
-            place = np.uint64(found)
-        is_held = held[row] >= j
-        places[row] = np.int64(place) if is_held else area
-        if is_held:
-            above[row] = high - table[place, 0] - np.uint64(low < table[place, 1])
-            below[row] = low - table[place, 1]
+        upper = low >> one >> to_right | high << to_left
+        place = np.uint64(estimates[np.uint64((view_bits(np.float64(upper | one)) >> shift) + added)])
+        place += np.uint64(uppers[place + one] < upper)
+        if uppers[place + one] <= upper:  # rarely
+            place = np.uint64(_bisect(highs, lows, high, low, np.int64(place)))
+        places[row] = np.int64(place)
+        above[row] = high - highs[place] - np.uint64(low < lows[place])
+        below[row] = low - lows[place]
 
 
 @compile_loops
-def _find_sizes(
-    high: Words, low: Words, first_high: Words, first_low: Words, sizes: NDArray[np.int64], start: int, stop: int
+def _bisect(highs: Words, lows: Words, high: int, low: int, place: int) -> int:
+    """The largest position, of this one and those behind it, whose number is not above a rank."""
+    end = highs.size - 1
+    while end - place > 1:
+        middle = (place + end) // 2
+        if (highs[middle] > high) | ((highs[middle] == high) & (lows[middle] > low)):
+            end = middle
+        else:
+            place = middle
+    return place
+
+
+@compile_loops
+def _search(
+    high: int, low: int, size: int, tables: tuple[Words, Words, Words, Words], found: NDArray[np.int32]
 ) -> None:
-    for row in range(start, stop):
-        size = first_high.size - 1
+    """A set that is not full: there are few of them."""
+    high_table, low_table, first_high, first_low = tables
+    high -= first_high[size] + np.uint64(low < first_low[size])
+    low -= first_low[size]
+    found[size:] = low_table.shape[1] - 1
+    for j in range(size, 0, -1):
+        place = _bisect(high_table[j], low_table[j], high, low, j - 1)
+        found[j - 1] = place
+        high -= high_table[j, place] + np.uint64(low < low_table[j, place])
+        low -= low_table[j, place]
+
+
+@compile_loops
+def _read_ranks(words: Words, planes: NDArray[np.int64], row: int, high: Words, low: Words) -> None:
+    """The ranks from a row on; planes have a first bit, bits of a row, and a place in the rank."""
+    high[:], low[:] = 0, 0
+    for plane in range(len(planes)):
+        bits = planes[plane, 1]
+        ranks, left = high if planes[plane, 2] >= 64 else low, np.uint64(planes[plane, 2] & 63)
+        first = planes[plane, 0] + row * bits
+        for number in range(low.size):
+            ranks[number] |= _get(words, first + number * bits, bits) << left
+
+
+@compile_loops
+def _find_full(firsts: tuple[Words, Words], high: Words, low: Words, sizes: NDArray[np.int64]) -> int:
+    """Set the sizes of full sets, and 0 for the others; how many they are."""
+    topk, rest = firsts[0].size - 1, 0
+    next_high, next_low = firsts[0][topk - 1], firsts[1][topk - 1]
+    for row in range(low.size):
+        is_full = (high[row] < next_high) | ((high[row] == next_high) & (low[row] < next_low))
+        sizes[row] = topk * is_full
+        rest += not is_full
+    return rest
+
+
+@compile_loops
+def _find_sizes(firsts: tuple[Words, Words], high: Words, low: Words, sizes: NDArray[np.int64]) -> bool:
+    """Find the sizes of sets that are not full, now 0, and zero their ranks; False if one is too high."""
+    first_high, first_low = firsts
+    is_bad = False
+    for row in range(low.size):
+        above, below, size = high[row], low[row], first_high.size - 1
+        if sizes[row] == size:
+            continue
+        # The empty set is last.
+        is_bad |= (above > first_high[0]) | ((above == first_high[0]) & (below > first_low[0]))
         while size and (
-            (high[row] > first_high[size - 1])
-            | ((high[row] == first_high[size - 1]) & (low[row] >= first_low[size - 1]))
+            (above > first_high[size - 1]) | ((above == first_high[size - 1]) & (below >= first_low[size - 1]))
         ):
             size -= 1
-        sizes[row] = size
-
-
-def find_sizes(coder: Any, high: Words, low: Words) -> NDArray[np.int64]:
-    """The sizes of the sets with these ranks."""
-    sizes = np.empty(high.size, dtype=np.int64)
-    share(high.size, lambda start, stop: _find_sizes(high, low, *coder.tables[2:], sizes, start, stop))
-    return sizes
+        sizes[row], high[row], low[row] = size, 0, 0
+    return not is_bad
 
 
 def rank(coder: Any, sets: NDArray[np.int32]) -> tuple[Words, Words]:
@@ -312,39 +351,53 @@ def rank(coder: Any, sets: NDArray[np.int32]) -> tuple[Words, Words]:
     return high, low
 
 
-def unrank(coder: Any, high: Words, low: Words, sizes: NDArray[np.int64]) -> NDArray[np.int32]:
-    """`EnumerativeCoder.unrank` of all ranks."""
-    sets = np.empty((sizes.size, coder.topk), dtype=np.int32)
-    tables, estimates = (_pair_words(coder), *coder.tables[1:]), _make_estimates(coder)
+def decode_ranks(
+    coder: Any, raw: NDArray[np.uint8], planes: Sequence[int], sets: NDArray[np.int32], sizes: NDArray[np.int64]
+) -> bool:
+    """Decode sets and their sizes from planes of so many bits; if `sets` has no row for each chunk, only the sizes."""
+    places, at, offset = np.empty((len(planes), 3), dtype=np.int64), 0, 0
+    for number, bits in enumerate(planes):
+        places[number] = offset * 8, bits, at
+        at, offset = at + bits, offset + get_packed_bytes(sizes.size * bits)
+    given = _to_words(raw), places, coder.tables, _get_uppers(coder), coder.narrow, _make_estimates(coder)
+    is_kept, all_good = sets.shape[0] == sizes.size, [True]
 
     def run(start: int, stop: int) -> None:
-        _unrank(high, low, sizes, tables, coder.narrow, estimates, sets, start, stop)
+        if not _decode_ranks(*given, sets, sizes, is_kept, start, stop):
+            all_good[0] = False
 
     share(sizes.size, run)
-    return sets
+    return all_good[0]
 
 
 @lru_cache(maxsize=16)
-def _pair_words(coder: Any) -> NDArray[np.uint64]:
-    """C(c, j), [j, c, 2]: high and low words beside each other, since a look-up needs both."""
-    return np.stack(coder.tables[:2], axis=-1)
+def _get_uppers(coder: Any) -> Words:
+    """The upper 64 bits of C(c, j), [j, c], as wide as ranks."""
+    high, low = coder.tables[:2]
+    left = min(63, 128 - coder.bits)
+    return low >> np.uint64(1) >> np.uint64(63 - left) | high << np.uint64(left)
 
 
 @lru_cache(maxsize=16)
-def _make_estimates(coder: Any) -> NDArray[np.float64]:
-    """Estimated positions, [j, segment, 2]: at the first rank of a segment, and what a unit of the fraction adds.
+def _make_estimates(coder: Any) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.int64]]:
+    """Positions for segments of ranks, of all j one after the other: the right one is mostly the estimate or the next.
 
-    A segment is all ranks with the same exponent and first bits of the fraction.
+    A segment is all ranks that have, as a float64, the same exponent and first bits of the fraction, so many that few
+    segments have two positions. For each j: the bits that are left, what is added to the others to find a segment, and
+    how far the high word of a wide rank goes to the left, for its upper bits.
     """
-    segment = np.arange(((coder.bits + 1) << _SEGMENT_BITS) + 1)
-    parts = 1 << _SEGMENT_BITS
-    firsts = np.ldexp(1 + segment % parts / parts, segment // parts)
-    made = np.zeros((coder.topk + 1, segment.size - 1, 2))
-    for j in range(1, coder.topk + 1):
-        places = np.clip(coder.estimate(j, firsts) - _TOO_LOW, j - 1, coder.area - 2)
-        made[j, :, 0] = places[:-1]
-        made[j, :, 1] = np.diff(places) / (1 << _FRACTION_BITS)
-    return made
+    parts, segments = [], np.zeros((coder.topk + 1, 3), dtype=np.int64)
+    for j in range(2, coder.topk + 1):
+        fraction_bits = (coder.area // j).bit_length()
+        added = sum(part.size for part in parts) - (1023 << fraction_bits)
+        segments[j] = 52 - fraction_bits, added, min(63, 128 - coder.bits)
+        segment = np.arange(65 << fraction_bits)
+        firsts = np.ldexp(1 + segment % (1 << fraction_bits) / (1 << fraction_bits), segment >> fraction_bits)
+        firsts[0] = 0  # it has rank 0 too
+        is_wide = j > coder.narrow
+        numbers = (_get_uppers(coder)[j, j:-1] if is_wide else coder.tables[1][j, j:-1]).astype(np.float64)
+        parts.append(j - 1 + np.searchsorted((numbers + is_wide) * (1 + _ROUNDING), firsts, side="right"))
+    return np.concatenate(parts or [[]]).astype(np.min_scalar_type(coder.area)), segments
 
 
 @compile_loops

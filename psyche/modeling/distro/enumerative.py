@@ -62,7 +62,7 @@ class EnumerativeCoder:
         self.bits = compute_set_bits(area, topk)
         assert self.bits <= MAX_SET_BITS, "wider sets are coded by Elias-Fano"
         words, rest = divmod(self.bits, 64)
-        self._planes = (64,) * words + (16,) * (rest // 16) + ((rest % 16,) if rest % 16 else ())
+        self.planes = (64,) * words + (16,) * (rest // 16) + ((rest % 16,) if rest % 16 else ())
         self._count = compute_sets(area, topk)
         self._high, self._low = self._build_tables()
         # first[s] is the rank of the first set of size s.
@@ -100,17 +100,11 @@ class EnumerativeCoder:
 
     def decode(self, raw: NDArray[np.uint8], chunks: int) -> Positions:
         """The sets of a group, int32 [chunks, topk]."""
-        high, low, sizes = self._read(raw, chunks)
-        if (coding := find_coding(raw.size)) is not None:
-            return coding.unrank(self, high, low, sizes)
-        sets = np.empty((chunks, self.topk), dtype=np.int32)
-        for block in iterate_blocks(chunks, _BLOCK_ROWS):
-            sets[block] = self.unrank(high[block], low[block], sizes[block])
-        return sets
+        return self._read(raw, chunks, chunks)[0]
 
     def check(self, raw: NDArray[np.uint8], chunks: int) -> NDArray[np.int64]:
         """The sizes of the sets, int64 [chunks], without decoding the sets."""
-        return self._read(raw, chunks)[2]
+        return self._read(raw, chunks, 0)[1]
 
     def rank(self, sets: Positions) -> tuple[Words, Words]:
         """The high and low words of the sets' ranks, uint64 [chunks] each."""
@@ -196,29 +190,36 @@ class EnumerativeCoder:
     def _make_planes(self, high: Words, low: Words) -> Sequence[NDArray[np.uint8]]:
         planes: list[NDArray[np.uint8]] = []
         at = 0
-        for bits in self._planes:
+        for bits in self.planes:
             # If a rank has more than one word, its first plane is a whole word, so no plane straddles two words.
             rest = (high if at >= 64 else low) >> np.uint64(at % 64)
             planes.append(_pack_plane(rest, bits))
             at += bits
         return planes
 
-    def _read(self, raw: NDArray[np.uint8], chunks: int) -> tuple[Words, Words, NDArray[np.int64]]:
-        """Read high words, low words and set sizes; refuse bytes that no set encodes to."""
+    def _read(self, raw: NDArray[np.uint8], chunks: int, kept: int) -> tuple[Positions, NDArray[np.int64]]:
+        """The first sets and the sizes of all; refuse bytes that no set encodes to."""
         assert raw.size == self.get_size_bytes(chunks), "the caller checks lengths"
         if not is_padding_zero(raw, chunks * self.bits):
             raise WireError("ranks: padding bits must be zero")
+        sets, sizes = np.empty((kept, self.topk), dtype=np.int32), np.empty(chunks, dtype=np.int64)
+        coding = find_coding(raw.size)
+        if coding is not None and coding.decode_ranks(self, raw, self.planes, sets, sizes):
+            return sets, sizes
         high, low = self._split_planes(raw, chunks)
         if self._count < 1 << MAX_SET_BITS:
             end_high, end_low = _split([self._count])
             if not _is_less(high, low, end_high, end_low).all():
                 raise WireError(f"ranks: a rank is not below {self._count}, the number of sets")
-        return high, low, self._get_sizes(high, low)
+        sizes = self._get_sizes(high, low)
+        for block in iterate_blocks(kept, _BLOCK_ROWS):
+            sets[block] = self.unrank(high[block], low[block], sizes[block])
+        return sets, sizes
 
     def _split_planes(self, raw: NDArray[np.uint8], chunks: int) -> tuple[Words, Words]:
         high, low = np.zeros(chunks, dtype=np.uint64), np.zeros(chunks, dtype=np.uint64)
         at, offset = 0, 0
-        for bits in self._planes:
+        for bits in self.planes:
             size = get_packed_bytes(chunks * bits)
             word = high if at >= 64 else low
             word |= _unpack_plane(raw[offset : offset + size], chunks, bits) << np.uint64(at % 64)
@@ -226,8 +227,6 @@ class EnumerativeCoder:
         return high, low
 
     def _get_sizes(self, high: Words, low: Words) -> NDArray[np.int64]:
-        if (coding := find_coding(high.nbytes)) is not None:
-            return coding.find_sizes(self, high, low)
         sizes = np.full(high.size, self.topk, dtype=np.int64)
         rows = np.arange(high.size)
         for size in range(self.topk - 1, -1, -1):

@@ -129,7 +129,12 @@ def test_compiled_ranks_are_those_of_the_tables_at_both_ends_of_each_size(area: 
     array = np.array(sets, dtype=np.int32)
     high, low = codec_kernels.rank(coder, array)
     assert [x.tolist() for x in (high, low)] == [x.tolist() for x in coder.rank(array)]
-    assert codec_kernels.unrank(coder, high, low, (array < area).sum(axis=1)).tolist() == sets
+    raw = np.concatenate(coder.encode(array))
+    assert np.array_equal(coder.decode(raw, len(sets)), array)
+    found, sizes = np.empty_like(array), np.empty(len(sets), dtype=np.int64)
+    assert codec_kernels.decode_ranks(coder, raw, coder.planes, found, sizes)
+    assert found.tolist() == sets
+    assert sizes.tolist() == (array < area).sum(axis=1).tolist()
 
 
 def test_without_numba_the_log_has_one_line_that_says_what_to_install() -> None:

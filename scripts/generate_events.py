@@ -15,10 +15,22 @@ from typing import Final
 import page_blocks
 
 from psyche.telemetry import types
-from psyche.telemetry.types import chain, network, rounds, run, server, simulator, testnet, verification, waits, weights
+from psyche.telemetry.types import (
+    chain,
+    evals,
+    network,
+    rounds,
+    run,
+    server,
+    simulator,
+    testnet,
+    verification,
+    waits,
+    weights,
+)
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "events.md"
-SUBJECTS: Final = (run, rounds, weights, verification, waits, network, server, chain, testnet, simulator)
+SUBJECTS: Final = (run, rounds, weights, evals, verification, waits, network, server, chain, testnet, simulator)
 
 
 def get_defined(module: ModuleType, base: type) -> list[type]:

@@ -118,6 +118,7 @@ class RunView:
         self.name_key: Callable[[bytes], str] = bytes.hex
         self.measured: dict[int, dict[str, Energies]] = {}  # by step and tensor, summed over members
         self.scores: dict[str, types.EvalScore] = {}  # by task: the newest, of the weights of one digest each
+        self.text: types.EvalText | None = None  # of the newest weights
         self.audits = AuditsView()
         self._curves: dict[str, Series[LossPoint]] = {}
         self._open: dict[Place, _OpenRound] = {}
@@ -132,6 +133,7 @@ class RunView:
             types.RoundStarted: self._on_round, types.ClientStarted: self._on_client,
             types.CheckpointShared: self._on_checkpoint, types.TensorMeasured: self._on_measured,
             types.EvalScore: self._on_score,
+            types.EvalText: self._on_text,
             **self._troubles.handlers,
         }  # fmt: skip
 
@@ -220,6 +222,10 @@ class RunView:
         is_newer = known is None or (event.step, event.final, event.percent) >= (known.step, known.final, known.percent)
         if is_newer and (known is not None or len(self.scores) < MAX_TASKS):
             self.scores[event.task] = event
+
+    def _on_text(self, _t: float, _node: str, event: types.EvalText) -> None:
+        if self.text is None or event.step >= self.text.step:
+            self.text = event
 
     def _on_round(self, t: float, _node: str, event: types.RoundStarted) -> None:
         """Without a server's log: a round is over when somebody is in a later one."""

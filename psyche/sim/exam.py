@@ -5,7 +5,7 @@ from typing import Final
 
 import trio
 
-from psyche.client.runtime.evals.exam import Asked
+from psyche.client.runtime.evals.exam import Asked, Reader
 from psyche.evals.division import cut_blocks
 from psyche.evals.documents import Document
 from psyche.evals.ledger import Plan
@@ -13,6 +13,7 @@ from psyche.evals.requests import Request
 from psyche.evals.tasks import Metric
 from psyche.wire.crypto import blake3_hash
 
+SIM_POSITIONS: Final = 64
 CHOICES: Final = ("a", "b", "c", "d")
 
 
@@ -27,6 +28,12 @@ class SimExam:
     async def load(self) -> Sequence[Plan]:
         await trio.lowlevel.checkpoint()
         return (self.plan,)
+
+    has_prompt = True
+
+    async def open_reader(self, digest: bytes) -> Reader:  # noqa: ARG002
+        await trio.lowlevel.checkpoint()
+        return Reader(lambda text: list(text.encode()), lambda ids: bytes(ids).decode(), None, 0, SIM_POSITIONS)
 
     async def encode(self, plan: Plan, digest: bytes, block: int) -> Sequence[Asked]:
         await trio.lowlevel.checkpoint()

@@ -8,6 +8,7 @@ import structlog
 
 from psyche.telemetry import types
 from psyche.telemetry.events import Subscription
+from psyche.wire.report import escape_text
 
 # Kinds that repeat for one reason, and the kind that ends that: logged once, then at most every `AGAIN_S`.
 REPEATED: Final[dict[type[types.Event], type[types.Event]]] = {
@@ -78,4 +79,6 @@ class EventPrinter:
 
     def _get_shown(self, value: Any) -> Any:
         is_hash = isinstance(value, str) and len(value) >= LONG_HEX and HEX_DIGITS.issuperset(value)
-        return value[:SHORT_HEX] if self._shorten and is_hash else value
+        if not self._shorten or not isinstance(value, str):
+            return value
+        return value[:SHORT_HEX] if is_hash else escape_text(value, "\n")

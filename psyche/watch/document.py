@@ -9,10 +9,11 @@ from psyche.analysis.run_view import LineView, RunView
 from psyche.analysis.tally import RoundAccount
 from psyche.analysis.timeline import build_timeline
 from psyche.analysis.troubles import CAUSES
+from psyche.telemetry import types
 from psyche.telemetry.status import ROUND_PHASES
 from psyche.watch.page import gather_waits, is_own_work
 from psyche.wire.history import HistoryPoint
-from psyche.wire.report import clean_text
+from psyche.wire.report import clean_text, escape_text
 
 Values = dict[str, Any]
 SPARK_POINTS: Final = 60  # of the small curve in the list of runs
@@ -34,6 +35,8 @@ def describe_run(view: RunView, run: str, now: float) -> Values:
         "tokens": view.tokens, "tokens_per_s": view.tokens_per_s, "learning_rate": view.learning_rate,
         "loss": view.loss, "is_claimed": view.is_claimed, "problem": view.problem, "updated": view.updated,
         "checkpoints": view.checkpoints, "checkpoint_step": view.checkpoint_step,
+        "scores": [{"task": task, **describe_score(one)} for task, one in view.scores.items()],
+        "text": view.text and describe_text(view.text),
         "spark": losses[:: -(-len(losses) // SPARK_POINTS) or 1],
         "bytes_sent": sum(one.bytes_sent or 0 for one in members),
         "bytes_received": sum(one.bytes_received or 0 for one in members),
@@ -41,6 +44,16 @@ def describe_run(view: RunView, run: str, now: float) -> Values:
         "troubles": [one._asdict() | {"words": CAUSES[one.cause]} for one in view.get_troubles(now)],
         "passed": {name: getattr(view.passed, name) for name in view.passed.__slots__},
     }  # fmt: skip
+
+
+def describe_score(one: types.EvalScore) -> Values:
+    names = ("metric", "value", "standard_error", "documents", "step", "percent", "final")
+    return {name: getattr(one, name) for name in names}
+
+
+def describe_text(one: types.EvalText) -> Values:
+    """What weights write, as a page shows it: with its line ends, all else escaped."""
+    return {"step": one.step, "prompt": escape_text(one.prompt), "text": escape_text(one.text, "\n")}
 
 
 def describe_whole(view: RunView, run: str, now: float) -> Values:

@@ -23,7 +23,7 @@ from psyche.telemetry.text import (
     lay_out,
 )
 from psyche.wire.backend import RunStatus
-from psyche.wire.report import clean_text
+from psyche.wire.report import clean_text, escape_text
 
 _MEMBERS: Final = re.compile(r"\bmembers? (\d+(?:, \d+)*)")
 COLUMNS: Final = 80
@@ -32,6 +32,7 @@ NAME_CHARS: Final = 12
 KEY_CHARS: Final = 8
 MAX_AWAITED: Final = 3
 MAX_TASK_BYTES: Final = 32
+MAX_WRITTEN_CHARS: Final = 48  # of a text, on one line
 HEAD: Final = ("member", "key", "record", "phase", "step", "loss", "tok/s", "done", "up", "down", "heard")
 DONE: Final = HEAD.index("done")
 SPARE: Final = ("down", "up", "tok/s", "done")  # left out in this order where the terminal is too narrow
@@ -59,6 +60,9 @@ def describe_course(view: RunView, *, curve: bool = True) -> Iterator[str]:
         so_far = "" if one.final else f", {one.percent} % of it so far"
         task = clean_text(one.task, MAX_TASK_BYTES)
         yield f"{task} {one.value:.4f}{error} at step {one.step} ({one.documents} documents{so_far})"
+    if view.text is not None:
+        written = escape_text(f"{view.text.prompt} |{view.text.text}")
+        yield f"at step {view.text.step} it writes: {written[:MAX_WRITTEN_CHARS]}"
     losses = [point.loss for point in view.curve if point.loss is not None]
     if curve and len(losses) > 1:
         claimed = ", as witnesses claim" if view.is_claimed else ""

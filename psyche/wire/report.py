@@ -102,6 +102,11 @@ def clean_report(report: SelfReport) -> SelfReport:
     )
 
 
+def escape_text(text: str, kept: str = "") -> str:
+    """Text of a model, in which nothing commands a terminal or turns the direction of writing; `kept` is left."""
+    return "".join(sign if sign.isprintable() or sign in kept else ascii(sign)[1:-1] for sign in text)
+
+
 def clean_text(text: str, max_bytes: int) -> str:
     """Make one line of a text, at most `max_bytes` long in UTF-8.
 

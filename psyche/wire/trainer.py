@@ -374,12 +374,15 @@ class ScoreRow(msgspec.Struct, frozen=True, kw_only=True):
 class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
     """Say what the model makes of choices, with the certified weights of this digest; an empty one: with the current.
 
-    It ends after `within_s` with the rows that are done.
+    Then it writes at most `tokens` after `start`, the most likely one each time. It ends after `within_s` with what is
+    done.
     """
 
-    rows: tuple[ScoreRow, ...]
+    rows: tuple[ScoreRow, ...] = ()
     digest: bytes = b""
     within_s: float = math.inf
+    start: tuple[int, ...] = ()
+    tokens: int = 0
 
 
 OTHER_WEIGHTS: Final = "the weights of that digest are not here"
@@ -388,13 +391,14 @@ OTHER_WEIGHTS: Final = "the weights of that digest are not here"
 class ScoreReply(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
     """For the rows that are done, each choice's log-likelihood and whether each token of it is the most likely one.
 
-    `refused` says why the weights are not here.
+    `written` are the tokens that come after the start; `refused` says why the weights are not here.
     """
 
     rows: tuple[tuple[tuple[float, bool], ...], ...]
     seconds: float
     cancelled: bool = False
     refused: str = ""
+    written: tuple[int, ...] = ()
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):

@@ -137,6 +137,8 @@ def test_show_identity_reads_the_key_of_the_environment(monkeypatch: pytest.Monk
         (("--run-id", "demo", "--server-addr", "h:1", "--bootstrap", "h:2"), "--bootstrap 'h:2': must be like /ip4/"),
         (("--run-id", "demo", "--server-addr", "h:1", *("--bootstrap", "h:2") * 33), "33 addresses, at most 32"),
         (("--run-id", "demo", "--server-addr", "h:1", "--log", "loud"), "loud"),
+        (("--run-id", "demo", "--eval-tasks", "piqa,mmlu_pro"), "--eval-tasks: mmlu_pro is written, not chosen"),
+        (("--run-id", "demo", "--eval-tasks", "chess"), "--eval-tasks"),
     ],
 )
 def test_a_client_refuses_what_it_cannot_use(

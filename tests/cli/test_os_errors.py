@@ -365,6 +365,16 @@ def test_a_client_does_not_begin_with_a_local_root_that_it_cannot_read(fault: st
     assert result.output.startswith(f"error: --local-root {place / value}: ")
 
 
+@pytest.mark.parametrize("fault", ["missing", "a file", "below a file", "locked"])
+def test_a_client_does_not_begin_with_task_data_that_it_cannot_read(fault: str, place: Path) -> None:
+    value = FAULTS[fault](".")
+    call = [*CALLS["client train"].split(), "--eval-tasks", "piqa", "--eval-task-data", value]
+    with a_bad_disk(place, is_full=False):
+        result = CliRunner().invoke(app, ["client", "train", *call])
+    assert result.exit_code == 1
+    assert result.output.startswith(f"error: --eval-task-data {value}: ")
+
+
 def test_a_client_does_not_begin_with_a_device_that_is_none(place: Path) -> None:
     result = CliRunner().invoke(app, ["client", "train", *CALLS["client train"].split(), "--device", "gpu"])
     assert (result.exit_code, result.output[:21]) == (1, "error: --device gpu: ")

@@ -23,7 +23,13 @@ from psyche.wire.trainer import ScoreRow
 DOCUMENTS, BLOCKS = 640, 20
 TRUTH = 0.2765625  # of the first weights
 LINES = {"uplink": LinkConditions(latency_s=0.05, jitter_s=0.1, loss=0.02)}
-REFUSED = {"say_twice", "sign_for_others", "other_weights", "other_blocks"}  # by what each message is
+REFUSED = {
+    "say_twice",
+    "sign_for_others",
+    "other_weights",
+    "other_blocks",
+    "write_for_others",
+}  # by what each message is
 DISPUTED = {"boast", "guess", "say_twice"}  # who says something else than others of the same block
 
 
@@ -71,6 +77,9 @@ def test_each_block_is_done_once_but_for_repeats_and_nobody_does_over_a_third() 
     assert (len(counts), max(counts.values())) == (BLOCKS, 2)
     assert len(done) <= BLOCKS + 4
     assert max(Counter(one.node for one in done).values()) <= len(done) / 3
+    texts = choose((one.event for one in get_events(outcome, types.EvalText)), types.EvalText)
+    told = [one for one in texts if one.digest == scores[0].digest]
+    assert [one.text for one in told] == [f"These weights: {scores[0].digest.hex()}"[: len(told[0].text)]] * 4
     assert not get_events(outcome, types.EvalDisputed)
     assert not get_events(outcome, types.Refused)
 

@@ -4,7 +4,10 @@ import pytest
 
 from psyche.analysis.run_view import RunView
 from psyche.telemetry import types
-from psyche.telemetry.events import Entry
+from psyche.telemetry.events import Entry, EventLog
+from psyche.telemetry.logging import configure_logging
+from psyche.telemetry.printer import EventPrinter
+from psyche.watch.document import describe_run
 from psyche.watch.metrics import write_metrics
 from psyche.watch.page import describe_course
 from psyche.watch.rows import describe_scores
@@ -30,7 +33,29 @@ def test_the_newest_score_of_each_task_is_shown(view: RunView) -> None:
     view.take(make_score(120, 0.6, 50))
     assert [*describe_course(view)] == ["piqa 0.6000 ± 0.0200 at step 120 (300 documents, 50 % of it so far)"]
     assert describe_scores(view) == {"eval/piqa": 0.6}
+    (shown,) = describe_run(view, "0", 1.0)["scores"]
+    assert (shown["task"], shown["value"], shown["percent"], shown["final"]) == ("piqa", 0.6, 50, False)
     assert 'psyche_eval_score{run="",task="piqa"} 0.6' in write_metrics([view])
+
+
+def test_what_the_newest_weights_write_commands_nothing(view: RunView, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "a \x1b[2J\u202emat\nand"
+    for step in (60, 20):
+        text = types.EvalText(prompt="The cat", text=f"{evil}{step}", member=1, epoch=1, step=step, digest=bytes(32))
+        view.take(Entry(1.0, "ada", text))
+    escaped = r"a \x1b[2J\u202emat"
+    assert [*describe_course(view)] == [rf"at step 60 it writes: The cat |{escaped}\nand60"]
+    shown = describe_run(view, "0", 1.0)
+    assert shown["text"] == {"step": 60, "prompt": "The cat", "text": f"{escaped}\nand60"}
+    configure_logging("console")
+    log = EventLog(None, node="ada")
+    printer = EventPrinter(log.subscribe(), shorten=True)
+    for one in (evil, evil.replace(" ", "").replace("\n", "")):
+        log.emit(types.EvalText(prompt="The cat", text=one, member=1, epoch=1, step=1, digest=bytes(32)))
+    printer.refresh()
+    told = capsys.readouterr().err
+    assert told.count("eval_text") == told.count("\n") == 2
+    assert not {"\x1b", "\u202e"} & set(told)
 
 
 def test_a_log_with_many_tasks_fills_no_memory(view: RunView) -> None:

@@ -194,6 +194,9 @@ TRAINING: Final = share_fields(
     eval_seed="Seed of what is drawn of them.",
     eval_task_max_docs=option("So many documents of each, drawn by the seed. Default: all.", min=1),
     eval_task_data="A folder with their data sets, as `psyche eval --task-data` reads it, instead of the Hub.",
+    prompt_task=option(
+        "Have certified weights go on with a prompt in idle time, 256 tokens, by one member for all.", "--prompt-task"
+    ),
     max_concurrent_downloads=option("Updates that are fetched from peers at once.", min=1),
     max_concurrent_parameter_requests=option("Tensors of the model that are asked of one peer at once.", min=1),
     node_name="This client's name in logs. Default: client- and the first digits of its key.",

@@ -16,6 +16,7 @@ from psyche.cli.helpers.remote import SOURCES, Remote
 from psyche.cli.helpers.target import FINDING, Access, command
 from psyche.errors import ConfigError
 from psyche.serving.settings import ServeSettings
+from psyche.wire.report import escape_text
 
 if TYPE_CHECKING:
     from psyche.serving.chat import RemoteChat
@@ -182,7 +183,7 @@ def chat(
         say("note: the model has no chat template, so it goes on with your text instead of answering it")
     while message := _read_message():
         try:
-            note = talk.answer(message, lambda piece: typer.echo(_show(piece), nl=False))
+            note = talk.answer(message, lambda piece: typer.echo(escape_text(piece, "\n\t"), nl=False))
         except ConfigError as error:
             note = str(error)
         typer.echo()
@@ -218,11 +219,6 @@ def _read_message() -> str | None:
         line = sys.stdin.readline()
         if not line or line.strip():
             return line.rstrip("\r\n") or None
-
-
-def _show(text: str) -> str:
-    """Text of a model, in which nothing commands the terminal."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in text)
 
 
 SERVING: Final = share_fields(

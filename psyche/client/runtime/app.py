@@ -313,7 +313,7 @@ async def _participate(
         check_payload=check,
         on_loaded=on_loaded,
         measure_data=manifests.measure,
-        exam=TaskExam(settings) if settings.eval_tasks else None,
+        exam=TaskExam(settings) if settings.has_evals else None,
     )
     orders.shell = Shell(parts, settings)
     try:

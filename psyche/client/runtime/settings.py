@@ -62,6 +62,7 @@ class ClientSettings:
     eval_seed: int = 42
     eval_task_max_docs: int | None = None
     eval_task_data: Path | None = None  # None: the Hub's
+    prompt_task: bool = False  # the certified weights go on with a prompt
     keep_evidence: int = 32  # files of what members were judged by (V13); 0: none
     max_concurrent_downloads: int = _USUAL.fetches
     max_concurrent_parameter_requests: int = _USUAL.blobs_in_flight
@@ -72,6 +73,10 @@ class ClientSettings:
     def devices(self) -> dict[str, Any]:
         """The fields of `wire.trainer.Devices`, as every request to the trainer repeats them."""
         return {name: getattr(self, name) for name in Devices.__struct_fields__}
+
+    @property
+    def has_evals(self) -> bool:
+        return bool(self.eval_tasks) or self.prompt_task
 
     @property
     def ranks(self) -> int:

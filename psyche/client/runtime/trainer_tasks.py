@@ -319,7 +319,7 @@ class TrainerTasks:
                 offload=settings.offload,
                 batch_size=0 if settings.is_memory_checked else self._x.state.config.global_batch_size_end,
                 verifies=self._x.state.config.verification_percent > 0,
-                scores=bool(settings.eval_tasks),
+                scores=settings.has_evals,
             )
         )
         settings.is_memory_checked = settings.micro_batch_size > 0

@@ -60,7 +60,8 @@ class Scores:
         if request.digest not in (b"", self._digest):
             return ScoreReply(rows=(), seconds=0.0, refused=OTHER_WEIGHTS)
         done: list[tuple[tuple[float, bool], ...]] = []
-        is_cancelled = False
+        written: list[int] = []
+        is_cancelled, refused = False, ""
         weights = self._copy if request.digest else None
         model = self._replica.model
         model.eval()
@@ -72,16 +73,24 @@ class Scores:
                         break
                     self._check(row)
                     done.append(tuple(scorer.score(row.context, row.choices, beat)))
+                if request.tokens:
+                    self._check(ScoreRow(context=request.start, choices=(request.start,)))
+                    fresh = scorer.write(request.start, beat)
+                    while len(written) < request.tokens and has_time(0.0):
+                        written.append(next(fresh))
         except Cancelled:
             is_cancelled = True
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             release_memory(self._replica.device)
-            return ScoreReply(rows=tuple(done), seconds=time.perf_counter() - started, refused="out of memory")
+            refused = "out of memory"
         finally:
             model.train()
-        return ScoreReply(rows=tuple(done), seconds=time.perf_counter() - started, cancelled=is_cancelled)
+        return ScoreReply(
+            rows=tuple(done), seconds=time.perf_counter() - started, cancelled=is_cancelled, refused=refused,
+            written=tuple(written),
+        )  # fmt: skip
 
     def _check(self, row: ScoreRow) -> None:
         """Refuse what the model cannot read.

@@ -68,6 +68,18 @@ class ChoiceScorer:
         logits = self._continue(context, choices) if self.shares_context else self._read_whole(context, choices)
         return [_score(row[: len(choice)], choice) for row, choice in zip(logits, choices, strict=True)]
 
+    @torch.inference_mode()
+    def write(self, start: Sequence[int], check: Callable[[], None] = lambda: None) -> Iterator[int]:
+        """What the model finds most likely after `start`, token by token without end."""
+        self._check = check
+        cache = DynamicCache(config=self._model.config) if self.shares_context else None
+        written, fresh = [*start], [*start]
+        while True:
+            logits = self._run([written], 1, use_cache=False) if cache is None else self._feed([fresh], 1, cache)
+            fresh = [int(logits[0, -1].argmax())]
+            written += fresh
+            yield fresh[0]
+
     def _continue(self, context: Sequence[int], choices: Rows) -> Iterator[torch.Tensor]:
         """Logits [token, vocabulary] of what predicts the tokens of each choice."""
         cache = DynamicCache(config=self._model.config)

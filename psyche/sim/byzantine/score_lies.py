@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from psyche.evals.results import TAG, BlockResult, decode_result, encode_result, sign_result
+from psyche.evals.texts import WrittenText, choose_writer, encode_text, sign_text
 from psyche.sim.byzantine.program import ByzantineProgram
 from psyche.wire.crypto import blake3_hash
 from psyche.wire.ports import Network
@@ -66,7 +67,25 @@ class OtherBlocks(Boast):
         return [self.sign(result, block=result.block + 1_000_000), TAG + self.rng.randbytes(183)]
 
 
+class WriteForOthers(Boast):
+    """Says how the weights go on, each time in another way: not its turn, another name, others' weights, too long."""
+
+    def change(self, result: BlockResult) -> list[bytes]:
+        lie = WrittenText(
+            run_uid=result.run_uid, digest=result.digest, epoch=result.epoch, member=result.member, text="I win"
+        )  # fmt: skip
+        members = len(self.host.get_state().clients)
+        writer = choose_writer(result.digest, members)
+        lies = (
+            replace(lie, member=(writer + 1) % members if writer == result.member else result.member),
+            replace(lie, member=writer),
+            replace(lie, digest=blake3_hash(b"other weights")),
+            replace(lie, text="I win" * 1_000),
+        )
+        return [encode_result(result), *(encode_text(sign_text(self.host.identity, one)) for one in lies)]
+
+
 SCORE_LIES: Final[dict[str, type[ByzantineProgram]]] = {
     "boast": Boast, "guess": Guess, "sign_for_others": SignForOthers, "say_twice": SayTwice,
-    "other_weights": OtherWeights, "other_blocks": OtherBlocks,
+    "other_weights": OtherWeights, "other_blocks": OtherBlocks, "write_for_others": WriteForOthers,
 }  # fmt: skip

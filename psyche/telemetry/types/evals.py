@@ -52,6 +52,20 @@ class EvalDisputed(Event, level=WARNING):
     digest: Hex
 
 
+class EvalText(Event, level=INFO):
+    """How the certified weights of `step` go on with a prompt, the most likely token each time.
+
+    `member` says so; nobody checks it.
+    """
+
+    prompt: str
+    text: str
+    member: int
+    epoch: int
+    step: int
+    digest: Hex
+
+
 class EvalsOff(Event, level=WARNING):
     """The client measures nothing, and trains on."""
 

@@ -111,6 +111,13 @@ function tile(run, one) {
     one.error ? h("div", { class: `small ${state === "fails" ? "bad" : "soft"}` }, one.error) : "");
 }
 
+function learned(run) {
+  const rows = run.scores.map((one) => cells([one.task, "text"], [one.metric, "text"], one.value.toFixed(4), known(one.standard_error) ? one.standard_error.toFixed(4) : "–", one.documents, one.step, one.final ? "all" : `${one.percent} %`));
+  return rows.length || run.text ? h("section", {}, h("h2", {}, "What the model has learned"),
+    rows.length ? table(["task", "metric", "right", "±", "documents", "at step", "done"], rows, "scores") : "",
+    run.text ? [h("p", { class: "small soft" }, `At step ${run.text.step} it goes on with “${run.text.prompt}”:`), h("pre", { class: "written" }, run.text.text)] : "") : "";
+}
+
 const HEAD = ["round", "step", "took", "counted", "what came of it", "waited for last"];
 const place = (one) => `${one.epoch}.${one.height}`;
 function roundRow(one, ...more) {
@@ -164,6 +171,7 @@ function viewRun(id) {
       run.people.length ? later(`${view} members ${taken}`, () => h("section", {}, h("h2", {}, "Members"), h("div", { class: "tiles" }, run.people.map((one) => tile(run, one))))) : "",
       h("section", {}, h("div", { class: "charts" }, ["loss", "rate", "took", "tokens"].map((one) => chartBox(`chart-${one}`))),
         h("p", { class: "small soft" }, "Drag over a chart to look closer; a double click shows all again.")),
+      learned(run),
       timeline && timeline.names.length && timeline.starts.length ? h("section", {}, h("h2", {}, SAVED ? "Who did what when" : `Who did what in the last ${plural(timeline.starts.length, "round")}`),
         h("canvas", { class: "bars", id: "bars", role: "img", "aria-label": "bars of what each member did", "data-keep": true }),
         h("div", { class: "legend" }, USES.map(([, name, color]) => h("span", {}, h("i", { style: `background:${color}` }), name)))) : "",

@@ -26,7 +26,8 @@ def start(cluster: Cluster, data: Path) -> None:
     cluster.start_server()
     for number in range(1, MEMBERS + 1):
         cluster.start_client(
-            number, EVAL_TASKS="piqa", EVAL_TASK_DATA=str(data), EVAL_TASK_MAX_DOCS=str(DOCUMENTS)
+            number, EVAL_TASKS="piqa", EVAL_TASK_DATA=str(data), EVAL_TASK_MAX_DOCS=str(DOCUMENTS),
+            PROMPT_TASK="true",
         )  # fmt: skip
 
 
@@ -79,6 +80,9 @@ async def test_each_block_is_done_once_but_for_repeats_and_a_dead_members_part_i
         assert {one["block"] for one in done} == set(range(BLOCKS))
         assert len(list_collisions(cluster, done)) <= 1, "at most where two have met"
         assert max(Counter(one["node"] for one in done).values()) <= len(done) / 3 + 1
+        texts = {(one["prompt"], one["text"], one["member"]) for one in cluster.find_all("eval_text", digest=digest)}
+        assert len(texts) == 1
+        assert len(cluster.find_all("eval_text", digest=digest)) == MEMBERS
         since = (await cluster.until_state("cooldown", epoch=1))["t"] + 1.0
         half = await cluster.until("half of the next blocks", lambda: find_half(cluster, since))
         cluster.kill("client-4")

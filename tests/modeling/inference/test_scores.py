@@ -1,6 +1,8 @@
 """Choices are scored on the weights that a digest names, and training goes on as if nothing had been scored."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 from psyche.errors import TrainerError
 from psyche.modeling.inference import scores
+from psyche.modeling.model import load_model
 from psyche.modeling.trainer.batch import Cancelled
 from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.wire.crypto import compute_state_digest
@@ -82,6 +85,28 @@ def test_a_score_ends_between_two_passes_and_what_is_done_counts(load_request: L
     assert (reply.cancelled, reply.rows) == (True, whole[:1])
     late = engine.score(ScoreRequest(rows=ROWS, digest=digest), has_time=lambda _seconds: False)
     assert (late.cancelled, late.rows) == (False, ())
+
+
+def test_certified_weights_write_what_is_most_likely_in_as_many_calls_as_it_takes(load_request: LoadRequest) -> None:
+    engine, digest = load(load_request)
+    whole = engine.score(ScoreRequest(digest=digest, start=(1, 2, 3), tokens=12)).written
+    model: Any = load_model(Path(load_request.path)).eval()
+    greedy = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+    assert whole == tuple(greedy[0, 3:].tolist())
+    train(engine, 0)
+    left = [6]
+
+    def beat() -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Cancelled
+
+    first = engine.score(ScoreRequest(digest=digest, start=(1, 2, 3), tokens=12), beat)
+    assert (first.cancelled, 0 < len(first.written) < 12) == (True, True)
+    rest = ScoreRequest(digest=digest, start=(1, 2, 3, *first.written), tokens=12 - len(first.written))
+    assert first.written + engine.score(rest).written == whole
+    with pytest.raises(TrainerError, match="token id is not below 64"):
+        engine.score(ScoreRequest(digest=digest, start=(64,), tokens=1))
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,26 @@
-"""Evals in idle time: which block comes next, the trainer that scores it, and the results of all members."""
+"""Evals in idle time: which block comes next, the trainer that scores it, and what all members send."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final, Protocol
 
 import trio
 
 from psyche.client.engine.context import ACTIVE_STATES
 from psyche.client.runtime.evals.exam import Asked, Exam
+from psyche.client.runtime.evals.writing import make_text, write
 from psyche.core.encoding.header import NumericClass
 from psyche.core.state.state import ZERO32, Coordinator, Mark
 from psyche.errors import NetworkError, PsycheError, WireError
+from psyche.evals import results, texts
 from psyche.evals.division import BLOCK_DOCUMENTS
 from psyche.evals.ledger import Ledger, Plan, Worker
 from psyche.evals.requests import Score, choose
-from psyche.evals.results import TAG, BlockResult, Merged, decode_result, encode_result, is_result_of, sign_result
+from psyche.evals.results import BlockResult, Merged, decode_result, encode_result, is_result_of, sign_result
 from psyche.evals.tasks import Metric
+from psyche.evals.texts import WrittenText, choose_prompt, choose_writer, decode_text, is_text_of
 from psyche.modeling.trainer.failure import TrainerFailure
 from psyche.network.streams import Signal
 from psyche.telemetry import types
@@ -66,6 +70,7 @@ class Evaluating:
         self._network, self._log = network, log
         self._secret = blake3_hash(engine.identity.sign(SECRET))
         self._plans: Sequence[Plan] = ()
+        self._is_on = False
         self._marks: dict[bytes, Mark] = {}  # the newest certified weights, the older ones first
         self._ledgers: dict[bytes, Ledger] = {}
         self._keys: dict[int, tuple[bytes, ...]] = {}  # of members, by epoch
@@ -80,10 +85,10 @@ class Evaluating:
         """Take in results, and return the messages that are something else."""
         others: list[bytes] = []
         for raw in raws:
-            if not raw.startswith(TAG):
+            if not raw.startswith((results.TAG, texts.TAG)):
                 others.append(raw)
-            elif self._plans:
-                self._take_result(raw)
+            elif self._is_on:
+                self._take_message(raw)
         return others
 
     def follow(self) -> None:
@@ -94,7 +99,7 @@ class Evaluating:
             self._keys[state.progress.epoch] = tuple(one.p2p for one in state.clients)
             self._keys = {epoch: self._keys[epoch] for epoch in sorted(self._keys)[-KEPT:]}
         mark = state.certified
-        if not self._plans or mark.digest == ZERO32 or mark.digest in self._marks:
+        if not self._is_on or mark.digest == ZERO32 or mark.digest in self._marks:
             return
         self._marks = dict([*self._marks.items(), (mark.digest, mark)][-KEPT:])
         fresh = Ledger(mark.digest, self._plans, trio.current_time())
@@ -102,32 +107,52 @@ class Evaluating:
         self._told = {key: told for key, told in self._told.items() if key[0] in self._marks}
         early, self._early = self._early, deque(maxlen=EARLY)
         for raw in early:
-            self._take_result(raw, is_early=False)
+            self._take_message(raw, is_early=False)
         self._news.notify()
 
-    def _take_result(self, raw: bytes, *, is_early: bool = True) -> None:
+    def _take_message(self, raw: bytes, *, is_early: bool = True) -> None:
         try:
-            result = decode_result(raw)
+            found = decode_text(raw) if raw.startswith(texts.TAG) else decode_result(raw)
         except WireError as error:
             self._refuse(str(error))
             return
-        if result.run_uid != self._x.state.run_uid:
+        if found.run_uid != self._x.state.run_uid:
             return
-        if is_early and (result.digest not in self._ledgers or result.epoch > self._x.state.progress.epoch):
+        if is_early and (found.digest not in self._ledgers or found.epoch > self._x.state.progress.epoch):
             self._early.append(raw)  # the record may be here later than the result
             return
-        keys, ledger = self._keys.get(result.epoch, ()), self._ledgers.get(result.digest)
-        if result.member >= len(keys) or not is_result_of(result, keys[result.member]):
-            self._refuse(f"member {result.member} of epoch {result.epoch} did not sign this")
+        keys, ledger = self._keys.get(found.epoch, ()), self._ledgers.get(found.digest)
+        what = "text of weights" if isinstance(found, WrittenText) else "result of a block"
+        if found.member >= len(keys) or not _is_signed_by(found, keys[found.member]):
+            self._refuse(f"{what}: member {found.member} of epoch {found.epoch} did not sign this")
         elif ledger is None:
-            self._refuse("of weights that are none of the last certified ones", result.member)
-        elif problem := ledger.find_problem(result, keys[result.member]):
-            self._refuse(problem, result.member)
+            self._refuse(f"{what}: of weights that are none of the last certified ones", found.member)
+        elif problem := self._find_problem(ledger, found, keys):
+            self._refuse(f"{what}: {problem}", found.member)
+        elif isinstance(found, WrittenText):
+            self._tell_text(found)
         else:
-            self._add(ledger, result, keys)
+            self._add(ledger, found, keys)
+
+    def _find_problem(self, ledger: Ledger, found: BlockResult | WrittenText, keys: Sequence[bytes]) -> str:
+        if isinstance(found, BlockResult):
+            return ledger.find_problem(found, keys[found.member])
+        if found.member != (writer := choose_writer(found.digest, len(keys))):
+            return f"member {writer} writes this one"
+        return "a second one of these weights" if (found.digest, texts.TAG) in self._told else ""
 
     def _refuse(self, reason: str, member: int | None = None) -> None:
-        self._log(types.Refused(what=types.Refusable.SCORE, reason=f"result of a block: {reason}", member=member))
+        self._log(types.Refused(what=types.Refusable.SCORE, reason=reason, member=member))
+
+    def _tell_text(self, found: WrittenText) -> None:
+        self._told[found.digest, texts.TAG] = found
+        mark = self._marks[found.digest]
+        self._log(
+            types.EvalText(
+                prompt=choose_prompt(mark.digest), text=found.text, member=found.member, epoch=found.epoch,
+                step=mark.step, digest=mark.digest,
+            )
+        )  # fmt: skip
 
     def _add(self, ledger: Ledger, result: BlockResult, keys: Sequence[bytes]) -> None:
         merged = ledger.add(result, keys[result.member], len(keys), trio.current_time())
@@ -179,6 +204,8 @@ class Evaluating:
         while True:
             await self._turns.wait_idle()
             if (ledger := self._ledgers.get(self._x.state.certified.digest)) and (worker := self._find_worker()):
+                if await self._write(self._exam, ledger.digest, worker):
+                    continue
                 chosen = ledger.choose(worker, trio.current_time(), self._patience_s)
                 if chosen is not None and await self._try(self._exam, ledger, *chosen):
                     continue
@@ -192,6 +219,7 @@ class Evaluating:
         except (PsycheError, OSError) as error:
             self._log(types.EvalsOff(reason=str(error)))
             return False
+        self._is_on = True
         for plan in self._plans:
             self._log(
                 types.EvalStarted(
@@ -210,16 +238,10 @@ class Evaluating:
 
     async def _try(self, exam: Exam, ledger: Ledger, plan: Plan, block: int) -> bool:
         """Do a block, send its result, and say whether that was possible."""
-        started = trio.current_time()
-        try:
+        started, scores, asked = trio.current_time(), None, ()
+        async with self._telling():
             asked = await exam.encode(plan, ledger.digest, block)
             scores = await self._score(ledger.digest, asked)
-        except TrainerFailure as error:
-            await self._turns.recover(error)
-            return False
-        except (PsycheError, OSError) as error:
-            self._tell_once(str(error))
-            return False
         member, state = self._x.member, self._x.state
         if scores is None or member is None:
             return False
@@ -245,18 +267,53 @@ class Evaluating:
         ]
         done: list[list[Score]] = []
         while len(done) < len(rows):
-            await self._turns.wait_idle()
-            if self._x.state.certified.digest != digest or self._x.member is None:
-                return None
-            reply: ScoreReply = await self._trainer.score(
-                ScoreRequest(rows=tuple(rows[len(done) :]), digest=digest, within_s=CALL_S)
-            )
-            if reply.refused:
-                if reply.refused != OTHER_WEIGHTS:  # for a moment it has the next ones, or they are not loaded yet
-                    self._tell_once(f"the trainer cannot score: {reply.refused}")
+            reply = await self._ask(ScoreRequest(rows=tuple(rows[len(done) :]), digest=digest, within_s=CALL_S))
+            if reply is None:
                 return None
             done += [[Score(*one) for one in row] for row in reply.rows]
         return done
+
+    async def _ask(self, request: ScoreRequest) -> ScoreReply | None:
+        """Ask the trainer as soon as it is idle; None: other weights are certified by then, or not here."""
+        await self._turns.wait_idle()
+        if self._x.state.certified.digest != request.digest or self._x.member is None:
+            return None
+        reply: ScoreReply = await self._trainer.score(request)
+        if reply.refused and reply.refused != OTHER_WEIGHTS:  # for a moment it has the next ones, or none yet
+            self._tell_once(f"the trainer cannot score: {reply.refused}")
+        return None if reply.refused else reply
+
+    async def _write(self, exam: Exam, digest: bytes, worker: Worker) -> bool:
+        """Have weights go on with a prompt if it is this member's turn; say whether they did."""
+        if not exam.has_prompt or (digest, texts.TAG) in self._told:
+            return False
+        if worker.member != choose_writer(digest, worker.members):
+            return False
+        text = None
+        async with self._telling():
+            text = await write(await exam.open_reader(digest), digest, partial(self._ask_for_tokens, digest))
+        if text is None or self._x.member is None:
+            return False
+        found = make_text(self._x.identity, self._x.state, self._x.member, digest, text)
+        self._tell_text(found)
+        with suppress(NetworkError):
+            await self._network.publish(texts.encode_text(found))
+        return True
+
+    async def _ask_for_tokens(self, digest: bytes, start: Sequence[int], tokens: int) -> Sequence[int] | None:
+        request = ScoreRequest(digest=digest, within_s=CALL_S, start=tuple(start), tokens=tokens)
+        reply = await self._ask(request)
+        return None if reply is None else reply.written
+
+    @asynccontextmanager
+    async def _telling(self) -> AsyncIterator[None]:
+        """What goes wrong with a model is told, and training goes on."""
+        try:
+            yield
+        except TrainerFailure as error:
+            await self._turns.recover(error)
+        except (PsycheError, OSError) as error:
+            self._tell_once(str(error))
 
     def _tell_once(self, reason: str) -> None:
         key = (self._x.state.certified.digest,)
@@ -280,3 +337,7 @@ class Evaluating:
             right=count(Metric.ACC), right_norm=count(Metric.ACC_NORM),
             score_sum=sum(found[document.answer].log_likelihood for document, found in pairs),
         )  # fmt: skip
+
+
+def _is_signed_by(found: BlockResult | WrittenText, key: bytes) -> bool:
+    return is_text_of(found, key) if isinstance(found, WrittenText) else is_result_of(found, key)

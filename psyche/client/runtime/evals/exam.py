@@ -34,7 +34,12 @@ class Asked(NamedTuple):
 
 
 class Exam(Protocol):
-    """The tasks, and each of their blocks."""
+    """The tasks, each of their blocks, and what else is asked of weights."""
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether weights go on with a prompt."""
+        ...
 
     async def load(self) -> Sequence[Plan]:
         """Read the tasks; raises DataError or StorageError."""
@@ -44,14 +49,19 @@ class Exam(Protocol):
         """The documents of a block that fit into the model of these weights; raises DataError, OSError or others."""
         ...
 
+    async def open_reader(self, digest: bytes) -> "Reader":
+        """The tokenizer of the run's model; raises DataError or OSError."""
+        ...
+
 
 class TaskExam:
     """Tasks as a client's settings name them."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
+        self.has_prompt = settings.prompt_task
         self._documents: dict[bytes, Documents] = {}
-        self._reader: _Reader | None = None
+        self._reader: Reader | None = None
         self._cut = lru_cache(ORDERS_KEPT)(cut_blocks)
 
     async def load(self) -> Sequence[Plan]:
@@ -75,20 +85,29 @@ class TaskExam:
     async def encode(self, plan: Plan, digest: bytes, block: int) -> Sequence[Asked]:
         return await trio.to_thread.run_sync(self._encode, plan, digest, block)
 
-    def _encode(self, plan: Plan, digest: bytes, block: int) -> list[Asked]:
+    async def open_reader(self, digest: bytes) -> "Reader":
+        return await trio.to_thread.run_sync(self._open_reader, digest)
+
+    def _open_reader(self, digest: bytes) -> "Reader":
         if self._reader is None:
             self._reader = _read_model(self._settings.snapshots_dir, digest)
+        return self._reader
+
+    def _encode(self, plan: Plan, digest: bytes, block: int) -> list[Asked]:
+        reader = self._open_reader(digest)
         documents = self._documents[plan.task_hash].documents
         asked = [documents[place] for place in self._cut(digest, plan.task_hash, plan.documents)[block]]
-        found = ((one, self._reader.encode(one)) for one in asked)
+        found = ((one, reader.encode(one)) for one in asked)
         return [Asked(document, request) for document, request in found if request is not None]
 
 
-class _Reader(NamedTuple):
+class Reader(NamedTuple):
     """The run's tokenizer, and how long a row may be; what they are made of does not change in a run."""
 
     tokenize: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
     prefix: int | None
+    end: int | None
     positions: float
 
     def encode(self, document: Document) -> Request | None:
@@ -96,7 +115,7 @@ class _Reader(NamedTuple):
         return request if request is not None and request.positions <= self.positions else None
 
 
-def _read_model(snapshots: Path, digest: bytes) -> _Reader:
+def _read_model(snapshots: Path, digest: bytes) -> Reader:
     """Read tokenizer and length of the weights with this digest, whose files its snapshot has."""
     info = next((one for one in list_snapshots(snapshots) if one.digest == digest), None)
     if info is None:
@@ -108,10 +127,11 @@ def _read_model(snapshots: Path, digest: bytes) -> _Reader:
         )
     tokenizer = open_tokenizer(info.path / TOKENIZER_NAME, raw)
     positions = find_positions(read_json_table(files.get(CONFIG_NAME))) or math.inf
-    roles = [find_token_name(files, role) for role in ("bos_token", "eos_token")]
-    ids = [number for name in roles if name and (number := tokenizer.token_to_id(name)) is not None]
-    first = ids[0] if ids and read_json_table(files.get(TOKENIZER_CONFIG_NAME)).get("add_bos_token") else None
-    return _Reader(partial(_tokenize, tokenizer, first), next(iter(ids), None), positions)
+    names = [find_token_name(files, role) for role in ("bos_token", "eos_token")]
+    begin, end = (tokenizer.token_to_id(name) if name else None for name in names)
+    prefix = end if begin is None else begin
+    first = prefix if read_json_table(files.get(TOKENIZER_CONFIG_NAME)).get("add_bos_token") else None
+    return Reader(partial(_tokenize, tokenizer, first), tokenizer.decode, prefix, end, positions)
 
 
 def _tokenize(tokenizer: Any, first: int | None, text: str) -> list[int]:

@@ -372,7 +372,7 @@ def test_a_client_does_not_begin_with_task_data_that_it_cannot_read(fault: str, 
     with a_bad_disk(place, is_full=False):
         result = CliRunner().invoke(app, ["client", "train", *call])
     assert result.exit_code == 1
-    assert result.output.startswith(f"error: --eval-task-data {value}: ")
+    assert result.output.startswith(f"error: --eval-task-data {Path(value)}: ")
 
 
 def test_a_client_does_not_begin_with_a_device_that_is_none(place: Path) -> None:

@@ -363,6 +363,7 @@ class ClientHost(Host):
     def _build_shell(self, life: Life, network: MemoryNode, backend: MeasuredBackend, trainer: SimTrainer) -> Shell:
         shares = self.world.scenario.shares_checkpoints
         self.engine = RoundEngine(self.identity, share=shares)
+        self.engine.audits.tolerances.leaves_if_unfit = not self.programs  # who cheats does not leave for it
         check = PayloadCheck(self.world.codec.check)
         parts = Parts(
             engine=self.engine, backend=self._watch_backend(backend),

@@ -1,5 +1,6 @@
 """Members that cheat in a verified run: what the record does about them, and that nobody else pays."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -15,6 +16,7 @@ from psyche.core.state.state import RunState, SlotState
 from psyche.sim.byzantine.cheats import CHEATS
 from psyche.sim.byzantine.program import ByzantineMember
 from psyche.sim.identity import build_machine_identity
+from psyche.sim.scenarios.scenario import MachineClass
 from psyche.sim.trainer import MachineModel
 from psyche.sim.world import Outcome
 from psyche.telemetry import types
@@ -53,6 +55,18 @@ def test_a_cheat_is_put_out_by_a_jury_and_nobody_else_is(kind: str) -> None:
     assert len(get_banned(outcome)) == (kind not in NOT_PUT_OUT)
     ended = {one.outcome for one in choose_events(outcome, types.ChallengeEnded)}
     assert any(one.startswith("put out") for one in ended) == (kind not in NOT_PUT_OUT)
+
+
+@pytest.mark.parametrize("seed", few([3, 2]))  # it does not always train in the first round
+def test_an_honest_machine_that_computes_wrong_numbers_is_named_leaves_and_is_not_put_out(seed: int) -> None:
+    """V6: off by as much as cheats are, it would be convicted if it went on."""
+    classes = (MachineClass(count=MEMBERS), MachineClass(machine=MachineModel(noise=0.2)))
+    scenario = build(seed, clients=MEMBERS, **SETTINGS)
+    outcome = play(replace(scenario, classes=classes, config={**scenario.config, "init_min_clients": MEMBERS + 1}))
+    assert get_banned(outcome) == set()
+    left = [event for event in choose_events(outcome, types.LeftEpoch) if event.cause is types.LeaveCause.UNFIT]
+    assert {"computes wrong numbers" in event.reason for event in left} == {True}
+    assert f"client-{MEMBERS}" in {seen.node for seen in get_events(outcome, types.ArithmeticOff)}
 
 
 @pytest.mark.whole

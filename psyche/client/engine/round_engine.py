@@ -332,6 +332,8 @@ class RoundEngine:
 
     def _go_on_in_epoch(self, now: float) -> None:
         x = self._x
+        if x.member is not None and (reason := self.audits.find_reason_to_leave()):
+            self.healing.give_up(types.LeaveCause.UNFIT, reason)
         if x.member is not None:
             self.announcements.retry(now)
         if self.chain.is_open:

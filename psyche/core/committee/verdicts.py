@@ -60,6 +60,14 @@ def find_odd(distances: Mapping[int, float], tolerance: float) -> list[int]:
     return sorted(member for member, distance in distances.items() if distance > tolerance)
 
 
+def find_unfit(distances: Mapping[int, float], from_all: Mapping[int, float]) -> list[int]:
+    """Of the members whose arithmetic is off, those whose work would be taken for that of cheats (V6).
+
+    They are as far off from the rows of all classes: few members of a class cannot make another one of it seem unfit.
+    """
+    return sorted(m for m, distance in distances.items() if min(distance, from_all[m]) > MAX_TOLERANCE)
+
+
 def compute_own_tolerance(tolerance: float, distance: float) -> float:
     """The tolerance of one member of a class, whose calibration row is off by `distance` (V6).
 

@@ -20,6 +20,7 @@ class LeaveCause(StrEnum):
     BANNED = "banned"
     UNUSABLE_MODEL = "unusable_model"
     UNUSABLE_DATA = "unusable_data"  # token ids that the model does not have
+    UNFIT = "unfit"  # its machine computes otherwise than the others (V6)
     WRONG_VERSION = "wrong_version"  # the run wants another version of this program
     BACKEND = "backend"  # of the run: the connection was given up
 

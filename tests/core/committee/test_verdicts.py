@@ -11,6 +11,7 @@ from psyche.core.committee.verdicts import (
     compute_tolerance,
     find_odd,
     find_suspect,
+    find_unfit,
     is_repeated,
     judge_accused,
     judge_piece,
@@ -89,6 +90,10 @@ def test_v6_who_is_off_is_named_and_does_not_move_the_median() -> None:
     distances = compute_calibration(rows)
     assert find_odd(distances, compute_tolerance(CONFIG, NumericClass.FP32, distances)) == [7]
     assert distances[0] == pytest.approx(0.0001, rel=0.01)
+
+
+def test_v6_who_is_as_far_off_as_cheats_are_from_its_class_and_from_all_is_unfit() -> None:
+    assert find_unfit({1: 0.04, 2: 0.5, 3: 0.5}, {0: 0.0, 1: 0.5, 2: 0.5, 3: 0.03}) == [2]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ class Audits:
 
     def __post_init__(self) -> None:
         self.desk = Desk(self.context)
-        self.tolerances = Tolerances(self.context)
+        self.tolerances = Tolerances(self.context, self.desk)
         self.verifier = Verifier(self.context, self.announcements, self.weights, self.desk, self.tolerances)
         self.jury = Jury(self.context, self.weights, self.desk, self.tolerances)
 
@@ -42,10 +42,17 @@ class Audits:
         """`is_idle`: this client's training of the round is done; `is_time_up`: others wait for it."""
         if not is_verified(self.context.state):
             return
-        self.tolerances.follow()
+        self.tolerances.calibrate(record)
         self.verifier.follow()
         self.verifier.act(record, now, is_time_up=is_time_up)
         self.jury.act(is_idle=is_idle and not self.is_verifying(record.height))
+
+    def find_reason_to_leave(self) -> str:
+        """Why this client's machine must not take part in this epoch (V6); empty if it may."""
+        if not is_verified(self.context.state):
+            return ""
+        self.tolerances.follow()
+        return self.tolerances.find_reason_to_leave()
 
     def finish_epoch(self) -> None:
         if is_verified(self.context.state):

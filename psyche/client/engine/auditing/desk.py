@@ -2,14 +2,26 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
-from psyche.client.engine.actions import Audit, Audited, CancelAudit
-from psyche.client.engine.auditing.questions import Question
+from psyche.client.engine.actions import Audit, Audited, CancelAudit, Case
 from psyche.client.engine.context import EngineContext
 from psyche.core.committee.verdicts import judge_round
 from psyche.core.encoding.work import MAX_MAGNITUDE, Values
 from psyche.core.state.state import AuditReason
 from psyche.wire.trainer import AuditedTarget
+
+
+class Asked(Protocol):
+    """What has to be recomputed, at which round's claims."""
+
+    @property
+    def seed(self) -> bytes: ...
+    @property
+    def case(self) -> Case: ...
+
+
+Q = TypeVar("Q", bound=Asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +47,7 @@ class Answer:
 @dataclass(slots=True)
 class Desk:
     context: EngineContext
-    _running: tuple[Audit, tuple[Question, ...], Callable[[Question, Answer | None], None]] | None = None
+    _running: tuple[Audit, tuple[Any, ...], Callable[[Any, Answer | None], None]] | None = None
     _is_cancelled: bool = False
 
     @property
@@ -46,9 +58,7 @@ class Desk:
     def running(self) -> Audit | None:
         return None if self._running is None else self._running[0]
 
-    def ask(
-        self, questions: Sequence[Question], seed: bytes, on_answer: Callable[[Question, Answer | None], None]
-    ) -> None:
+    def ask(self, questions: Sequence[Q], seed: bytes, on_answer: Callable[[Q, Answer | None], None]) -> None:
         """Have these pieces recomputed; all must be of one round's weights and of one round's claims.
 
         `on_answer` gets each that was recomputed, or None for one that cannot be; one that was only cut short gets no

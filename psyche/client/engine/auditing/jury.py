@@ -154,14 +154,16 @@ class Jury:
     def _conclude(
         self, challenge: Challenge, question: Question, guilty: bool | None, answer: Answer | None = None
     ) -> None:
-        """Come to a verdict; who computes otherwise than others has none (V6)."""
+        """Come to a verdict; who computes otherwise than others has none, and judges nobody that left for it (V6)."""
         distance = -1.0
         if answer is not None:
             is_whole = challenge.reason >= AuditReason.SIGNS
             distance = answer.link_distance if is_whole else compute_distance(question.claim, answer.values)
         if answer is not None or guilty is not None:
             keep_evidence(self.context, self.tolerances, Charge(question, challenge.reason, answer))
-        guilty = None if self.context.member in self.tolerances.odd else guilty
+        tolerances = self.tolerances
+        if self.context.member in tolerances.odd or tolerances.excuses(question.result.header):
+            guilty = None
         self._verdicts[_get_key(challenge)] = guilty
         self.context.log(
             types.Judged(

@@ -13,6 +13,7 @@ from psyche.client.engine.records import PayloadStatus
 from psyche.core.encoding.header import NumericClass, ResultKind
 from psyche.core.encoding.work import AUDIT_ROW_BYTES, ROW_BYTES, WorkRow, encode_table
 from psyche.core.state.gossip import Result
+from psyche.core.state.messages import Withdraw
 from psyche.core.state.state import ZERO32
 from psyche.telemetry import types
 from psyche.testing.builders import build_hash
@@ -175,6 +176,50 @@ def build_verifier_with_odd(odd: int) -> Bench | None:
     bench.play()
     bench.wait(1)
     return bench
+
+
+def test_a_member_that_is_off_as_far_as_cheats_are_leaves_the_epoch_and_says_why() -> None:
+    bench = build_odd_trainer(own_is_odd=True)
+    (left,) = bench.get_logs(types.LeftEpoch)
+    assert left.cause is types.LeaveCause.UNFIT
+    assert "computes wrong numbers" in left.reason
+    assert len(bench.get_all(Withdraw)) == 1
+
+
+def test_a_member_whose_row_few_have_confirmed_as_wrong_stays() -> None:
+    bench = build_odd_trainer(12, own_is_odd=True, others=2)
+    assert bench.get_logs(types.LeftEpoch) == []
+    assert bench.get_logs(types.ArithmeticOff) != []
+
+
+def test_the_round_in_which_an_unfit_member_left_is_excused_and_that_of_one_that_stays_is_not() -> None:
+    bench = build_odd_trainer(own_is_odd=False)
+    tolerances = bench.engine.audits.tolerances
+    (odd,) = tolerances.unfit
+    header = bench.get_known(odd)[0].header
+    assert tolerances.excuses(header)
+    assert not tolerances.excuses(bench.get_known(next(m for m in bench.get_record().results if m != odd))[0].header)
+    bench.close()
+    if odd not in bench.get_record().assignments:  # it is a verifier there
+        bench.run_round()
+    bench.deliver(odd)
+    assert not tolerances.excuses(header)
+
+
+def build_odd_trainer(members: int = 8, *, own_is_odd: bool, others: int = 9) -> Bench:
+    """The first round with an odd calibration row: the own one, or another's."""
+    for own in range(members):
+        bench = build_verified(members, own)
+        trainers = list(bench.get_record().assignments)
+        odd = own if own_is_odd else next(member for member in trainers if member != own)
+        if own in trainers:
+            row = encode_table([WorkRow(1.0, sketch(b"other", 0, 0))])
+            bench.tables[odd] = build_table(bench.state, odd, 0)[:-ROW_BYTES] + row
+            bench.train()
+            bench.deliver(*[member for member in trainers if member != own][:others])
+            bench.wait(1)
+            return bench
+    raise AssertionError("no member trains")
 
 
 def test_the_tolerance_follows_the_fleet_and_never_exceeds_its_bound() -> None:

@@ -107,8 +107,8 @@ def show(stage: Stage, more: str = "") -> None:
 
 
 @contextmanager
-def running_beside(stages: Sequence[Stage]) -> Iterator[Callable[[], list[Outcome]]]:
-    """Run these stages at once on spare CPU time: type checks use one processor, and tests of whole runs often wait.
+def running_beside(stages: Sequence[Stage], niceness: int = 19) -> Iterator[Callable[[], list[Outcome]]]:
+    """Run these stages at once, on spare CPU time: type checks use one processor, and tests of whole runs often wait.
 
     Yields a function that waits for their ends and shows what they printed.
     """
@@ -117,7 +117,7 @@ def running_beside(stages: Sequence[Stage]) -> Iterator[Callable[[], list[Outcom
         outputs = [Path(folder) / str(number) for number in range(len(stages))]
         processes = [
             subprocess.Popen(
-                ["nice", "-n", "19", *stage.command],
+                ["nice", "-n", str(niceness), *stage.command],
                 cwd=ROOT, stdout=output.open("w"), stderr=subprocess.STDOUT, start_new_session=True,
             )
             for stage, output in zip(stages, outputs, strict=True)
@@ -212,7 +212,7 @@ def main(arguments: list[str]) -> int:
     if arguments:
         return run_pytest_alone(arguments)
     with running_beside([get_types(), get_simulations(tier, seed)]) as finish:
-        with running_beside([get_bytecode()]) as compiled:
+        with running_beside([get_bytecode()], niceness=0) as compiled:  # the tests wait for it
             outcomes = [run(stage) for stage in [*get_checks(), *get_programs(tier)]]
             outcomes += compiled()
         outcomes += [run(stage) for stage in get_tests(tier, seed)]

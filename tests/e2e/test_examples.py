@@ -42,6 +42,8 @@ LONG: Final = {  # what runs until it is stopped: what it prints once it does it
     "watch": (r"\d\d:\d\d:\d\d  ", 0),
 }
 
+ROOT_COMMAND: Final[Any] = typer.main.get_command(app)
+
 
 @dataclass(frozen=True)
 class Example:
@@ -53,7 +55,7 @@ class Example:
     @property
     def name(self) -> str:
         words = self.line[self.line.index("psyche ") :].split()[1:]
-        command, names = typer.main.get_command(app), []
+        command, names = ROOT_COMMAND, []
         while hasattr(command, "commands"):
             names.append(words.pop(0))
             command = command.commands[names[-1]]
@@ -75,7 +77,7 @@ def find_examples() -> list[Example]:
         for name, inner in getattr(command, "commands", {}).items():
             walk(inner, f"{path} {name}".strip())
 
-    walk(typer.main.get_command(app), "")
+    walk(ROOT_COMMAND, "")
     return list(found.values())
 
 

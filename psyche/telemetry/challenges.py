@@ -36,8 +36,8 @@ def find_challenges(before: Coordinator, after: Coordinator) -> Iterator[types.C
         )  # fmt: skip
     for key in was.keys() - now.keys():
         one = was[key]
-        end, outcome = _find_end(after, one)
-        guilty, innocent = _count_votes(before, after, one, end)
+        is_guilty, outcome = _find_end(before, after, one)
+        guilty, innocent = _count_votes(before, after, one, is_guilty)
         yield types.ChallengeEnded(
             epoch=one.epoch, height=one.height, target=_name(before, one.target), accuser=_name(before, one.verifier),
             reason=one.reason, guilty=guilty, innocent=innocent, outcome=outcome,
@@ -49,30 +49,28 @@ def get_open_challenges(state: Coordinator) -> dict[ChallengeKey, Challenge]:
     return {(one.epoch, one.height, one.target, one.target_commitment): one for one in opened}
 
 
-def _find_end(state: Coordinator, one: Challenge) -> tuple[Challenge | bool, str]:
-    """How a challenge has ended: as it is kept undecided, or whether its target is guilty; and that in words."""
-    kept = (c for c in state.challenges if c.state is ChallengeState.UNDECIDED and c.target == one.target)
-    for undecided in kept:
-        if undecided.target_commitment == one.target_commitment:
-            return undecided, UNDECIDED
-    slots = state.registry.slots
-    if slots[one.target].state is SlotState.BANNED:
+def _find_end(before: Coordinator, after: Coordinator, one: Challenge) -> tuple[bool | None, str]:
+    """Whether the target is guilty, None if nobody has decided that; and how the challenge has ended, in words."""
+    was, now = before.registry.slots, after.registry.slots
+    if now[one.target].state is SlotState.BANNED:
         return True, f"put out: {ACCUSATIONS[one.reason]}"
-    if one.reason is AuditReason.WITHHELD and one.guilty >= one.innocent:
+    if now[one.verifier].false_challenges > was[one.verifier].false_challenges:
+        is_out = now[one.verifier].state is SlotState.BANNED
+        return False, "not guilty" + (", and the accuser is put out for false accusations" if is_out else "")
+    if one.reason is AuditReason.WITHHELD and now[one.target].strikes > was[one.target].strikes:
         return True, f"dropped with a strike: {ACCUSATIONS[one.reason]}"
-    is_out = slots[one.verifier].state is SlotState.BANNED
-    return False, "not guilty" + (", and the accuser is put out for false accusations" if is_out else "")
+    return None, UNDECIDED
 
 
-def _count_votes(before: Coordinator, after: Coordinator, one: Challenge, end: Challenge | bool) -> tuple[int, int]:
+def _count_votes(before: Coordinator, after: Coordinator, one: Challenge, is_guilty: bool | None) -> tuple[int, int]:
     """The votes guilty and innocent; the entry is gone with the vote that decides, which is the quorum's last."""
-    if isinstance(end, Challenge):
-        return end.guilty, end.innocent
+    if is_guilty is None:
+        return one.guilty, one.innocent
     elected = one.deadline_height - 1
     round_ = get_round(after, elected) or get_round(before, elected)
-    votes = one.guilty if end else one.innocent
+    votes = one.guilty if is_guilty else one.innocent
     quorum = votes + 1 if round_ is None else compute_quorum(len(get_jury(before, round_, one)))
-    return (quorum, one.innocent) if end else (one.guilty, quorum)
+    return (quorum, one.innocent) if is_guilty else (one.guilty, quorum)
 
 
 def _name(state: Coordinator, slot: int) -> str:

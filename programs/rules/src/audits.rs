@@ -17,7 +17,8 @@ use crate::timeline::{check_round, get_round};
 use crate::Context;
 
 const JUDGED_AFTER_ROUNDS: u32 = 3; // the audited round's jury are the witnesses of this later round
-const DOUBTED_ROUNDS: u32 = 6; // a challenge that decided nothing is kept so long
+const DOUBTED_ROUNDS: u32 = 6; // a challenge that decided nothing is kept so long,
+const MOST_BUSY: usize = 4; // if no more entries than these are in use
 const REARMED_HEIGHT: u32 = 1; // until the close of which the jury of a new epoch's first round judges
 
 /// Put what a verifier found on record; open a challenge if it accuses somebody (V9, V12).
@@ -167,14 +168,17 @@ fn process_acquittal(state: &mut State, number: usize) {
     }
 }
 
-/// At close: what no quorum decided in time decides nothing, and is kept for a while as a doubt (V12).
+/// At close: what no quorum decided in time decides nothing (V12).
+///
+/// It is kept for a while as a doubt, unless others need its entry.
 pub fn process_deadlines(state: &mut State) {
     let height = state.current().height;
+    let is_kept = state.challenges.iter().filter(|one| one.state != ChallengeState::FREE).count() <= MOST_BUSY;
     for challenge in &mut state.challenges {
         if challenge.state == ChallengeState::FREE || height < challenge.deadline_height {
             continue;
         }
-        if challenge.state == ChallengeState::OPEN {
+        if challenge.state == ChallengeState::OPEN && is_kept {
             challenge.state = ChallengeState::UNDECIDED;
             challenge.deadline_height = height.saturating_add(DOUBTED_ROUNDS);
         } else {

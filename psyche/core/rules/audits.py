@@ -35,7 +35,8 @@ from psyche.core.state.state import (
 from psyche.core.state.timeline import get_round
 
 JUDGED_AFTER_ROUNDS: Final = 3  # the audited round's jury are the witnesses of this later round
-DOUBTED_ROUNDS: Final = 6  # a challenge that decided nothing is kept so long
+DOUBTED_ROUNDS: Final = 6  # a challenge that decided nothing is kept so long,
+MOST_BUSY: Final = 4  # if no more entries than these are in use
 REARMED_HEIGHT: Final = 1  # until the close of which the jury of a new epoch's first round judges
 _REASONS: Final = frozenset(int(reason) for reason in AuditReason)
 
@@ -91,30 +92,37 @@ def _find_slip(message: ReportAudit, audited: Round) -> str:
 
 
 def _process_challenge(state: Coordinator, message: ReportAudit) -> bool:
-    """Open a challenge; return whether there is one.
-
-    There is none in a run that only shows, and while the accuser has one open, the target is accused already or
-    banned, or the table is full: then the target stays first in the next lists (V7).
-    """
-    accuser, target = (state.clients[member].slot for member in (message.member, message.target))
-    free = next((number for number, one in enumerate(state.challenges) if one.state is ChallengeState.FREE), None)
-    is_banned = state.registry.slots[target].state is SlotState.BANNED
-    if not state.config.convict or free is None or is_banned or _is_busy(state, accuser, target):
+    """Open a challenge; return whether there is one. If not, the target stays first in the next lists (V7)."""
+    entry = find_entry(state, message.member, message.target)
+    if entry is None:
         return False
     audited = message.height - 1
-    state.challenges[free] = Challenge(
+    state.challenges[entry] = Challenge(
         target_commitment=message.commitment,
         height=audited,
         opened_height=state.current.height,
         deadline_height=min(audited + JUDGED_AFTER_ROUNDS + 1, U32_MAX),
-        verifier=accuser,
-        target=target,
+        verifier=state.clients[message.member].slot,
+        target=state.clients[message.target].slot,
         state=ChallengeState.OPEN,
         reason=AuditReason(message.reason),
         epoch=message.epoch,
         piece=message.piece,
     )
     return True
+
+
+def find_entry(state: Coordinator, verifier: int, named: int) -> int | None:
+    """The entry in which a member's accusation of another opens a challenge now (V12).
+
+    There is none in a run that only shows, and while the accuser has one open, the target is accused already or
+    banned, or the table is full.
+    """
+    accuser, target = (state.clients[member].slot for member in (verifier, named))
+    is_banned = state.registry.slots[target].state is SlotState.BANNED
+    if not state.config.convict or is_banned or _is_busy(state, accuser, target):
+        return None
+    return next((number for number, one in enumerate(state.challenges) if one.state is ChallengeState.FREE), None)
 
 
 def _is_busy(state: Coordinator, accuser: int, target: int) -> bool:
@@ -193,12 +201,16 @@ def _process_acquittal(state: Coordinator, challenge: Challenge) -> None:
 
 
 def process_deadlines(state: Coordinator) -> None:
-    """At close: what no quorum decided in time decides nothing, and is kept for a while as a doubt (V12)."""
+    """At close: what no quorum decided in time decides nothing (V12).
+
+    It is kept for a while as a doubt, unless others need its entry.
+    """
     height = state.current.height
+    is_kept = sum(one.state is not ChallengeState.FREE for one in state.challenges) <= MOST_BUSY
     for number, challenge in enumerate(state.challenges):
         if challenge.state is ChallengeState.FREE or height < challenge.deadline_height:
             continue
-        if challenge.state is ChallengeState.OPEN:
+        if challenge.state is ChallengeState.OPEN and is_kept:
             challenge.state, challenge.deadline_height = ChallengeState.UNDECIDED, min(height + DOUBTED_ROUNDS, U32_MAX)
         else:
             state.challenges[number] = Challenge()

@@ -272,6 +272,21 @@ def test_v12_a_jury_that_does_not_agree_in_time_decides_nothing_and_the_target_i
     assert run.state.clients[target].state is ClientState.HEALTHY
 
 
+@pytest.mark.parametrize(("accused", "left"), [(4, ChallengeState.UNDECIDED), (5, ChallengeState.FREE)])
+def test_v12_what_decides_nothing_is_kept_only_where_few_are_accused(accused: int, left: ChallengeState) -> None:
+    run = start(20, verification_percent=50)
+    verifiers = go_to_verifiers(run, accused)
+    targets = [m for m in range(20) if m not in verifiers]
+    for verifier, target in zip(verifiers[:accused], targets, strict=False):
+        run.report(verifier, target, GRADIENT)
+    for _ in range(4):
+        assert len(get_open(run)) == accused
+        run.run_round()
+    assert {one.state for one in run.state.challenges[:accused]} == {left}
+    doubted = targets[:accused] if left is ChallengeState.UNDECIDED else []
+    assert get_doubted(run.state, run.state.current.height) == doubted
+
+
 def test_v14_a_run_that_shows_opens_no_challenge_and_doubts_all_the_same() -> None:
     run = start(convict=False)
     _, target = accuse(run)

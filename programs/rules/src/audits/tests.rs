@@ -126,3 +126,16 @@ fn what_no_quorum_decides_is_kept_as_a_doubt_or_goes_on_in_the_next_epoch() {
     process_adjournment(&mut state);
     assert!(state.challenges[0].state == ChallengeState::FREE && state.run_state == RunState::ROUND_TRAIN);
 }
+
+#[test]
+fn what_no_quorum_decides_is_kept_only_where_few_are_accused() {
+    for (accused, left) in [(4, ChallengeState::UNDECIDED), (5, ChallengeState::FREE)] {
+        let mut state = build_verified().0;
+        for number in 0..accused {
+            state.challenges[number].state = ChallengeState::OPEN;
+            state.challenges[number].deadline_height = 1;
+        }
+        process_deadlines(&mut state);
+        assert!(state.challenges[..accused].iter().all(|one| one.state == left));
+    }
+}

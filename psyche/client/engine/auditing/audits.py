@@ -44,7 +44,7 @@ class Audits:
             return
         self.tolerances.calibrate(record)
         self.verifier.follow()
-        self.verifier.act(record, now, is_time_up=is_time_up)
+        self.verifier.act(record, now, is_idle=is_idle, is_time_up=is_time_up)
         self.jury.act(is_idle=is_idle and not self.is_verifying(record.height))
 
     def find_reason_to_leave(self) -> str:

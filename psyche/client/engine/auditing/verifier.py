@@ -25,10 +25,12 @@ from psyche.core.committee.verdicts import (
 )
 from psyche.core.encoding.header import ResultKind
 from psyche.core.encoding.work import SKETCH_VALUES, AuditRow, WorkRow, encode_report, encode_table
+from psyche.core.rules.audits import find_entry
 from psyche.core.state.bits import compute_bits
 from psyche.core.state.limits import NOBODY
 from psyche.core.state.messages import ReportAudit
-from psyche.core.state.state import ZERO32, AuditReason
+from psyche.core.state.state import ZERO32, AuditReason, RunState
+from psyche.core.state.timeline import is_last_drain
 from psyche.telemetry import types
 
 PATIENCE_S: Final = 2.0  # for work to audit that is on its way
@@ -53,6 +55,17 @@ class Opening:
     link: Link
     asked_at: float
     arrived: OpeningArrived | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What a report found, of which one charge goes on record."""
+
+    height: int
+    commitment: bytes
+    charges: Sequence[Charge]  # accusations before doubts
+    audits: int
+    failed: int
 
 
 @dataclass(slots=True)
@@ -83,11 +96,12 @@ class Verifier:
     _read: set[bytes] = field(default_factory=set)  # commitments of reports whose verdicts are counted
     _agreements: dict[int, tuple[int, float]] = field(default_factory=dict)  # member -> round, agreement of signs
     _suspected: dict[int, int] = field(default_factory=dict)  # member -> the round in which it was suspected last
+    _due: Due | None = None
     _newest: tuple[int, int] = (-1, -1)  # epoch and height of the last report ever: a second one would be evidence (M9)
 
     def clear(self) -> None:
         """A new epoch begins: its members have other numbers."""
-        self.own = OwnAudits()
+        self.own, self._due = OwnAudits(), None
         for known in (self._verdicts, self._read, self._agreements, self._suspected):
             known.clear()
 
@@ -143,8 +157,9 @@ class Verifier:
             # by the seed alone, as the list is: one verifier in five
             self.own.is_whole_due = (record.seed[1] + (member or 0)) % LINK_EVERY == 0
 
-    def act(self, record: RoundRecord, now: float, *, is_time_up: bool) -> None:
+    def act(self, record: RoundRecord, now: float, *, is_idle: bool, is_time_up: bool) -> None:
         """Have the next audits done, or report; `is_time_up`: with those that are done."""
+        self._put_on_record(may_wait=not is_idle)
         own = self.own
         if own.height != record.height or own.is_over or record.height not in self.weights.digests:
             return
@@ -308,36 +323,56 @@ class Verifier:
         table = encode_table(_accumulate([f.answer for _, f in findings]))
         commitment = self.announcements.announce(record, fields, encode_report(rows), now=now, table=table)
         self._read.add(commitment)
-        self._put_on_record(record, [f for _, f in findings], commitment)
+        charges = self._order([f for _, f in findings])
+        failed = sum(f.reason > AuditReason.UNCLEAR for _, f in findings) + (self.own.whole is not None)
+        self._due = Due(record.height, commitment, charges, len(findings), failed)
+        self._put_on_record(may_wait=True)
 
-    def _put_on_record(self, record: RoundRecord, findings: Sequence[Finding], commitment: bytes) -> None:
-        x = self.context
-        assert x.member is not None, "checked by _report"
-        worst = self._choose(findings)
-        named = ReportAudit(x.epoch, record.height, x.member, NOBODY, NOBODY, AuditReason.NONE, commitment)
+    def _put_on_record(self, *, may_wait: bool) -> None:
+        """Name the first member against whom a challenge opens; where none opens yet, wait while there is time (V9)."""
+        x, due = self.context, self._due
+        if due is None or x.member is None:
+            return
+        accusations = [charge for charge in due.charges if charge.reason > AuditReason.UNCLEAR]
+        opening = (c for c in accusations if find_entry(x.state, x.member, c.question.member) is not None)
+        worst = next(opening, None)
+        if worst is None and accusations and self._may_wait(due.height, may_wait=may_wait):
+            return
+        self._due = None
+        if due.height < x.height - 1:
+            return
+        named = ReportAudit(x.epoch, due.height, x.member, NOBODY, NOBODY, AuditReason.NONE, due.commitment)
+        worst = worst or next(iter(due.charges), None)
         if worst is not None:
             question = worst.question
             named = ReportAudit(
-                x.epoch, record.height, x.member, question.member, question.piece, worst.reason,
+                x.epoch, due.height, x.member, question.member, question.piece, worst.reason,
                 question.result.commitment,
             )  # fmt: skip
             keep_evidence(x, self.tolerances, worst)
-        failed = sum(f.reason > AuditReason.UNCLEAR for f in findings) + (self.own.whole is not None)
         sent = types.AuditsReported(
-            epoch=x.epoch, height=record.height, audits=len(findings), failed=failed,
+            epoch=x.epoch, height=due.height, audits=due.audits, failed=due.failed,
             target=None if worst is None else worst.question.member, reason=AuditReason(named.reason),
         )  # fmt: skip
         x.do(Submit(named, before=sent))
 
-    def _choose(self, findings: Sequence[Finding]) -> Charge | None:
-        """The first accusation of the list, else its first doubt; who computes otherwise accuses nobody (V6)."""
+    def _may_wait(self, height: int, *, may_wait: bool) -> bool:
+        """Whether a challenge may open later; `may_wait`: the running round, if it is the next one, is not over yet."""
+        x = self.context
+        if not x.state.config.convict or is_last_drain(x.state.config, x.state.epoch, height):
+            return False
+        is_early = may_wait and x.state.run_state is RunState.ROUND_TRAIN
+        return x.height == height or (x.height == height + 1 and is_early)
+
+    def _order(self, findings: Sequence[Finding]) -> list[Charge]:
+        """Accusations in the list's order, then doubts; who computes otherwise than others accuses nobody (V6)."""
         if self.context.member in self.tolerances.odd:
-            return None
+            return []
         named = [Charge(f.question, f.reason, f.answer) for f in findings if f.reason > AuditReason.NONE]
         named += [] if self.own.whole is None else [self.own.whole]
         excused = [self.tolerances.excuses(charge.question.result.header) for charge in named]
         named = [c._replace(reason=AuditReason.UNCLEAR) if e else c for c, e in zip(named, excused, strict=True)]
-        return min(named, key=lambda charge: charge.reason == AuditReason.UNCLEAR, default=None)
+        return sorted(named, key=lambda charge: charge.reason == AuditReason.UNCLEAR)
 
 
 def _accumulate(answers: Sequence[Answer]) -> list[WorkRow]:

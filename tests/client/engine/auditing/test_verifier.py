@@ -8,6 +8,7 @@ from kits.bench import Bench, go_to_last_drain
 from kits.verification.work import HONEST, answer_audit
 
 from psyche.client.engine import actions as act
+from psyche.client.engine.auditing import verifier
 from psyche.client.engine.auditing.verifier import PATIENCE_S
 from psyche.client.engine.records import PayloadStatus
 from psyche.core.encoding.account import decode_state
@@ -17,7 +18,7 @@ from psyche.core.state.bits import get_members
 from psyche.core.state.gossip import Finished
 from psyche.core.state.limits import MIN_STRAGGLER_SLACK_S, NOBODY
 from psyche.core.state.messages import ReportAudit
-from psyche.core.state.state import AuditReason
+from psyche.core.state.state import AuditReason, Challenge, ChallengeState
 from psyche.core.state.timeline import get_round
 from psyche.telemetry import types
 from psyche.wire.crypto import compute_commitment
@@ -121,6 +122,58 @@ def test_an_accusation_comes_before_a_doubt() -> None:
 
     answer(bench, answer_one_by_one)
     assert get_only(bench).reason == AuditReason.GRADIENT
+
+
+def build_accuser() -> tuple[Bench, list[int]]:
+    """A verifier that finds each of its targets guilty, and these targets."""
+    bench = build_verifier(8, claims=dict.fromkeys(range(8), 1.5))
+    return bench, [task.target for task in bench.get_record().tasks[bench.index] if not task.is_report]
+
+
+def test_a_verifier_names_somebody_else_where_the_first_is_accused_already() -> None:
+    bench, (first, *others) = build_accuser()
+    accuse(bench, first)
+    bench.show()
+    answer(bench, answer_audit)
+    assert get_only(bench).target == next(m for m in others if m != first)
+
+
+def open_another(bench: Bench) -> None:
+    """Open a challenge of the same accuser; while it is open, no other one is."""
+    own = bench.state.clients[bench.index].slot
+    bench.state.challenges[7] = Challenge(
+        state=ChallengeState.OPEN, target=(own + 1) % 8, verifier=own, deadline_height=99
+    )
+    bench.show()
+
+
+def test_a_verifier_keeps_its_accusation_until_it_can_open_a_challenge() -> None:
+    bench, (first, *_) = build_accuser()
+    height = bench.state.current.height
+    open_another(bench)
+    answer(bench, answer_audit)
+    bench.play()
+    assert len(get_reports(bench)) == 1
+    assert [m for m in bench.get_all(ReportAudit) if m.height == height] == []
+    bench.state.challenges[7] = Challenge()
+    bench.show()
+    (found,) = [m for m in bench.get_all(ReportAudit) if m.height == height]
+    assert (found.target, found.reason) == (first, AuditReason.GRADIENT)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_verifier_whose_accusation_opens_nothing_leaves_a_doubt_in_time(
+    is_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, (first, *_) = build_accuser()
+    height = bench.state.current.height
+    monkeypatch.setattr(verifier, "is_last_drain", lambda *_: is_last)  # then no round takes it later
+    open_another(bench)
+    answer(bench, answer_audit)
+    for _ in range(0 if is_last else 2):
+        run_honest_round(bench)
+    (found,) = [m for m in bench.get_all(ReportAudit) if m.height == height]
+    assert (found.target, found.reason) == (first, AuditReason.GRADIENT)
 
 
 def test_a_verifier_for_which_others_wait_reports_what_it_has() -> None:

@@ -21,6 +21,7 @@ from psyche.client.engine.chain import Chain
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.weights import Weights
+from psyche.core.committee.audits import is_opened
 from psyche.core.encoding.header import ResultKind
 from psyche.core.encoding.work import choose_piece_samples
 from psyche.core.state.bits import get_members, to_bytes32
@@ -89,10 +90,15 @@ class Training:
             self.context.do(FetchData(record.epoch, record.height, *batch))
 
     def _open(self, record: RoundRecord) -> None:
-        """Have the momenta of the result of the round before opened, before the next training changes them (V11)."""
+        """Have the momenta of the result of the round before opened, if a verifier may ask for them (V11).
+
+        Now, for the next training changes them.
+        """
         x = self.context
         before = x.book.get(record.height - 1)
         if before is None or x.member is None or not is_verified(x.state) or not x.state.config.opened_chunks:
+            return
+        if not is_opened(record.seed, record.audits, x.member):
             return
         if self.prev_commitment in before.results.get(x.member, {}):
             x.do(Open(record.epoch, before.height, x.member, record.seed))

@@ -11,6 +11,7 @@ from psyche.core.state.state import Config, Round
 
 AUDIT_TAG: Final = b"psyche/audit/1"
 REPORTS_EVERY: Final = 8  # one in so many audits is of a verifier's report
+LINK_EVERY: Final = 5  # one in so many verifiers looks at a whole round
 
 
 class AuditTask(NamedTuple):
@@ -24,6 +25,16 @@ class AuditTask(NamedTuple):
     def get_piece(self, pieces: int) -> int:
         """The piece or row, of this many."""
         return self.draw % pieces
+
+
+def looks_at_whole(seed: bytes, verifier: int) -> bool:
+    """Whether a verifier of the round with this seed also looks at one member's whole round (V11)."""
+    return (seed[1] + verifier) % LINK_EVERY == 0
+
+
+def is_opened(seed: bytes, tasks: Iterable[AuditTask], target: int) -> bool:
+    """Whether one of these verifiers may look at the whole round of this member, which opens its momenta then (V11)."""
+    return any(t.target == target and not t.is_report and looks_at_whole(seed, t.verifier) for t in tasks)
 
 
 class _Turns:

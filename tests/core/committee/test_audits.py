@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche.core.committee.assignment import compute_assignments
-from psyche.core.committee.audits import AuditTask, compute_audits
+from psyche.core.committee.audits import AuditTask, compute_audits, is_opened, looks_at_whole
 from psyche.core.committee.elections import get_verifiers
 from psyche.core.committee.seeds import get_random_seed
 from psyche.core.committee.shuffle import compute_order
@@ -96,3 +96,12 @@ def test_where_one_of_two_verifies_it_audits_the_other_alone() -> None:
     for seed in range(20):
         tasks: list[AuditTask] = compute_audits(make_round(both, seed), make_round(both, seed + 1), CONFIG)
         assert all({task.verifier, task.target} == both for task in tasks)
+
+
+def test_v11_one_verifier_in_five_looks_at_whole_rounds_and_its_targets_open_their_momenta() -> None:
+    seeds = [hashlib.sha256(bytes([number])).digest() for number in range(200)]
+    assert 25 < sum(looks_at_whole(seed, 3) for seed in seeds) < 55
+    seed = next(seed for seed in seeds if looks_at_whole(seed, 3))
+    assert [member for member in range(10) if looks_at_whole(seed, member)] == [3, 8]
+    tasks = [AuditTask(3, 0, False, 0), AuditTask(3, 1, True, 0), AuditTask(4, 2, False, 0)]
+    assert [member for member in range(4) if is_opened(seed, tasks, member)] == [0]

@@ -6,16 +6,23 @@ It computes, signs and gossips as every client does; what its trainer is asked f
 import sys
 from array import array
 from collections.abc import Callable
+from random import Random
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from psyche.cli.main import main
+from psyche.client.runtime.openings import Openings
 from psyche.client.runtime.trainer_tasks import TrainerTasks
+from psyche.core.encoding.plan import TransformPlan, decode_plan
 from psyche.core.encoding.work import ROW_BYTES
+from psyche.modeling.distro.codec import decode_payload, encode_payload
 from psyche.wire.trainer import TrainReply, TrainRequest
 
 STALE_ROUNDS: Final = 5
+FLIPPED_SHARE: Final = 0.1
+PLANS: Final[list[TransformPlan]] = []  # of the model, once it is loaded
 Answer = Callable[[TrainRequest, TrainReply, list[TrainReply]], TrainReply]
 
 
@@ -31,6 +38,21 @@ def choose_other(request: TrainRequest) -> TrainRequest:
     ids = array("I", request.tokens)
     ids.reverse()
     return msgspec.structs.replace(request, tokens=ids.tobytes())
+
+
+def grow_faster(rate: float) -> Callable[[TrainRequest], TrainRequest]:
+    """Its momentum grows by another multiple of the gradient than the others'; the table does not show it."""
+    return lambda request: msgspec.structs.replace(request, lr=rate * request.lr)
+
+
+def answer_flipped(request: TrainRequest, reply: TrainReply, before: list[TrainReply]) -> TrainReply:
+    """A tenth of the signs turned; as many as that agree with its gradient all the same."""
+    del before
+    draw, sets = Random(request.height), decode_payload(PLANS[-1], reply.payload)
+    for one in sets:
+        for place in np.ndindex(one.values.shape):
+            one.values[place] *= -1 if draw.random() < FLIPPED_SHARE else 1
+    return msgspec.structs.replace(reply, payload=encode_payload(PLANS[-1], sets))
 
 
 def answer_lazily(request: TrainRequest, reply: TrainReply, before: list[TrainReply]) -> TrainReply:
@@ -56,9 +78,11 @@ def answer_again(age: int) -> Answer:
     return answer
 
 
-REQUESTS: Final[dict[str, Callable[[TrainRequest], TrainRequest]]] = {"half": spoil_half, "other": choose_other}
+REQUESTS: Final[dict[str, Callable[[TrainRequest], TrainRequest]]] = {
+    "half": spoil_half, "other": choose_other, "poison": grow_faster(-1.0), "greedy": grow_faster(3.0),
+}  # fmt: skip
 ANSWERS: Final[dict[str, Answer]] = {
-    "lazy": answer_lazily, "stale": answer_again(STALE_ROUNDS), "resent": answer_again(1),
+    "lazy": answer_lazily, "stale": answer_again(STALE_ROUNDS), "resent": answer_again(1), "flipped": answer_flipped,
 }  # fmt: skip
 
 
@@ -75,6 +99,13 @@ def cheat(kind: str) -> None:
         return shown, merged
 
     TrainerTasks._train_whole = train  # pyright: ignore[reportAttributeAccessIssue]
+    set_plan = Openings.set_plan
+
+    def note_plan(openings: Openings, raw: bytes) -> None:
+        PLANS.append(decode_plan(raw))
+        set_plan(openings, raw)
+
+    Openings.set_plan = note_plan  # pyright: ignore[reportAttributeAccessIssue]
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from psyche.client.engine.auditing.questions import Lack, Question, ask_whole, f
 from psyche.client.engine.auditing.tolerances import Tolerances
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.weights import Weights
+from psyche.core.committee.audits import is_opened
 from psyche.core.committee.verdicts import compute_distance, judge_accused
 from psyche.core.rules.audits import find_jury
 from psyche.core.state.messages import JudgeChallenge
@@ -29,6 +30,7 @@ class Jury:
     _verdicts: dict[_Key, bool | None] = field(default_factory=dict)  # guilty; None: this client cannot tell
     _voted: dict[_Key, int] = field(default_factory=dict)  # the epoch in which the vote was sent
     _asked_at: tuple[int, int] = (-1, -1)  # the round in which a piece was recomputed last
+    _links: dict[_Key, Link | AuditReason] = field(default_factory=dict)
     _openings: dict[_Key, OpeningArrived | int] = field(default_factory=dict)  # or the round in which it was asked for
 
     def act(self, *, is_idle: bool) -> None:
@@ -39,6 +41,7 @@ class Jury:
         x = self.context
         for number, challenge in self._find_open():
             key = _get_key(challenge)
+            self._note_link(challenge)
             if self._voted.get(key) == x.epoch or not self._is_juror(challenge):
                 continue
             if key not in self._verdicts:
@@ -71,6 +74,7 @@ class Jury:
         known = {_get_key(c) for c in self.context.state.challenges if c.state is not ChallengeState.FREE}
         self._verdicts = {key: guilty for key, guilty in self._verdicts.items() if key in known}
         self._voted = {key: epoch for key, epoch in self._voted.items() if key in known}
+        self._links = {key: link for key, link in self._links.items() if key in known}
         self._openings = {key: opening for key, opening in self._openings.items() if key in known}
 
     def _find_open(self) -> list[tuple[int, Challenge]]:
@@ -94,18 +98,32 @@ class Jury:
             self._asked_at = (x.epoch, x.height)
             self.desk.ask([question], x.state.current.seed, partial(self._take, challenge))
 
+    def _note_link(self, challenge: Challenge) -> None:
+        """What the accused work hangs on may be in rounds that are forgotten before its last juror votes."""
+        x, key = self.context, _get_key(challenge)
+        member, audited = find_member(x.state, challenge.target), x.book.get(challenge.height)
+        if key in self._links or audited is None or member is None or challenge.epoch != x.epoch:
+            return
+        known = audited.results.get(member, {}).get(challenge.target_commitment)
+        link = None if known is None else find_link(x, known.header)
+        if link is not None:
+            self._links[key] = link
+
     def _find_opened(self, challenge: Challenge, question: Question) -> Question | None:
         """The question with what its member opens; None while that is not here, or where there is nothing to compute.
 
         Who withholds it, or opens what it has not committed to, does so to the jury too. A juror to whom it is opened
         does not vote on that: the member may have withheld it from its accuser alone (V12).
         """
-        link = find_link(self.context, question)
+        link = self._links.get(_get_key(challenge))
         if challenge.reason is AuditReason.MOMENTUM:
             self._conclude(challenge, question, None if link is None else link is AuditReason.MOMENTUM)
             return None
         if not isinstance(link, Link):
             self._conclude(challenge, question, None)
+            return None
+        if challenge.reason is AuditReason.WITHHELD and self._owes_nothing(challenge, question):
+            self._conclude(challenge, question, False)
             return None
         arrived = self._ask_opening(challenge, question, link)
         if arrived is None:
@@ -121,6 +139,11 @@ class Jury:
         else:
             self._conclude(challenge, question, None)
         return None
+
+    def _owes_nothing(self, challenge: Challenge, question: Question) -> bool:
+        """Whether no verifier may have asked the accused to open its momenta: then it has not opened them."""
+        after = self.context.book.get(challenge.height + 1)
+        return after is not None and bool(after.audits) and not is_opened(after.seed, after.audits, question.member)
 
     def _ask_opening(self, challenge: Challenge, question: Question, link: Link) -> OpeningArrived | None:
         """What the member opens; nothing, if it has not opened it within a round. The accuser may have it too."""

@@ -66,12 +66,12 @@ def ask_whole(question: Question, link: Link | None = None) -> Question:
     return replace(question, case=case._replace(pieces=tuple(pieces), link=link))
 
 
-def find_link(x: EngineContext, question: Question) -> Link | AuditReason | None:
+def find_link(x: EngineContext, header: ResultHeader) -> Link | AuditReason | None:
     """What links a whole round to its payload (V11); MOMENTUM if its header contradicts the one before.
 
     None: it cannot be judged by what is opened, for it is not known what the momentum was before.
     """
-    header, config = question.result.header, x.state.config
+    config = x.state.config
     after, before = x.book.get(header.height + 1), x.book.get(header.height - 1)
     if x.book.get(header.height) is None or after is None:
         return None

@@ -14,7 +14,7 @@ from psyche.client.engine.auditing.tolerances import Tolerances
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import RoundRecord
 from psyche.client.engine.weights import Weights
-from psyche.core.committee.audits import AuditTask
+from psyche.core.committee.audits import AuditTask, looks_at_whole
 from psyche.core.committee.schedule import round_f32
 from psyche.core.committee.verdicts import (
     Verdict,
@@ -35,7 +35,6 @@ from psyche.telemetry import types
 
 PATIENCE_S: Final = 2.0  # for work to audit that is on its way
 OPENING_LIMIT_S: Final = 10.0  # in which a member opens its momenta, if nobody waits for the report
-LINK_EVERY: Final = 5  # one in so many verifiers looks at a whole round
 SUSPECTED_ROUNDS: Final = 4  # agreements of so many rounds count
 
 
@@ -154,8 +153,7 @@ class Verifier:
         tasks = [] if record is None or member is None or not is_new else record.tasks.get(member, [])
         self.own = OwnAudits(height=-1 if record is None else record.height, left=list(tasks), is_over=not tasks)
         if record is not None and tasks:
-            # by the seed alone, as the list is: one verifier in five
-            self.own.is_whole_due = (record.seed[1] + (member or 0)) % LINK_EVERY == 0
+            self.own.is_whole_due = looks_at_whole(record.seed, member or 0)
 
     def act(self, record: RoundRecord, now: float, *, is_idle: bool, is_time_up: bool) -> None:
         """Have the next audits done, or report; `is_time_up`: with those that are done."""
@@ -208,7 +206,7 @@ class Verifier:
         chosen = self._choose_whole(record, [*trained, *ready]) if own.is_whole_due else None
         if chosen is None:
             return False
-        link = find_link(x, chosen)
+        link = find_link(x, chosen.result.header)
         if link is None and not own.found:
             return False
         own.is_whole_due = False

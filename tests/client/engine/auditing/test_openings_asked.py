@@ -13,9 +13,12 @@ from test_verifier import get_only
 from psyche.client.engine import actions as act
 from psyche.client.engine.auditing.questions import Question, find_link, find_task
 from psyche.client.engine.auditing.verifier import PATIENCE_S
+from psyche.core.committee.audits import LINK_EVERY, is_opened
 from psyche.core.encoding.header import encode_header
+from psyche.core.state.bits import get_members
 from psyche.core.state.messages import JudgeChallenge
 from psyche.core.state.state import ZERO32, AuditReason
+from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 
 BLOB = build_hash("opening")
@@ -39,16 +42,22 @@ def arrive(bench: Bench, asked: act.AskOpening, blob: bytes, *, is_forged: bool 
     bench.feed(act.OpeningArrived(asked.epoch, asked.height, asked.member, blob, is_forged))
 
 
-def test_a_member_opens_the_momenta_of_each_result_before_it_trains_on() -> None:
+def test_a_member_opens_its_momenta_before_it_trains_on_where_a_verifier_may_look_at_its_whole_round() -> None:
     bench = build_verified(6, manual=(act.Audit,))
-    bench.run_round()
-    height = bench.get_all(act.Train)[-1].height
-    while bench.state.current.height <= height:
+    opened: set[int] = set()
+    for _ in range(12):
         bench.run_round()
-    (opened,) = [action for action in bench.get_all(act.Open) if action.height == height]
-    assert opened.seed == bench.get_record(height + 1).seed
-    trained = [n for n, action in enumerate(bench.actions) if isinstance(action, act.Train) and action.height > height]
-    assert all(bench.actions.index(opened) < number for number in trained)
+        record, height = bench.get_record(), bench.state.current.height - 1
+        asked = [action for action in bench.get_all(act.Open) if action.height == height]
+        has_trained = bench.index in bench.get_record(height).assignments
+        assert bool(asked) == (has_trained and is_opened(record.seed, record.audits, bench.index))
+        opened |= {action.height for action in asked if action.seed == record.seed}
+    assert 0 < len(opened) < 8
+    for number, action in enumerate(bench.actions):
+        if isinstance(action, act.Train):
+            assert not [
+                one for one in bench.actions[number:] if isinstance(one, act.Open) and one.height < action.height - 1
+            ]
 
 
 def test_a_member_opens_nothing_where_the_run_asks_for_no_chunks() -> None:
@@ -127,8 +136,7 @@ def find_links(bench: Bench, **changes: Any) -> set[object]:
         assert isinstance(question, Question)
         before = bench.get_known(question.member, record.height - 2)
         if before and question.member != bench.index and question.result.header.prev_commitment == before[0].commitment:
-            header = replace(question.result.header, **changes)
-            found.add(find_link(bench.engine._x, replace(question, result=replace(question.result, header=header))))
+            found.add(find_link(bench.engine._x, replace(question.result.header, **changes)))
     return found
 
 
@@ -170,14 +178,21 @@ def test_a_round_in_which_values_were_given_back_gives_no_verdict() -> None:
 # --- jurors
 
 
-def build_trial(reason: AuditReason) -> tuple[Bench, act.AskOpening]:
+def build_trial(
+    reason: AuditReason, least_height: int = 1, *, is_owed: bool = True
+) -> tuple[Bench, act.AskOpening | None]:
+    """A juror's round; `is_owed`: a verifier may ask the accused to open its momenta."""
     for own in range(6):
-        bench, _ = build_accusation(own, reason, shows_momenta=True)
+        bench, target = build_accusation(own, reason, least_height, shows_momenta=True)
+        after = bench.get_record(bench.state.challenges[0].height + 1)
+        seeds = (after.seed[:1] + bytes([number]) + after.seed[2:] for number in range(LINK_EVERY))
+        after.seed = next(seed for seed in seeds if is_opened(seed, after.audits, target) == is_owed)
         go_to_jury(bench)
         bench.play()
         asked = bench.get_all(act.AskOpening)
-        if asked and bench.state.challenges[0].deadline_height - 1 == bench.state.current.height:
-            return bench, asked[-1]
+        found = asked or bench.get_logs(types.Judged)
+        if found and bench.state.challenges[0].deadline_height - 1 == bench.state.current.height:
+            return bench, asked[-1] if asked else None
     raise AssertionError("no juror")
 
 
@@ -193,6 +208,7 @@ def build_trial(reason: AuditReason) -> tuple[Bench, act.AskOpening]:
 )
 def test_a_juror_asks_the_accused_too(reason: AuditReason, blob: bytes, is_forged: bool, votes: list[int]) -> None:
     bench, asked = build_trial(reason)
+    assert asked is not None
     assert len(asked.keys) == 1 + (reason is AuditReason.LINK), "the accuser has what it judged by"
     arrive(bench, asked, blob, is_forged=is_forged)
     assert [vote.guilty for vote in bench.get_all(JudgeChallenge)] == votes
@@ -202,6 +218,7 @@ def test_a_juror_asks_the_accused_too(reason: AuditReason, blob: bytes, is_forge
 @pytest.mark.parametrize(("distance", "votes"), [(0.5, [1]), (0.0, [0]), (0.002, [])])
 def test_a_juror_judges_a_link_by_the_whole_round(distance: float, votes: list[int]) -> None:
     bench, asked = build_trial(AuditReason.LINK)
+    assert asked is not None
     arrive(bench, asked, BLOB)
     answer(bench, lambda audit: answer_audit(audit, link_distance=distance))
     assert [vote.guilty for vote in bench.get_all(JudgeChallenge)] == votes
@@ -209,10 +226,29 @@ def test_a_juror_judges_a_link_by_the_whole_round(distance: float, votes: list[i
     assert (kept.evidence.reason, kept.case.link and kept.case.link.opening) == (AuditReason.LINK, BLOB)
 
 
+def test_a_juror_that_needs_its_last_round_still_knows_what_the_momentum_was_before() -> None:
+    bench, asked = build_trial(AuditReason.LINK, least_height=3)
+    assert asked is not None
+    arrive(bench, asked, BLOB)
+    bench.close(*(m for m in get_members(bench.state.current.members) if bench.engine._x.is_healthy(m)))
+    assert bench.state.challenges[0].deadline_height == bench.state.current.height
+    bench.wait(1)
+    assert bench.get_logs(types.Judged) == []
+    answer(bench, lambda audit: answer_audit(audit, link_distance=0.5))
+    assert [vote.guilty for vote in bench.get_all(JudgeChallenge)] == [1]
+
+
 def test_who_opens_nothing_within_a_round_withholds_it_from_the_juror() -> None:
     bench, _ = build_trial(AuditReason.WITHHELD)
     bench.run_round()
     assert [vote.guilty for vote in bench.get_all(JudgeChallenge)] == [1]
+
+
+def test_who_is_asked_to_open_its_momenta_by_nobody_who_may_is_innocent_of_withholding_them() -> None:
+    """Whoever accuses it all the same has lied (V12)."""
+    bench, asked = build_trial(AuditReason.WITHHELD, is_owed=False)
+    assert asked is None
+    assert [vote.guilty for vote in bench.get_all(JudgeChallenge)] == [0]
 
 
 @pytest.mark.parametrize(("before", "votes"), [(build_hash("x"), [1]), (None, [0])])
@@ -222,6 +258,7 @@ def test_headers_that_contradict_each_other_convict(before: bytes | None, votes:
     known = bench.get_known(target, height)[0]
     if before is not None:
         known.header = replace(known.header, momentum_before=before)
+        bench.engine.audits.jury._links.clear()  # it has seen the header of before
     go_to_jury(bench)
     bench.play()
     assert [vote.guilty for vote in bench.get_all(JudgeChallenge)] == votes

@@ -182,11 +182,11 @@ class Jury:
         if answer is not None:
             is_whole = challenge.reason >= AuditReason.SIGNS
             distance = answer.link_distance if is_whole else compute_distance(question.claim, answer.values)
-        if answer is not None or guilty is not None:
-            keep_evidence(self.context, self.tolerances, Charge(question, challenge.reason, answer))
         tolerances = self.tolerances
         if self.context.member in tolerances.odd or tolerances.excuses(question.result.header):
             guilty = None
+        elif answer is not None or guilty is not None:
+            keep_evidence(self.context, tolerances, Charge(question, challenge.reason, answer))
         self._verdicts[_get_key(challenge)] = guilty
         self.context.log(
             types.Judged(

@@ -369,7 +369,8 @@ class Verifier:
         named = [Charge(f.question, f.reason, f.answer) for f in findings if f.reason > AuditReason.NONE]
         named += [] if self.own.whole is None else [self.own.whole]
         excused = [self.tolerances.excuses(charge.question.result.header) for charge in named]
-        named = [c._replace(reason=AuditReason.UNCLEAR) if e else c for c, e in zip(named, excused, strict=True)]
+        doubt = AuditReason.UNCLEAR, None  # without an answer nobody keeps evidence of it
+        named = [Charge(c.question, *doubt) if e else c for c, e in zip(named, excused, strict=True)]
         return sorted(named, key=lambda charge: charge.reason == AuditReason.UNCLEAR)
 
 

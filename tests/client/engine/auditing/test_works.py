@@ -9,12 +9,15 @@ from kits.bench import Bench, build_bench
 from kits.verification.work import build_table, sketch
 
 from psyche.client.engine import actions as act
+from psyche.client.engine.auditing.desk import Answer
+from psyche.client.engine.auditing.questions import Question, _ask
+from psyche.client.engine.auditing.verifier import Finding
 from psyche.client.engine.records import PayloadStatus
 from psyche.core.encoding.header import NumericClass, ResultKind
 from psyche.core.encoding.work import AUDIT_ROW_BYTES, ROW_BYTES, WorkRow, encode_table
 from psyche.core.state.gossip import Result
 from psyche.core.state.messages import Withdraw
-from psyche.core.state.state import ZERO32
+from psyche.core.state.state import ZERO32, AuditReason
 from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 
@@ -198,6 +201,11 @@ def test_the_round_in_which_an_unfit_member_left_is_excused_and_that_of_one_that
     (odd,) = tolerances.unfit
     header = bench.get_known(odd)[0].header
     assert tolerances.excuses(header)
+    question = _ask(bench.engine._x, bench.get_record(), odd, bench.get_known(odd)[0], lambda _pieces: 0)
+    assert isinstance(question, Question)
+    finding = Finding(question, Answer(1.0, (0.0,) * 64, (0.0,) * 64, -1.0), 9.0, AuditReason.GRADIENT)
+    (charge,) = bench.engine.audits.verifier._order([finding])
+    assert (charge.reason, charge.answer) == (AuditReason.UNCLEAR, None), "of which nobody keeps evidence"
     assert not tolerances.excuses(bench.get_known(next(m for m in bench.get_record().results if m != odd))[0].header)
     bench.close()
     if odd not in bench.get_record().assignments:  # it is a verifier there

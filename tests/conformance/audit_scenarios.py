@@ -124,6 +124,21 @@ def challenges_go_on(stage: Stage) -> None:
     run.apply(Resume())
 
 
+@scenario("V15: votes of an epoch's last round are void in the next one, whose jury decides")
+def votes_are_void(stage: Stage) -> None:
+    run = build_verified(stage, 6, verification_percent=50, rounds_per_epoch=4, witness_nodes=5)
+    while run.state.current.height < 3:
+        run.run_round()
+    accuse(run)
+    run.judge(convene(run)[0])
+    assert run.state.challenges[0].guilty == 1
+    run.finish_epoch()
+    run.rejoin()
+    run.warm_up()
+    vote(run, convene(run), guilty=True)
+    run.run_round()
+
+
 @scenario("V14: a run that shows keeps findings and opens no challenge; unclear ones never do")
 def findings_shown(stage: Stage) -> None:
     run = build_verified(stage, convict=False, witness_nodes=3)

@@ -293,12 +293,23 @@ class LinkRequest(msgspec.Struct, frozen=True, kw_only=True):
     taken_out: tuple[bytes, ...] = ()
 
 
+class LocalTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """How a member took its local steps: the rates of the round and of the next one, and what it had in flight.
+
+    `done` are the inner steps that it had done before, since it joined (LS8).
+    """
+
+    rates: tuple[float, float]
+    own: tuple[Contribution, ...] = ()
+    done: int = 0
+
+
 class AuditTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Pieces of one member's batch, to be computed as it should have.
 
     `tokens` are the whole batch, which its `data_hash` covers. `last_body` is the payload that its look-ahead follows,
     empty for none. With `payload`, its own of this round, the reply says how many signs agree with the pieces asked
-    for. A `link` needs all pieces and the payload.
+    for. A `link` needs all pieces and the payload. With `local` its pieces are the inner steps of the round.
     """
 
     tokens: bytes
@@ -312,6 +323,7 @@ class AuditTarget(msgspec.Struct, frozen=True, kw_only=True):
     has_labels: bool = False
     payload: bytes = b""
     link: LinkRequest | None = None
+    local: LocalTarget | None = None
 
 
 COPIED_EVERY: Final = 4  # rounds, so that the last four rounds are at most three sets away from a copy of the weights

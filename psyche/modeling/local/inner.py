@@ -43,12 +43,13 @@ class InnerSteps:
     """
 
     def __init__(
-        self, parameters: Mapping[str, torch.Tensor], settings: Optimizer, host: torch.device | None = None
-    ) -> None:
+        self, parameters: Mapping[str, torch.Tensor], settings: Optimizer, host: torch.device | None = None,
+        done: int = 0,
+    ) -> None:  # fmt: skip
         self._parameters, self._settings, self._host = parameters, settings, host
         self._offloaded = None if host is None else OffloadedState(host)
         self._optimizers = self._make()
-        self._done = 0  # inner steps since the member joined
+        self._done = done  # inner steps since the member joined
 
     def _make(self) -> list[torch.optim.Optimizer]:
         decay = self._settings.weight_decay or 0.0

@@ -1,6 +1,7 @@
 """Local steps for one trainer: rounds of inner steps, the exchange of what they moved, and the apply."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -25,7 +26,8 @@ class LocalSteps:
         settings: Optimizer,
         host: torch.device | None = None,
     ) -> None:
-        self._parameters, self._plan, self._rate, self._host = parameters, plan, settings.outer_rate, host
+        self._parameters, self._plan, self._settings, self._host = parameters, plan, settings, host
+        self._rate = settings.outer_rate
         self.exchange = Exchange(parameters, plan, settings.error_decay, host=host)
         self.inner = InnerSteps(parameters, settings, host)
         self._masters: list[torch.Tensor] = []  # allocated at the first use
@@ -45,6 +47,17 @@ class LocalSteps:
         self._guess = own
         self.exchange.apply(own, self._rate)
         self.inner.begin_round()
+
+    @contextmanager
+    def replay(self, own: Sequence[Part], done: int) -> Iterator[None]:
+        """A round of another member, whose inner state begins anew; the own one is then as before."""
+        kept, self.inner = self.inner, InnerSteps(self._parameters, self._settings, self._host, done)
+        try:
+            self.begin(own)
+            yield
+        finally:
+            self.abandon()
+            self.inner = kept
 
     def step(self, number: int, gradients: Mapping[str, torch.Tensor], rates: tuple[float, float]) -> None:
         """Inner step `number` of a round that has these learning rates at its start and end."""

@@ -47,7 +47,7 @@ from psyche.modeling.trainer.replica import Ahead, Replica
 from psyche.modeling.trainer.source import Beat, Source, fit_memory, open_source, read_source_blueprint
 from psyche.modeling.trainer.trial import Trial
 from psyche.modeling.verification.audits import Auditor, apply_set
-from psyche.modeling.verification.copies import WeightCopies
+from psyche.modeling.verification.copies import WeightCopies, make_copies
 from psyche.modeling.verification.roots import MomentumLog
 from psyche.modeling.verification.work import WorkLog
 from psyche.modeling.weights import compute_blank_root, compute_weight_part, compute_weight_root
@@ -97,7 +97,7 @@ class _Loaded:
     pending: dict[int, SentResult] = field(default_factory=dict)
     round: LocalRound | None = None  # of local steps, while it waits for its merge
     roots: MomentumLog | None = None  # where the run verifies, on one device
-    copies: WeightCopies | None = None  # of DisTrO alone
+    copies: WeightCopies | None = None  # where its rounds can be computed again
 
 
 def _compute_root(loaded: _Loaded, beat: Beat) -> bytes:
@@ -189,8 +189,7 @@ class TrainerEngine:
             _load_momentum(loaded, info)
         if request.verifies:
             loaded.roots = MomentumLog(replica.plan, replica.memory.coefficients, is_fresh=not loaded.train_count)
-        if request.verifies and kind is OptimizerKind.DISTRO:
-            loaded.copies = WeightCopies(list(replica.parameters.values()))
+            loaded.copies = make_copies(replica.settings, replica.parameters)
         loaded.scores.note(compute_state_digest(ZERO32 if info is None else info.chain, root))
         self._loaded, self._decoder = loaded, replica.decoder
         return self._describe(loaded, info, root)
@@ -254,7 +253,7 @@ class TrainerEngine:
             return self._reply(loaded, started, refused="no label of its samples counts")
         if loaded.optimizer.kind is OptimizerKind.LOCAL_STEPS:
             loaded.replica.begin_round(request.own)
-            loaded.round = make_round(request, tokens, loaded.optimizer)
+            loaded.round = make_round(request, tokens, loaded.replica, is_shown=loaded.copies is not None)
             return self._go_on(loaded, loaded.round, beat, has_time)
         log = WorkLog(request.work, loaded.replica) if request.work and loaded.roots else None
         table = b""
@@ -288,7 +287,7 @@ class TrainerEngine:
         if self._loaded is None or self._loaded.round is None:
             raise TrainerError("merge: no round waits for it; train first")
         loaded, round_ = self._loaded, self._loaded.round
-        round_.merge_step = 0
+        round_.pass_merge()
         try:
             loaded.replica.merge(request.held)
         except PsycheError as error:
@@ -317,7 +316,7 @@ class TrainerEngine:
             payload, refused = self._finish(loaded, round_.request)
         if payload:
             outcome["statistics"] = describe_sums(loaded.replica.sums)
-            outcome["work"] = None if loaded.roots is None else loaded.roots.describe(b"")
+            outcome["work"] = None if loaded.roots is None else loaded.roots.describe(round_.encode())
         self._end_round(loaded)
         return self._reply(
             loaded, round_.started, round_.summarize(), payload=payload, refused=refused, **outcome
@@ -326,6 +325,7 @@ class TrainerEngine:
     def _step(self, loaded: _Loaded, round_: LocalRound, beat: Beat, has_time: HasTime) -> str:
         """Take inner steps; return why the round is refused, or nothing."""
         request = round_.request
+        round_.calibrate(loaded.blueprint.vocab_size, beat)
         for number, rows in round_.take_batches(has_time):
             try:
                 gradients = self._compute(loaded, request, rows, round_.watch(beat, has_time))
@@ -335,8 +335,8 @@ class TrainerEngine:
                 raise
             if not gradients.finite:
                 return f"non-finite gradient at step {request.step}, inner step {number} (loss {gradients.loss})"
-            round_.note(gradients)
             loaded.replica.step(number, gradients.tensors, (request.lr, request.next_lr))
+            round_.note(gradients)
         return ""
 
     def _finish(self, loaded: _Loaded, request: TrainRequest) -> tuple[bytes, str]:
@@ -451,7 +451,9 @@ class TrainerEngine:
         return OpenReply(opening=roots.open(request))
 
     def audit(self, request: AuditRequest, beat: Beat = lambda: None) -> AuditReply:
-        """Compute pieces of others (V8); nothing of this trainer changes."""
+        """Compute pieces of others (V8); nothing of this trainer changes, and no round that waits is given up."""
+        if self._loaded is not None and self._loaded.round is not None:
+            return AuditReply(targets=(), seconds=0.0, cancelled=True)
         loaded = self._get_loaded()
         if loaded.copies is None:
             raise TrainerError("audit: this trainer keeps no copies of weights; load it for a run that verifies")

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from psyche.core.state.state import Optimizer
 from psyche.modeling.local.inner import split_samples
 from psyche.modeling.trainer.batch import Cancelled, Gradients, count_predicted
+from psyche.modeling.trainer.replica import Replica
+from psyche.modeling.verification.work import MoveLog
 from psyche.wire.trainer import TrainRequest
 
 HasTime = Callable[[float], bool]  # whether so many seconds more fit before the deadline (LS9)
@@ -27,6 +28,7 @@ class LocalRound:
     loss: float = 0.0
     norm: float = 0.0
     predicted: int = 0
+    log: MoveLog | None = None  # of what it shows, where the run verifies
     is_cut: bool = False  # it ends with what is done (LS9)
 
     @property
@@ -55,8 +57,26 @@ class LocalRound:
 
         return check
 
+    def pass_merge(self) -> None:
+        """What others sent is merged: what comes from here on, nobody else can compute again."""
+        self.merge_step = 0
+        if self.log is not None:
+            self.log.is_closed = True
+
+    def calibrate(self, vocab_size: int, beat: Callable[[], None]) -> None:
+        """Begin the table before the first inner step, if there is one."""
+        if self.log is not None and not self.done:
+            self.log.begin()
+            self.log.calibrate(self.request, vocab_size, beat)
+
+    def encode(self) -> bytes:
+        """The table of what it shows; empty if that is nothing."""
+        return b"" if self.log is None else self.log.encode()
+
     def note(self, gradients: Gradients) -> None:
-        """Add up the figures of one inner step."""
+        """Add up the figures of one inner step that is done."""
+        if self.log is not None:
+            self.log.note(gradients.loss * gradients.predicted)
         self.done += 1
         self.loss += gradients.loss * gradients.predicted
         self.norm = max(self.norm, gradients.norm)
@@ -67,10 +87,17 @@ class LocalRound:
         return Gradients({}, self.loss / max(1, self.predicted), self.norm, self.predicted)
 
 
-def make_round(request: TrainRequest, tokens: torch.Tensor, optimizer: Optimizer) -> LocalRound:
+def split_round(tokens: torch.Tensor, inner_steps: int) -> list[tuple[int, torch.Tensor]]:
     """Cut a batch into inner ones (LS1); those in which no label counts are left out."""
-    left = [(number, tokens[rows]) for number, rows in split_samples(len(tokens), optimizer.inner_steps)]
-    left = [(number, rows) for number, rows in left if count_predicted(rows)]
+    cut = [(number, tokens[rows]) for number, rows in split_samples(len(tokens), inner_steps)]
+    return [(number, rows) for number, rows in cut if count_predicted(rows)]
+
+
+def make_round(request: TrainRequest, tokens: torch.Tensor, replica: Replica, *, is_shown: bool) -> LocalRound:
+    """A round that `replica` has begun; `is_shown`: with a table, if one is asked for."""
+    optimizer = replica.settings
+    left = split_round(tokens, optimizer.inner_steps)
     # at an epoch's start nothing is in flight
     merge_step = optimizer.merge_step if request.in_flight and request.height else 0
-    return LocalRound(request, left, merge_step, time.perf_counter())
+    log = MoveLog(request.work, replica) if is_shown and request.work is not None else None
+    return LocalRound(request, left, merge_step, time.perf_counter(), log=log)

@@ -16,10 +16,12 @@ from psyche.errors import PsycheError, TrainerError
 from psyche.modeling.device import is_out_of_memory, release_memory
 from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.trainer.batch import Cancelled, clip_gradients, compute_gradients, count_predicted, decode_tokens
+from psyche.modeling.trainer.local_round import split_round
 from psyche.modeling.trainer.replica import STAY, Ahead, Replica
 from psyche.modeling.verification.copies import WeightCopies
 from psyche.modeling.verification.links import check_link, compute_sign_share
 from psyche.modeling.verification.sketch import Sketch
+from psyche.modeling.verification.work import clone, subtract
 from psyche.wire.trainer import (
     ApplyRequest,
     AuditedPiece,
@@ -27,6 +29,7 @@ from psyche.wire.trainer import (
     AuditReply,
     AuditRequest,
     AuditTarget,
+    LocalTarget,
     get_applied_heights,
 )
 
@@ -89,6 +92,9 @@ class Auditor:
         rows = decode_tokens(
             target.tokens, target.samples, target.sequence_length, self.vocab_size, has_labels=target.has_labels
         )
+        if target.local is not None:
+            self._replay(target, target.local, rows, found, beat)
+            return
         count, predicted = compute_pieces(target.samples, target.piece_samples), count_predicted(rows)
         if not predicted or any(piece >= count for piece in target.pieces):
             raise TrainerError(f"audit: no such piece of {count}, or no token of the batch counts")
@@ -102,6 +108,27 @@ class Auditor:
                 )  # fmt: skip
         if target.payload:
             self._compare(target, found)
+
+    def _replay(self, target: AuditTarget, how: LocalTarget, rows: Tensor, found: "_Pieces", beat: Beat) -> None:
+        """Take a member's inner steps again, from the round's start up to the last one that is asked for."""
+        replica = self.replica
+        batches = split_round(rows, replica.settings.inner_steps)
+        if not target.pieces or max(target.pieces) >= len(batches) or min(target.pieces) < 0:
+            raise TrainerError(f"audit: no such inner step of {len(batches)}")
+        with replica.local.replay(replica.decode(how.own), how.done):
+            for piece, (number, batch) in enumerate(batches[: max(target.pieces) + 1]):
+                before = clone(replica.parameters) if piece in target.pieces else {}
+                done = compute_gradients(
+                    replica.model, replica.parameters, batch, micro_batch_size=self.micro_batch_size,
+                    device=replica.device, clip=replica.settings.clip_grad_norm, check=beat,
+                    numeric_class=NumericClass(target.numeric_class),
+                )  # fmt: skip
+                if not done.finite:
+                    raise TrainerError(f"audit: the gradient of inner step {number} is not finite")
+                replica.step(number, done.tensors, how.rates)
+                if before:
+                    found.begin(piece)
+                    found.add(done.loss * done.predicted, subtract(before, replica.parameters))
 
     def _compare(self, target: AuditTarget, found: "_Pieces") -> None:
         """Hold the payload against the sum of the pieces."""

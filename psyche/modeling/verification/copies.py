@@ -1,11 +1,13 @@
 """Copies of the weights as rounds began, from which those of the last four rounds are made again (V8)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from psyche.core.state.enums import ANEW
+from psyche.core.state.state import Optimizer, OptimizerKind
 from psyche.wire.trainer import COPIED_EVERY
 
 
@@ -40,6 +42,12 @@ class WeightCopies:
             yield
         finally:
             _copy(own, self._weights)
+
+
+def make_copies(optimizer: Optimizer, weights: Mapping[str, Tensor]) -> WeightCopies | None:
+    """None where nobody can compute a round again: an inner state that goes on is its owner's alone."""
+    is_replayed = optimizer.kind is OptimizerKind.DISTRO or optimizer.inner_optimizer in ANEW
+    return WeightCopies(list(weights.values())) if is_replayed else None
 
 
 def _allocate(weights: Sequence[Tensor]) -> list[Tensor]:

@@ -20,6 +20,16 @@ class WorkLog:
         self._sketch = Sketch(request.seed, replica.device)
         self._rows: list[WorkRow] = []
 
+    def calibrate(self, request: TrainRequest, vocab_size: int, check: Callable[[], None]) -> None:
+        """Add the row that calibrates, in an epoch's first round."""
+        if self._calibration:
+            length, has_labels = request.sequence_length, request.has_labels
+            rows = decode_tokens(self._calibration, 1, length, vocab_size, has_labels=has_labels)
+            compute_gradients(
+                self._replica.model, self._replica.parameters, rows, micro_batch_size=1, device=self._replica.device,
+                clip=None, check=check, pieces=self, predicted=max(1, count_predicted(rows)),
+            )  # fmt: skip
+
     def begin(self) -> None:
         """Begin the batch anew, after one that ran out of memory."""
         self._rows = []
@@ -34,11 +44,33 @@ class WorkLog:
         Raises:
             WireError: a number is not finite, or too large.
         """
-        if self._calibration:
-            length, has_labels = request.sequence_length, request.has_labels
-            rows = decode_tokens(self._calibration, 1, length, vocab_size, has_labels=has_labels)
-            compute_gradients(
-                self._replica.model, self._replica.parameters, rows, micro_batch_size=1, device=self._replica.device,
-                clip=None, check=check, pieces=self, predicted=max(1, count_predicted(rows)),
-            )  # fmt: skip
+        self.calibrate(request, vocab_size, check)
         return encode_table(self._rows)
+
+
+class MoveLog(WorkLog):
+    """The rows of a round of local steps: what they have moved so far, up to the merge of what others sent (LS5)."""
+
+    def __init__(self, request: WorkRequest, replica: Replica) -> None:
+        super().__init__(request, replica)
+        self.piece_samples = 0  # the calibration is one piece
+        self.is_closed = False
+        self._start = clone(replica.parameters)
+
+    def note(self, loss: float) -> None:
+        """One more inner step is done."""
+        if not self.is_closed:
+            self.add(loss, subtract(self._start, self._replica.parameters))
+
+    def encode(self) -> bytes:
+        """The table, at whose end the calibration is; it was computed first, at the round's weights."""
+        first = len(self._rows) and bool(self._calibration)
+        return encode_table([*self._rows[first:], *self._rows[:first]])
+
+
+def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: one.detach().clone() for name, one in tensors.items()}
+
+
+def subtract(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: one - end[name].detach() for name, one in start.items()}

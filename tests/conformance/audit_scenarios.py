@@ -161,3 +161,15 @@ def table_full(stage: Stage) -> None:
     assert is_refused(run, jury[0], 3)
     run.run_round()
     run.run_round()
+
+
+@scenario("V12: what decides nothing is kept as a doubt where four are accused, and not where five are")
+def table_busy(stage: Stage) -> None:
+    run = build_verified(stage, 20, 5, witness_nodes=3, verification_percent=40)
+    for accused in (5, 4):
+        verifiers = go_to_verifiers(run, accused)
+        targets = [m for m in run.get_members() if m not in verifiers]
+        for verifier, target in zip(verifiers[:accused], targets, strict=False):
+            run.report(verifier, target, GRADIENT)
+        for _ in range(5):
+            run.run_round()

@@ -81,7 +81,7 @@ command(app, "train", *train.EXAMPLES, shared=train.SETTINGS | train.RATES | CAC
 command(app, "eval", *evals.EXAMPLES, shared=CACHED_SOURCES)(evals.evaluate)
 command(app, "simulate", *simulate.EXAMPLES, shared=trace.FIGURES)(simulate.simulate)
 command(app, "watch", *watch.EXAMPLES, shared=watch.DISPLAY | TRACKERS | OWNING)(watch.watch)
-command(app, "verify", "psyche verify one.evidence --weights ada/resume/epoch-00001 --replay ada/replay")(distro.verify)
+command(app, "verify", "psyche verify 1.evidence --weights ada/resume/epoch-*1-* --replay ada/replay")(distro.verify)
 command(app, "trace", *trace.TRACE_EXAMPLES, shared=trace.SHOWN | trace.FIGURES)(trace.trace)
 command(app, "replay", *trace.REPLAY_EXAMPLES, shared=trace.SHOWN)(trace.replay)
 app.add_typer(data.group, name="data")

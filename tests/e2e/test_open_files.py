@@ -39,6 +39,7 @@ async def test_connections_that_only_stand_take_no_file_from_the_journal(make_ru
         assert "Too many open files" not in log
 
 
+@pytest.mark.whole
 async def test_a_server_that_could_serve_nobody_says_what_it_lacks(make_run: MakeRun, tmp_path: Path) -> None:
     async with open_cluster(tmp_path / "cluster", make_run()) as cluster:
         limit_files(cluster, 40)

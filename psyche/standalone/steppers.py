@@ -15,7 +15,7 @@ from psyche.errors import TrainerError
 from psyche.modeling.device import find_host
 from psyche.modeling.distro.codec import ChunkSets, decode_payload
 from psyche.modeling.distro.optimizer import Distro
-from psyche.modeling.local.exchange import Part
+from psyche.modeling.local.exchange import Part, check_finite
 from psyche.modeling.local.inner import split_samples
 from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.model import get_shapes
@@ -199,8 +199,10 @@ class LocalStepper(_PeersStepper[Part]):
         for place, share in enumerate(torch.tensor_split(tokens, len(self._peers))):
             report = self._train(place, share, number, rates)
             peer = self._peers[place]
+            deltas = peer.end()
+            check_finite(deltas)
             payload = peer.exchange.compress(
-                peer.end(), self._get_decided(number), in_flight=self._settings.overlap, height=number
+                deltas, self._get_decided(number), in_flight=self._settings.overlap, height=number
             )
             parts.append(Part(decode_payload(self._plan, payload), min(len(share), self._settings.inner_steps)))
             loss += report.loss * len(share) / len(tokens)

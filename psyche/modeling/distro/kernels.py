@@ -26,6 +26,7 @@ from psyche.modeling.distro.loops.vectors import (
     count_zeros,
     move_lanes,
     prefetch,
+    prefetch_bytes,
     read_int8,
     read_int32,
     transform_columns,
@@ -71,6 +72,16 @@ def prefetch_chunk(numbers: Floats, corner: Corner, chunk: int, height: int, wid
     for line in range(height):
         for place in range(at + line * stride, at + line * stride + width, LANES):
             prefetch(numbers, place)
+
+
+@compile_loops
+def prefetch_votes(votes: NDArray[np.int64], topk: int, chunk: int) -> None:
+    """Bring the sets of a chunk from memory: they are in too many places for the processor to see what comes next."""
+    for voter in range(len(votes)):
+        for at in range(chunk * topk * 4, (chunk + 1) * topk * 4, 64):
+            prefetch_bytes(votes[voter, 0], at)
+        for at in range(chunk * topk, (chunk + 1) * topk, 64):
+            prefetch_bytes(votes[voter, 1], at)
 
 
 @compile_loops
@@ -169,6 +180,7 @@ def apply_chunks(
     lines, columns = np.zeros((width, height), np.int32), np.zeros((width, height), np.float32)
     waves, bounds = np.empty(height * width, np.float32), np.empty(height, np.float32)
     for chunk in range(start, stop):
+        prefetch_votes(votes, topk, chunk + 1)
         prefetch_chunk(weights, corner, chunk + 1, height, width)
         if not add_lines(votes, topk, chunk, codes, averages, bases[0], lines, used):
             continue

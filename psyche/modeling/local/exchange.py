@@ -80,6 +80,19 @@ def quantize(values: NDArray[np.float32], bits: int) -> tuple[NDArray[np.int8], 
     return levels, exponents.astype(np.int8)
 
 
+@torch.no_grad()
+def find_infinite(deltas: Mapping[str, torch.Tensor]) -> list[str]:
+    """The tensors with a number that is not finite."""
+    # A sum is finite only of finite numbers; in rare cases theirs is not, so they are looked at one by one.
+    return [n for n, delta in deltas.items() if not math.isfinite(delta.sum()) and not delta.isfinite().all()]
+
+
+def check_finite(deltas: Mapping[str, torch.Tensor]) -> None:
+    """Raise a TrainerError if inner steps have changed a tensor by what is not finite."""
+    if infinite := find_infinite(deltas):
+        raise TrainerError(f"inner steps: the change of tensor {infinite[0]!r} is not finite")
+
+
 class Sent(NamedTuple):
     """What a member sends of a group; `values` float32 [chunks, k] are rounded, so that they have the levels."""
 
@@ -177,14 +190,10 @@ class Exchange:
     ) -> bytes:
         """Add what the inner steps of a round moved, and make a payload of the largest of each chunk.
 
-        `deltas` are start minus end, float32; `decided` and `in_flight` are as in `Momentum.settle`. A delta that is
-        missing, of a wrong shape or not finite changes nothing.
+        `deltas` are start minus end, float32, and finite (`find_infinite`); `decided` and `in_flight` are as in
+        `Momentum.settle`. A delta that is missing or of a wrong shape changes nothing.
         """
         strips = view_all_strips(self._plan, {name: delta.contiguous() for name, delta in deltas.items()})
-        for tensor, delta in zip(self._plan.tensors, strips, strict=True):
-            # A sum is finite only of finite numbers; in rare cases theirs is not, so they are looked at one by one.
-            if not math.isfinite(delta.sum()) and not delta.isfinite().all():
-                raise TrainerError(f"inner steps: the change of tensor {tensor.name!r} is not finite")
         self.memory.settle(decided, height, in_flight=in_flight)
         made = [self._compress_group(place, strips) for place in range(len(self._plan.groups))]
         self.memory.record_sent(height, [(sent.indices, sent.values) for sent in made])

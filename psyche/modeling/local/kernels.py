@@ -22,6 +22,7 @@ from psyche.modeling.distro.kernels import (
     get_addresses,
     get_corner,
     prefetch_chunk,
+    prefetch_votes,
 )
 from psyche.modeling.distro.loops.selection import select
 from psyche.modeling.distro.loops.vectors import LANES, WORD, read_int8, read_int32, subtract_sums
@@ -83,6 +84,7 @@ def _apply(
     area, whole = height * width, width // LANES * LANES
     sums = np.zeros(area + 1, np.float64)  # the last place is for padding
     for chunk in range(start, stop):
+        prefetch_votes(votes, topk, chunk + 1)
         prefetch_chunk(weights, corner, chunk + 1, height, width)
         for member in range(len(votes)):
             scale = math.ldexp(float(steps[member]), exponents[member, chunk] + UNIT_BITS)

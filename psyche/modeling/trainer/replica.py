@@ -18,7 +18,7 @@ from psyche.modeling.distro.codec import ChunkSets
 from psyche.modeling.distro.momentum import Momentum
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.distro.statistics import Sums
-from psyche.modeling.local.exchange import Part
+from psyche.modeling.local.exchange import Part, check_finite
 from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.model import get_parameters, get_shapes, get_tensors
 from psyche.modeling.trainer.batch import Gradients, PieceLog, Share, compute_gradients
@@ -136,7 +136,9 @@ class Replica:
         self, decided: Sequence[SentResult], in_flight: bool, height: int, is_measured: bool = False
     ) -> bytes:
         """The payload of what the round moved; refused, as if there had been no round, if that is not finite."""
-        return self._send(self.local.end(), decided, in_flight, height, is_measured)
+        deltas = self.local.end()
+        check_finite(deltas)
+        return self._send(deltas, decided, in_flight, height, is_measured)
 
     def _send(
         self, deltas: Mapping[str, torch.Tensor], decided: Sequence[SentResult], in_flight: bool, height: int,

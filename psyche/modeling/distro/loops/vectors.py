@@ -152,7 +152,16 @@ def subtract_sums(builder: Builder, weights: Pointer, at: Value, sums: Pointer, 
 @_operation(types.void, _ANY, types.intp)
 def prefetch(builder: Builder, numbers: Pointer, at: Value) -> None:
     """Let the processor bring 16 numbers from memory while it does something else; `at` may lie behind the end."""
-    pointer: Value = builder.bitcast(builder.gep(numbers, [at]), ir.IntType(8).as_pointer())
+    _prefetch(builder, builder.bitcast(builder.gep(numbers, [at]), ir.IntType(8).as_pointer()))
+
+
+@_operation(types.void, types.int64, types.int64)
+def prefetch_bytes(builder: Builder, address: Value, at: Value) -> None:
+    """The same of 64 bytes, of an array of which only the address is known."""
+    _prefetch(builder, builder.inttoptr(builder.add(address, at), ir.IntType(8).as_pointer()))
+
+
+def _prefetch(builder: Builder, pointer: Value) -> None:
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     builder.call(function, [pointer, _INT(0), _INT(3), _INT(1)])  # to read, into the nearest cache, data

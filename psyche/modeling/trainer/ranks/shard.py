@@ -24,7 +24,7 @@ from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.layout import Held, compute_layout
 from psyche.modeling.distro.momentum import find_group
 from psyche.modeling.distro.statistics import add_sums
-from psyche.modeling.local.exchange import Part
+from psyche.modeling.local.exchange import Part, find_infinite
 from psyche.modeling.local.inner import is_muons
 from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.trainer.batch import Cancelled, Gradients, PieceLog, Share
@@ -212,8 +212,9 @@ class Shard(Replica):
         self._group.send("end_round", decided, in_flight, height, is_measured)
         deltas = self.local.end()
         self._publish()
-        infinite = [name for name, delta in deltas.items() if not bool(delta.isfinite().all())]
-        if self._group.add(len(infinite)):  # so that no rank's error memory takes up what another's refuses
+        if self._group.add(
+            len(find_infinite(deltas))
+        ):  # so that no rank's error memory takes up what another's refuses
             raise TrainerError("inner steps: the change of a tensor is not finite")
         return self._merge(self._send(deltas, decided, in_flight, height, is_measured))
 

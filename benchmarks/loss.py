@@ -71,6 +71,7 @@ def make_small_runs(args: argparse.Namespace) -> dict[str, TrainSettings]:
         "AdamW, lr 6e-3": replace(distro, optimizer=OptimizerName.ADAMW, peers=1, weight_decay=0.1, schedule=rates),
         "DisTrO, lr 2e-3": distro,
         "DisTrO with overlap, lr 1e-3": replace(distro, overlap=True, schedule=replace(rates, lr=1e-3)),
+        "the same, own look-ahead": replace(distro, schedule=replace(rates, lr=1e-3), **OWN),
         "local steps, lr 6e-3": local,
         "local steps with overlap, merge 2": replace(local, overlap=True, merge_step=2),
     }

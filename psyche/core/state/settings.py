@@ -180,8 +180,8 @@ class Optimizer:
         "bool", "true: only signs are sent; false: full values of 32 bits", default=False, example=True
     )
     lookahead: Lookahead = key(
-        "enum", ("what the look-ahead step of overlap follows: Momentum is better early on, Own is what verifiers can "
-        "take too"), default=Lookahead.MOMENTUM, example="Own",
+        "enum", ("what the look-ahead step of overlap follows: Own is what verifiers can take too, and costs 0.2 % of "
+        "loss in a short run against Momentum"), default=Lookahead.MOMENTUM, example="Own",
     )  # fmt: skip
     betas: tuple[float, float] = key(
         "f32 pair", "decay of the first and of the second moment", default=(0.0, 0.0), allowed="two, each 0 to below 1",

@@ -10,8 +10,8 @@ from typing import Final
 from psyche.client.engine.actions import Link
 from psyche.client.engine.announcements import compute_step_lr
 from psyche.client.engine.auditing.desk import Answer, read_answer
-from psyche.client.engine.auditing.questions import build_link
-from psyche.client.engine.auditing.works import count_pieces, is_calibrated
+from psyche.client.engine.auditing.questions import build_link, build_local
+from psyche.client.engine.auditing.works import count_pieces, find_pieces, has_local_steps, is_calibrated
 from psyche.client.runtime.weights.replay import Stored, make_apply_request
 from psyche.core.committee.assignment import compute_assignments
 from psyche.core.committee.elections import get_verifiers
@@ -137,20 +137,20 @@ def _follow_reports(evidence: Evidence, state: Coordinator, accused: ResultHeade
     header, row = accused, evidence.piece
     for before, result in zip(evidence.results, evidence.results[1:], strict=False):
         rows = decode_report(before.report)
-        _check_piece(row, len(rows))
+        _check_piece(row, range(len(rows)))
         audit, sooner = rows[row], header.height - 1
         header = _check_signed(result, state)
         is_report = header.result_kind is ResultKind.AUDIT
         if (header.height, header.member, is_report) != (sooner, audit.target, audit.is_report):
             raise WireError(f"evidence: results: row {row} of the report is not about the result that follows")
         row = audit.piece
-    _check_piece(row, count_pieces(header))
+    _check_piece(row, find_pieces(header, state))
     return header, row
 
 
-def _check_piece(piece: int, pieces: int) -> None:
-    if piece >= pieces:
-        raise WireError(f"evidence: piece {piece}: the member has {pieces}")
+def _check_piece(piece: int, pieces: range) -> None:
+    if piece not in pieces:
+        raise WireError(f"evidence: piece {piece}: the member has {len(pieces)} from {pieces.start} on")
 
 
 def _read_last(evidence: Evidence, trained: ResultHeader) -> ResultHeader | None:
@@ -188,6 +188,8 @@ async def judge(
         WireError: what was opened is not of this member.
     """
     tolerance = case.tolerance if tolerance is None else tolerance
+    if case.evidence.reason >= AuditReason.SIGNS and has_local_steps(case.state):
+        return Judgement(None, "nobody looks at whole rounds of local steps: only inner steps are computed again")
     match case.evidence.reason:
         case AuditReason.WITHHELD | AuditReason.PATHS:
             return Judgement(None, "what a member opens, or does not, is not signed: only its jury has seen it")
@@ -209,7 +211,8 @@ def _judge_momentum(case: Case) -> Judgement:
 
 
 def _judge_piece(case: Case, answer: Answer, tolerance: float) -> Judgement:
-    table = decode_table(case.evidence.table, count_pieces(case.accused), is_calibrated=is_calibrated(case.accused))
+    pieces = count_pieces(case.accused, case.state)
+    table = decode_table(case.evidence.table, pieces, is_calibrated=is_calibrated(case.accused))
     distance = compute_distance(compute_difference(table, case.evidence.piece), answer.values)
     accuser = compute_distance(case.evidence.values, answer.values)
     found = f"the values differ by {distance:.2g}, those of its accuser by {accuser:.2g}"
@@ -278,15 +281,17 @@ def _make_target(case: Case, plan: bytes, applied: Collection[bytes]) -> AuditTa
     samples = trained.batch_end - trained.batch_start + 1
     is_whole = bool(evidence.payload)
     pieces = tuple(range(compute_pieces(samples, trained.piece_samples))) if is_whole else (case.piece,)
-    looks_ahead = state.config.overlap and case.last is not None and case.last.result_kind is ResultKind.TRAINED
-    if looks_ahead and not case.last_body:
+    has_last = state.config.overlap and case.last is not None and case.last.result_kind is ResultKind.TRAINED
+    local = build_local(state, trained, case.last if has_last else None)
+    looks_ahead = has_last and local is None
+    if has_last and not case.last_body:
         raise WireError("evidence: last result: its payload is missing")
     return AuditTarget(
         tokens=evidence.tokens, samples=samples, sequence_length=state.model.max_seq_len,
         piece_samples=trained.piece_samples, pieces=pieces, numeric_class=trained.numeric_class,
         lookahead_lr=compute_step_lr(state, trained.step - 1) if looks_ahead else 0.0,
-        last_body=case.last_body if looks_ahead else b"", has_labels=state.model.data_type is DataType.FINETUNING,
-        payload=evidence.payload, link=_make_link(case, plan, applied) if evidence.opening else None,
+        last_body=case.last_body if has_last else b"", has_labels=state.model.data_type is DataType.FINETUNING,
+        local=local, payload=evidence.payload, link=_make_link(case, plan, applied) if evidence.opening else None,
     )  # fmt: skip
 
 

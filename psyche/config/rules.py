@@ -100,10 +100,6 @@ def find_warnings(config: Config, model: Model, *, has_manifest: bool = False) -
             "model.LLM.data_location 'Preprocessed': if this is a data set of the Hub, members that start later may "
             "read other rows; put @ and the commit behind its name"
         )
-    if config.verification_percent and model.optimizer.kind is OptimizerKind.LOCAL_STEPS:
-        found.append(
-            "config.verification_percent: verifiers do not train, and verify nothing of local steps yet; set it to 0"
-        )
     if config.entropy_delay:
         found.append(ENTROPY_ON_SERVER)
     if 0 < config.global_batch_size_start < config.init_min_clients:

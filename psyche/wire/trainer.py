@@ -294,13 +294,16 @@ class LinkRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LocalTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """How a member took its local steps: the rates of the round and of the next one, and what it had in flight.
+    """How a member took its local steps: the rates of the round and of the next one (LS1).
 
-    `done` are the inner steps that it had done before, since it joined (LS8).
+    It began from the target's `last_body`, if there is one, which is of `in_flight` inner steps (LS5). From inner step
+    `merge_step` on, if that is not 0, it had merged what others sent. `done` are the inner steps that it had done
+    before, since it joined (LS8).
     """
 
     rates: tuple[float, float]
-    own: tuple[Contribution, ...] = ()
+    in_flight: int = 0
+    merge_step: int = 0
     done: int = 0
 
 
@@ -308,8 +311,9 @@ class AuditTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Pieces of one member's batch, to be computed as it should have.
 
     `tokens` are the whole batch, which its `data_hash` covers. `last_body` is the payload that its look-ahead follows,
-    empty for none. With `payload`, its own of this round, the reply says how many signs agree with the pieces asked
-    for. A `link` needs all pieces and the payload. With `local` its pieces are the inner steps of the round.
+    or that its local steps begin from, empty for none. With `payload`, its own of this round, the reply says how many
+    signs agree with the pieces asked for. A `link` needs all pieces and the payload. With `local` its pieces are the
+    inner steps of the round.
     """
 
     tokens: bytes

@@ -260,16 +260,12 @@ def test_v4_verification_with_overlap_asks_for_a_look_ahead_that_verifiers_can_t
     assert ['lookahead = "Own"' in text for text in find_unsupported(run.model, run.config)] == [True] * is_refused
 
 
-def test_v14_a_run_convicts_only_where_weights_are_equal_and_verifies_no_local_steps_yet() -> None:
+def test_v14_a_run_convicts_only_where_weights_are_equal() -> None:
     run = load_run(CONFIG / "demo")
     run.config.convict = True
     assert find_unsupported(run.model, run.config) == []
     run.model.optimizer.quantize_1bit = False
     assert ["convict cannot be true" in text for text in find_unsupported(run.model, run.config)] == [True]
-    local = load_local(inner_optimizer=InnerOptimizer.ADAMW_ANEW)
-    assert not any("verify nothing" in text for text in find_warnings(local.config, local.model))
-    local.config.verification_percent = 5
-    assert any("verify nothing of local steps" in text for text in find_warnings(local.config, local.model))
 
 
 def test_all_shipped_configurations_can_run() -> None:

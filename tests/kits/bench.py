@@ -25,7 +25,7 @@ from kits.results import (
     sign,
 )
 from kits.runs import Run, StateMachine, get_equal_keys
-from kits.verification.work import HONEST, accumulate, answer_audit, build_table, build_work, sketch
+from kits.verification.work import HONEST, accumulate, answer_audit, build_table, build_work, get_first_sample, sketch
 from psyche.client.engine import actions as act
 from psyche.client.engine.auditing.works import is_verified
 from psyche.client.engine.records import KnownResult, RoundRecord
@@ -231,7 +231,9 @@ class Bench(StateMachine):
         known: dict[str, Any] = {"plan_hash": facts.plan_hash, "config_hash": facts.config_hash}
         if table := self.build_table(member, named):
             start, end = compute_assignments(self.get_round(named), self.state.config)[member]
-            known |= {"work_root": blob_id_of(table), "piece_samples": choose_piece_samples(end - start + 1)}
+            known |= {"work_root": blob_id_of(table)}
+            if not self.state.model.optimizer.inner_steps:
+                known |= {"piece_samples": choose_piece_samples(end - start + 1)}
         known |= {"base_digest": self.engine.weights.digests.get(named, ZERO32)}
         if self.shows_momenta:
             last = self.get_known(member, named - 1) if named else []
@@ -273,8 +275,9 @@ class Bench(StateMachine):
         for task in [task for task in record.tasks[member] if not task.is_report][:most]:
             known = before.get_single(task.target)
             if known is not None and known.work is not None:
-                piece = task.get_piece(len(known.work.table) - (known.work.calibration is not None))
-                sample = known.header.batch_start + known.header.piece_samples * piece
+                piece = task.get_piece(range(len(known.work.table) - (known.work.calibration is not None)))
+                assert piece is not None, "a table has rows"
+                sample = get_first_sample(known.header.batch_start, known.header.piece_samples, piece)
                 own = sketch(before.seed, before.height, sample, scale)
                 rows.append(AuditRow(task.target, piece, False, distance, own))
                 values.append(sketch(record.seed, before.height, sample, scale))

@@ -9,10 +9,9 @@ from typing import Any
 from psyche.client.engine.actions import Announce, FetchPayload, PayloadArrived, PayloadFailed, ReconnectSoon, Submit
 from psyche.client.engine.auditing.works import (
     Work,
-    count_pieces,
+    find_pieces,
     find_slip,
     get_table_bytes,
-    is_verified,
     read_work,
 )
 from psyche.client.engine.context import EngineContext
@@ -206,7 +205,7 @@ class Announcements:
         for name, is_value, should in wanted:
             if is_value != should:
                 return f"header field {name} is not what this round asks for"
-        if slip := find_slip(header, len(record.tasks.get(message.member, ())), is_shown=is_verified(state)):
+        if slip := find_slip(header, len(record.tasks.get(message.member, ())), state):
             return f"header field {slip}"
         if not is_report and not 0 < header.body_len <= facts.max_body_bytes:
             return f"header field body_len {header.body_len} is not in 1..{facts.max_body_bytes}"
@@ -319,7 +318,7 @@ class Announcements:
                 deadline=now + x.round_limit_s,
                 is_report=result.header.result_kind is ResultKind.AUDIT,
                 table=result.header.work_root,
-                table_bytes=get_table_bytes(result.header),
+                table_bytes=get_table_bytes(result.header, x.state),
             )
         )
 
@@ -365,7 +364,12 @@ class Announcements:
         """Read a table or report; raises WireError."""
         audited = self._x.book.get(record.height - 1)
         tasks = record.tasks.get(member, [])
-        return read_work(result.header, table, report, tasks, partial(_find_pieces, audited))
+        return read_work(result.header, self._x.state, table, report, tasks, partial(self._find_pieces, audited))
+
+    def _find_pieces(self, audited: RoundRecord | None, task: AuditTask) -> range | None:
+        """The pieces or rows of a task's target; None if this client knows no single result of it."""
+        known = None if audited is None else audited.find_audited(task)
+        return None if known is None else find_pieces(known.header, self._x.state)
 
     def _iter_failed(self) -> Iterator[tuple[RoundRecord, int, KnownResult]]:
         for (height, member, commitment), result in list(self._failed.items()):
@@ -391,9 +395,3 @@ class Announcements:
     def _refuse(self, what: Refusable, reason: str, *, member: int | None = None, height: int | None = None) -> None:
         self.refused += 1
         self._x.log(types.Refused(what=what, reason=reason, member=member, height=height))
-
-
-def _find_pieces(audited: RoundRecord | None, task: AuditTask) -> int | None:
-    """How many pieces or rows a task's target has; None if this client knows no single result of it."""
-    known = None if audited is None else audited.find_audited(task)
-    return None if known is None else count_pieces(known.header)

@@ -98,6 +98,8 @@ class Training:
         before = x.book.get(record.height - 1)
         if before is None or x.member is None or not is_verified(x.state) or not x.state.config.opened_chunks:
             return
+        if self._is_local:
+            return  # nobody looks at whole rounds of them
         if not is_opened(record.seed, record.audits, x.member):
             return
         if self.prev_commitment in before.results.get(x.member, {}):
@@ -161,12 +163,11 @@ class Training:
 
     def _find_own_in_flight(self, record: RoundRecord) -> list[Held]:
         """The own result in flight, for trainers that begin from it: of local steps (LS5), or to look ahead (V4)."""
-        own = [one for one in self._find_in_flight(record) if one.member == self.context.member]
-        if self._looks_at_own:
-            before = self.context.book.get(record.height - 1)
-            named = {} if before is None else before.results.get(self.context.member or 0, {})
-            return own if self.prev_commitment in named else []
-        return own if self._is_local else []
+        before = self.context.book.get(record.height - 1)
+        named = {} if before is None else before.results.get(self.context.member or 0, {})
+        if self.prev_commitment not in named or not (self._is_local or self._looks_at_own):
+            return []
+        return [one for one in self._find_in_flight(record) if one.member == self.context.member]
 
     def _find_in_flight(self, record: RoundRecord) -> list[Held]:
         """The results of the round before this one that are here, while none of them has been applied (LS5)."""
@@ -264,7 +265,8 @@ class Training:
         work = event.reply.work
         if work is not None:
             fields |= {"momentum_before": work.momentum_before, "momentum_after": work.momentum_after}
-            fields["piece_samples"] = choose_piece_samples(end - start + 1) if work.table else 0
+            has_pieces = work.table and not self._is_local  # of local steps these are the inner steps
+            fields["piece_samples"] = choose_piece_samples(end - start + 1) if has_pieces else 0
         return fields
 
     def make_snapshot(self, record: RoundRecord) -> WriteSnapshot:

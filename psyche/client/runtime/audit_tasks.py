@@ -144,6 +144,7 @@ class AuditTasks:
             has_labels=model.data_type is DataType.FINETUNING,
             payload=payload,
             link=link,
+            local=case.local,
         )
 
     def _find_link(self, link: act.Link | None) -> LinkRequest | str | None:

@@ -20,11 +20,11 @@ class AuditTask(NamedTuple):
     verifier: int
     target: int
     is_report: bool  # a row of the target's own report as a verifier, not a piece that it trained
-    draw: int  # 64 bits; modulo the number of the target's pieces, or of its report's rows, it is the one
+    draw: int  # 64 bits; modulo the number of the target's pieces, or of its report's rows, it says which one
 
-    def get_piece(self, pieces: int) -> int:
-        """The piece or row, of this many."""
-        return self.draw % pieces
+    def get_piece(self, pieces: range) -> int | None:
+        """The piece or row, of these; None if there is none that anybody could compute again."""
+        return pieces[self.draw % len(pieces)] if pieces else None
 
 
 def looks_at_whole(seed: bytes, verifier: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from psyche.core.committee.audits import AuditTask
 from psyche.core.state.limits import MAX_CLIENTS, U16_MAX
+from psyche.core.state.settings import Optimizer
 from psyche.errors import WireError
 
 SKETCH_VALUES: Final = 64
@@ -66,6 +67,12 @@ def compute_pieces(samples: int, piece_samples: int) -> int:
         most = compute_piece_samples(samples)
         raise WireError(f"piece_samples: {piece_samples} of a batch of {samples}, must be 1 to {most} (V1)")
     return -(-samples // piece_samples)
+
+
+def count_shown_steps(optimizer: Optimizer, samples: int, done: int, *, merges: bool) -> int:
+    """The rows of a table of local steps: the inner steps before what others sent was merged, at least one (V2)."""
+    before = optimizer.merge_step if merges and optimizer.merge_step else optimizer.inner_steps
+    return max(1, min(done, before, before * samples // max(1, optimizer.inner_steps)))
 
 
 def encode_table(rows: Sequence[WorkRow]) -> bytes:
@@ -126,12 +133,12 @@ def decode_report(raw: bytes) -> tuple[AuditRow, ...]:
 
 
 def check_report(
-    rows: Iterable[AuditRow], tasks: Iterable[AuditTask], find_pieces: Callable[[AuditTask], int | None]
+    rows: Iterable[AuditRow], tasks: Iterable[AuditTask], find_pieces: Callable[[AuditTask], range | None]
 ) -> None:
     """Check that a report has audits of its verifier's list alone, each once and in the list's order (V7, V9).
 
-    An audit may be missing: the target's samples may be gone. `find_pieces` says how many pieces (or rows) a task's
-    target has; None where that is not known.
+    An audit may be missing: the target's samples may be gone. `find_pieces` says which pieces (or rows) of a task's
+    target may be audited; None where that is not known.
 
     Raises:
         WireError: a row is not the next one of the list.
@@ -142,7 +149,7 @@ def check_report(
             raise WireError(f"report: row {number} is not among the verifier's audits, or out of their order (V7)")
 
 
-def _is_of(row: AuditRow, task: AuditTask, pieces: int | None) -> bool:
+def _is_of(row: AuditRow, task: AuditTask, pieces: range | None) -> bool:
     same = (row.target, row.is_report) == (task.target, task.is_report)
     return same and (pieces is None or row.piece == task.get_piece(pieces))
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from psyche.core.encoding.plan import MAX_CHUNK_EDGE
 from psyche.core.state.enums import (
+    ANEW,
     Architecture,
     CheckpointKind,
     DataLocationKind,
@@ -215,6 +216,13 @@ class Optimizer:
     def is_exact(self) -> bool:
         """Whether members that apply the same results have the same bits (S2)."""
         return self.quantize_1bit or self.kind is OptimizerKind.LOCAL_STEPS
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether others can compute a member's round again; an inner state that goes on is its owner's alone (V2)."""
+        return self.kind is OptimizerKind.DISTRO or (
+            self.kind is OptimizerKind.LOCAL_STEPS and self.inner_optimizer in ANEW
+        )
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ class InnerSteps:
         self._parameters, self._settings, self._host = parameters, settings, host
         self._offloaded = None if host is None else OffloadedState(host)
         self._optimizers = self._make()
-        self._done = done  # inner steps since the member joined
+        self.done = done  # inner steps since the member joined
 
     def _make(self) -> list[torch.optim.Optimizer]:
         decay = self._settings.weight_decay or 0.0
@@ -73,7 +73,7 @@ class InnerSteps:
         """
         count = self._settings.inner_steps
         rate = rates[0] + (rates[1] - rates[0]) * step / count
-        return rate * min(1.0, (self._done + 1) / (2 * count))
+        return rate * min(1.0, (self.done + 1) / (2 * count))
 
     def step(self, gradients: Mapping[str, torch.Tensor], rate: float) -> None:
         """One step with gradients that are finite and clipped."""
@@ -84,7 +84,7 @@ class InnerSteps:
         else:  # a tensor at a time: only its moments are on the device
             for name, gradient in gradients.items():
                 self._step_offloaded(self._offloaded, name, gradient)
-        self._done += 1
+        self.done += 1
 
     def _step(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Move the tensors that have gradients."""
@@ -116,7 +116,7 @@ class InnerSteps:
     def get_state(self, plan: TransformPlan) -> dict[str, torch.Tensor]:
         """The moments, in chunks of the plan, and the counts of steps; without moments before the first step."""
         kept = self._settings.inner_optimizer not in ANEW and bool(self._optimizers[0].state)
-        state = {COUNTS: torch.tensor([self._done, self._count_steps() if kept else 0, self._has_muon])}
+        state = {COUNTS: torch.tensor([self.done, self._count_steps() if kept else 0, self._has_muon])}
         for kind in _KINDS if kept else ():
             state |= gather_chunks(plan, kind, {name: one[kind] for name, one in self._view_moments().items()})
         return state
@@ -126,7 +126,7 @@ class InnerSteps:
         counts = state.get(COUNTS)
         if counts is None or counts.shape != (3,):
             raise TrainerError(f"momentum snapshot: {COUNTS} is missing; was the run's optimizer changed?")
-        self._done, steps, has_muon = map(int, counts.tolist())
+        self.done, steps, has_muon = map(int, counts.tolist())
         self._optimizers = self._make()
         if not steps or bool(has_muon) != self._has_muon:
             return
@@ -140,7 +140,7 @@ class InnerSteps:
 
     def _count_steps(self) -> int:
         counts = [one["step"] for optimizer in self._optimizers for one in optimizer.state.values() if "step" in one]
-        return int(counts[0]) if counts else self._done
+        return int(counts[0]) if counts else self.done
 
     def _view_moments(self) -> dict[str, dict[str, torch.Tensor]]:
         """The first and second moment of each tensor; Muon has no second one."""

@@ -253,6 +253,8 @@ class TrainerEngine:
             return self._reply(loaded, started, refused="no label of its samples counts")
         if loaded.optimizer.kind is OptimizerKind.LOCAL_STEPS:
             loaded.replica.begin_round(request.own)
+            if loaded.copies is not None:  # others know of its results alone (LS8)
+                loaded.replica.local.inner.done = loaded.train_count * loaded.optimizer.inner_steps
             loaded.round = make_round(request, tokens, loaded.replica, is_shown=loaded.copies is not None)
             return self._go_on(loaded, loaded.round, beat, has_time)
         log = WorkLog(request.work, loaded.replica) if request.work and loaded.roots else None
@@ -311,12 +313,10 @@ class TrainerEngine:
         outcome: dict[str, Any] = {"compute_seconds": round_.compute_seconds, "inner_steps": round_.done}
         if round_.waits_for_merge and not refused:
             return self._reply(loaded, round_.started, round_.summarize(), waits_for_merge=True, **outcome)
-        payload = b""
-        if not refused:
-            payload, refused = self._finish(loaded, round_.request)
+        payload, refused = (b"", refused) if refused else self._finish(loaded, round_.request)
         if payload:
             outcome["statistics"] = describe_sums(loaded.replica.sums)
-            outcome["work"] = None if loaded.roots is None else loaded.roots.describe(round_.encode())
+            outcome["work"] = None if loaded.roots is None else loaded.roots.describe(round_.encode(loaded.optimizer))
         self._end_round(loaded)
         return self._reply(
             loaded, round_.started, round_.summarize(), payload=payload, refused=refused, **outcome

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from psyche.core.encoding.work import count_shown_steps
+from psyche.core.state.settings import Optimizer
 from psyche.modeling.local.inner import split_samples
 from psyche.modeling.trainer.batch import Cancelled, Gradients, count_predicted
 from psyche.modeling.trainer.replica import Replica
@@ -69,9 +71,12 @@ class LocalRound:
             self.log.begin()
             self.log.calibrate(self.request, vocab_size, beat)
 
-    def encode(self) -> bytes:
+    def encode(self, optimizer: Optimizer) -> bytes:
         """The table of what it shows; empty if that is nothing."""
-        return b"" if self.log is None else self.log.encode()
+        if self.log is None:
+            return b""
+        merges = self.request.in_flight and self.request.height > 0
+        return self.log.encode(count_shown_steps(optimizer, self.request.samples, self.done, merges=merges))
 
     def note(self, gradients: Gradients) -> None:
         """Add up the figures of one inner step that is done."""

@@ -29,6 +29,7 @@ from psyche.wire.trainer import (
     AuditReply,
     AuditRequest,
     AuditTarget,
+    Contribution,
     LocalTarget,
     get_applied_heights,
 )
@@ -113,9 +114,11 @@ class Auditor:
         """Take a member's inner steps again, from the round's start up to the last one that is asked for."""
         replica = self.replica
         batches = split_round(rows, replica.settings.inner_steps)
+        batches = [one for one in batches if not how.merge_step or one[0] < how.merge_step]
+        own = (Contribution(payload=target.last_body, inner_steps=how.in_flight),) if target.last_body else ()
         if not target.pieces or max(target.pieces) >= len(batches) or min(target.pieces) < 0:
             raise TrainerError(f"audit: no such inner step of {len(batches)}")
-        with replica.local.replay(replica.decode(how.own), how.done):
+        with replica.local.replay(replica.decode(own), how.done):
             for piece, (number, batch) in enumerate(batches[: max(target.pieces) + 1]):
                 before = clone(replica.parameters) if piece in target.pieces else {}
                 done = compute_gradients(

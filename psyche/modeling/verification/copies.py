@@ -6,8 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from psyche.core.state.enums import ANEW
-from psyche.core.state.state import Optimizer, OptimizerKind
+from psyche.core.state.state import Optimizer
 from psyche.wire.trainer import COPIED_EVERY
 
 
@@ -45,9 +44,8 @@ class WeightCopies:
 
 
 def make_copies(optimizer: Optimizer, weights: Mapping[str, Tensor]) -> WeightCopies | None:
-    """None where nobody can compute a round again: an inner state that goes on is its owner's alone."""
-    is_replayed = optimizer.kind is OptimizerKind.DISTRO or optimizer.inner_optimizer in ANEW
-    return WeightCopies(list(weights.values())) if is_replayed else None
+    """None where nobody can compute a round of others again."""
+    return WeightCopies(list(weights.values())) if optimizer.is_replayable else None
 
 
 def _allocate(weights: Sequence[Tensor]) -> list[Tensor]:

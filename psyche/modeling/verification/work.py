@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from psyche.core.encoding.work import WorkRow, encode_table
+from psyche.core.encoding.work import SKETCH_VALUES, WorkRow, encode_table
 from psyche.modeling.trainer.batch import compute_gradients, count_predicted, decode_tokens
 from psyche.modeling.trainer.replica import Replica
 from psyche.modeling.verification.sketch import Sketch
@@ -62,10 +62,15 @@ class MoveLog(WorkLog):
         if not self.is_closed:
             self.add(loss, subtract(self._start, self._replica.parameters))
 
-    def encode(self) -> bytes:
-        """The table, at whose end the calibration is; it was computed first, at the round's weights."""
+    def encode(self, count: int) -> bytes:
+        """The table, at whose end the calibration is; it was computed first, at the round's weights.
+
+        Of so many inner steps: those before the merge that had no labels moved nothing.
+        """
         first = len(self._rows) and bool(self._calibration)
-        return encode_table([*self._rows[first:], *self._rows[:first]])
+        steps = self._rows[first:]
+        last = steps[-1].values if steps else (0.0,) * SKETCH_VALUES
+        return encode_table([*steps, *[WorkRow(0.0, last)] * (count - len(steps)), *self._rows[:first]])
 
 
 def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

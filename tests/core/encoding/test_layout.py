@@ -369,6 +369,12 @@ def test_signs_and_local_steps_are_exact(kind: OptimizerKind, one_bit: bool) -> 
     assert Optimizer(kind, quantize_1bit=one_bit).is_exact is (one_bit or kind is OptimizerKind.LOCAL_STEPS)
 
 
+@pytest.mark.parametrize("inner", InnerOptimizer)
+def test_v2_rounds_of_distro_and_of_local_steps_that_begin_anew_can_be_computed_again(inner: InnerOptimizer) -> None:
+    replayable = [kind for kind in OptimizerKind if Optimizer(kind, inner_optimizer=inner).is_replayable]
+    assert replayable == [OptimizerKind.DISTRO, *[OptimizerKind.LOCAL_STEPS] * inner.name.endswith("_ANEW")]
+
+
 def test_a_variant_that_is_too_long_is_refused_beside_a_short_one() -> None:
     class Kind(IntEnum):
         SHORT = 0

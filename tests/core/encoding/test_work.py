@@ -19,11 +19,13 @@ from psyche.core.encoding.work import (
     compute_difference,
     compute_piece_samples,
     compute_pieces,
+    count_shown_steps,
     decode_report,
     decode_table,
     encode_report,
     encode_table,
 )
+from psyche.core.state.state import Optimizer
 from psyche.errors import WireError
 
 VALUES = tuple(float(number) for number in range(64))
@@ -48,6 +50,18 @@ def test_v1_a_batch_has_at_least_eight_pieces_or_one_for_each_sample(samples: in
 )
 def test_v1_the_pieces_of_common_batches(samples: int, largest: int, pieces: int) -> None:
     assert (compute_piece_samples(samples), compute_pieces(samples, largest)) == (largest, pieces)
+
+
+@pytest.mark.parametrize(
+    ("samples", "done", "merges", "rows"),
+    [(8, 8, False, 8), (8, 8, True, 5), (8, 2, True, 2), (9, 8, True, 5), (4, 4, False, 4), (4, 4, True, 2),
+     (1, 1, True, 1), (64, 65_535, True, 5), (8, 0, False, 1)],
+)  # fmt: skip
+def test_v2_local_steps_show_the_inner_steps_before_the_merge_and_at_least_one_row(
+    samples: int, done: int, merges: bool, rows: int
+) -> None:
+    assert count_shown_steps(Optimizer(inner_steps=8, merge_step=5), samples, done, merges=merges) == rows
+    assert count_shown_steps(Optimizer(inner_steps=8), samples, done, merges=True) == max(1, min(done, 8, samples))
 
 
 def test_v2_a_table_has_260_bytes_a_row_and_reads_back() -> None:
@@ -144,7 +158,7 @@ def build_rows(*places: tuple[int, int, bool]) -> list[AuditRow]:
     ],
 )
 def test_v9_a_report_may_leave_audits_out(rows: list[tuple[int, int, bool]]) -> None:
-    check_report(build_rows(*rows), TASKS, lambda task: 8)
+    check_report(build_rows(*rows), TASKS, lambda task: range(8))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +172,7 @@ def test_v9_a_report_may_leave_audits_out(rows: list[tuple[int, int, bool]]) -> 
     ],
 )
 def test_v9_a_report_of_other_audits_is_refused(rows: list[tuple[int, int, bool]]) -> None:
-    find: Callable[[AuditTask], int] = lambda task: 8  # noqa: E731
+    find: Callable[[AuditTask], range] = lambda task: range(8)  # noqa: E731
     with pytest.raises(WireError, match="not among the verifier's audits"):
         check_report(build_rows(*rows), TASKS, find)
 

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 import trio
 from kits.cluster import Cluster, open_cluster
-from kits.run_files import DISTRO, MakeRun
+from kits.run_files import DISTRO, LOCAL_STEPS, MakeRun
 
 from psyche.core.state.state import AuditReason
 
@@ -20,6 +20,11 @@ WHOLE = {AuditReason.SIGNS, AuditReason.SELECTION, AuditReason.LINK}  # of a ver
 KINDS: Final = {kind: {AuditReason.GRADIENT, *WHOLE} for kind in ("lazy", "half", "other", "stale", "resent")} | {
     "poison": {AuditReason.SIGNS, AuditReason.LINK}, "flipped": {AuditReason.SELECTION}, "greedy": {AuditReason.LINK},
 }  # fmt: skip  # the reasons by which each is found; the last three have honest tables
+LOCAL: Final = (
+    LOCAL_STEPS.replace('"AdamW"', '"AdamWAnew"')
+    .replace("inner_steps = 4", "inner_steps = 8")
+    .replace("merge_step = 1", "merge_step = 6")
+)
 CODES: Final = {False: 0, True: 3, None: 4}
 
 
@@ -89,11 +94,13 @@ async def check_evidence(found: Verified, verdict: dict[str, object]) -> None:
     assert judged.count(True) >= 3, "the accuser and two jurors"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+CASES: Final = [(DISTRO + 'lookahead = "Own"\n', kind) for kind in KINDS] + [(LOCAL, "half"), (LOCAL, "other")]
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), CASES, ids=[*KINDS, "half of local steps", "other of local steps"])
 async def test_a_member_that_cheats_is_put_out_and_the_others_go_on_alike(
-    kind: str, tmp_path: Path, make_run: MakeRun
+    optimizer: str, kind: str, tmp_path: Path, make_run: MakeRun
 ) -> None:
-    optimizer = DISTRO + 'lookahead = "Own"\n'
     is_linked = KINDS[kind] < WHOLE
     percent, rounds = (40, 90) if is_linked else (20, 30)  # a fifth of the verifiers look at whole rounds
     config = make_run(

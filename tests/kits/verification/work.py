@@ -12,6 +12,7 @@ from psyche.core.encoding.work import (
     WorkRow,
     choose_piece_samples,
     compute_pieces,
+    count_shown_steps,
     encode_table,
 )
 from psyche.core.state.state import Coordinator
@@ -29,6 +30,11 @@ def sketch(seed: bytes, height: int, sample: int, scale: float = HONEST) -> Valu
     return tuple(values)
 
 
+def get_first_sample(start: int, piece_samples: int, piece: int) -> int:
+    """The sample that a piece begins with; each inner step of local steps, whose pieces have no size, has one."""
+    return start + (piece_samples or 1) * piece
+
+
 def accumulate(rows: Sequence[Values]) -> list[WorkRow]:
     """Rows of a table; multiples of 1/128, which float32 holds exactly."""
     total, found = (0.0,) * SKETCH_VALUES, []
@@ -43,9 +49,14 @@ def build_table(state: Coordinator, member: int, height: int, scale: float = HON
     round_ = get_round(state, height)
     assert round_ is not None, f"round {height} is not kept any more"
     start, end = compute_assignments(round_, state.config)[member]
-    size = choose_piece_samples(end - start + 1)
-    pieces = compute_pieces(end - start + 1, size)
-    rows = accumulate([sketch(round_.seed, height, start + size * piece, scale) for piece in range(pieces)])
+    samples, optimizer = end - start + 1, state.model.optimizer
+    size = choose_piece_samples(samples)
+    pieces = compute_pieces(samples, size)
+    if optimizer.inner_steps:
+        done, merges = min(optimizer.inner_steps, samples), state.config.overlap and height > 0
+        size, pieces = 0, count_shown_steps(optimizer, samples, done, merges=merges)
+    firsts = [get_first_sample(start, size, piece) for piece in range(pieces)]
+    rows = accumulate([sketch(round_.seed, height, first, scale) for first in firsts])
     if not height:
         rows.append(WorkRow(1.0, sketch(round_.seed, 0, round_.data_index)))
     return encode_table(rows)
@@ -70,6 +81,6 @@ def answer_audit(
 
 
 def _recompute(audit: act.Audit, case: act.Case, piece: int, scale: float) -> AuditedPiece:
-    first = case.start + case.piece_samples * piece
+    first = get_first_sample(case.start, case.piece_samples, piece)
     values = tuple(sketch(seed, case.height, first, scale) for seed in audit.seeds)
     return AuditedPiece(piece=piece, loss=1.0, values=values)

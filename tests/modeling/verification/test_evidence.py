@@ -29,7 +29,7 @@ from psyche.core.encoding.evidence import NEEDED, Evidence, SignedResult, encode
 from psyche.core.encoding.header import ResultHeader, ResultKind, decode_header, encode_header
 from psyche.core.encoding.work import AuditRow, WorkRow, encode_report, encode_table
 from psyche.core.state.enums import AuditReason, Lookahead
-from psyche.core.state.state import ZERO32, LrSchedule, Optimizer, ScheduleKind
+from psyche.core.state.state import ZERO32, LrSchedule, Optimizer, OptimizerKind, ScheduleKind
 from psyche.errors import PsycheError, TrainerError, WireError
 from psyche.telemetry.challenges import ACCUSATIONS
 from psyche.testing.builders import build_hash
@@ -246,6 +246,15 @@ def test_v13_a_payload_or_a_momentum_of_another_round_is_shown_by_the_headers_an
 def test_v13_what_nobody_signs_shows_nothing_afterwards(scene: Scene, reason: AuditReason) -> None:
     found = trio.run(find, scene, encode_evidence(scene.accuse(reason)))
     assert (found.guilty, "only its jury has seen it" in found.found) == (None, True)
+
+
+@pytest.mark.parametrize("reason", [AuditReason.SIGNS, AuditReason.MOMENTUM])
+def test_v13_a_whole_round_of_local_steps_shows_nothing(scene: Scene, reason: AuditReason) -> None:
+    case = read_case(encode_evidence(scene.accuse(reason)))
+    case.state.model.optimizer = Optimizer(OptimizerKind.LOCAL_STEPS)
+    nothing: Any = None
+    found = trio.run(judge, nothing, case, scene.load, nothing)
+    assert (found.guilty, "nobody looks at whole rounds of local steps" in found.found) == (None, True)
 
 
 def test_v13_a_member_whose_arithmetic_is_off_is_judged_by_its_own_tolerance(lazy_scene: Scene) -> None:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from psyche.core.state.state import ZERO32
+from psyche.wire.trainer import LocalTarget
 
 
 class Link(NamedTuple):
@@ -26,7 +27,8 @@ class Case(NamedTuple):
     piece_samples: int
     pieces: tuple[int, ...]
     numeric_class: int
-    payload: bytes  # blob id of what it sent
-    last: bytes = ZERO32  # blob id of its payload of the round before, where it looked ahead with it
+    payload: bytes  # blob id of what it sent, to compare with; zero: nothing is
+    last: bytes = ZERO32  # blob id of its payload of the round before, where it looked ahead with it, or began from it
     lookahead_lr: float = 0.0
     link: Link | None = None  # of a whole round
+    local: LocalTarget | None = None  # where the pieces are inner steps

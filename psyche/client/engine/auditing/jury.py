@@ -8,6 +8,7 @@ from psyche.client.engine.auditing.desk import Answer, Desk
 from psyche.client.engine.auditing.evidence import Charge, keep_evidence
 from psyche.client.engine.auditing.questions import Lack, Question, ask_whole, find_accused, find_link
 from psyche.client.engine.auditing.tolerances import Tolerances
+from psyche.client.engine.auditing.works import has_local_steps
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.weights import Weights
 from psyche.core.committee.audits import is_opened
@@ -89,6 +90,9 @@ class Jury:
         question = find_accused(x, challenge)
         if question is Lack.GONE:
             self._verdicts[_get_key(challenge)] = None
+            return
+        if isinstance(question, Question) and challenge.reason >= AuditReason.SIGNS and has_local_steps(x.state):
+            self._conclude(challenge, question, False)  # nobody looks at whole rounds of them
             return
         if isinstance(question, Question) and challenge.reason is AuditReason.SIGNS:
             question = ask_whole(question)

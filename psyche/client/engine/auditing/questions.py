@@ -7,7 +7,7 @@ from typing import Final
 
 from psyche.client.engine.actions import Case, Link
 from psyche.client.engine.announcements import compute_step_lr
-from psyche.client.engine.auditing.works import count_pieces
+from psyche.client.engine.auditing.works import find_pieces, has_local_steps
 from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import KnownResult, PayloadStatus, RoundRecord
 from psyche.core.committee.audits import AuditTask
@@ -15,6 +15,7 @@ from psyche.core.encoding.header import ResultHeader, ResultKind
 from psyche.core.encoding.work import Values, compute_pieces
 from psyche.core.state.roster import find_member
 from psyche.core.state.state import ZERO32, AuditReason, Challenge, Coordinator
+from psyche.wire.trainer import LocalTarget
 
 _COMING: Final = (PayloadStatus.ANNOUNCED, PayloadStatus.FETCHING)
 
@@ -56,7 +57,7 @@ def find_accused(x: EngineContext, challenge: Challenge) -> Question | Lack:
     known = audited.results.get(member, {}).get(challenge.target_commitment)
     if known is None:
         return Lack.GONE
-    return _ask(x, audited, member, known, lambda rows: challenge.piece if challenge.piece < rows else None)
+    return _ask(x, audited, member, known, lambda rows: challenge.piece if challenge.piece in rows else None)
 
 
 def ask_whole(question: Question, link: Link | None = None) -> Question:
@@ -64,6 +65,22 @@ def ask_whole(question: Question, link: Link | None = None) -> Question:
     case = question.case
     pieces = range(compute_pieces(case.end - case.start + 1, case.piece_samples))
     return replace(question, case=case._replace(pieces=tuple(pieces), link=link))
+
+
+def build_local(state: Coordinator, header: ResultHeader, last: ResultHeader | None) -> LocalTarget | None:
+    """How the inner steps of a result were taken; None with another optimizer. It began from `last`, if that is given.
+
+    Inner steps before it are counted by results, which its header names, whatever each of these had (LS8).
+    """
+    if not has_local_steps(state):
+        return None
+    optimizer, merges = state.model.optimizer, state.config.overlap and header.height > 0
+    return LocalTarget(
+        rates=(compute_step_lr(state, header.step), compute_step_lr(state, header.step + 1)),
+        done=optimizer.inner_steps * max(0, header.train_count - 1),
+        merge_step=optimizer.merge_step if merges else 0,
+        in_flight=0 if last is None else last.inner_steps,
+    )
 
 
 def find_link(x: EngineContext, header: ResultHeader) -> Link | AuditReason | None:
@@ -113,11 +130,11 @@ def _find_taken_out(
 
 
 def _ask(
-    x: EngineContext, record: RoundRecord, member: int, known: KnownResult, choose: Callable[[int], int | None]
+    x: EngineContext, record: RoundRecord, member: int, known: KnownResult, choose: Callable[[range], int | None]
 ) -> Question | Lack:
     if known.work is None:
         return Lack.COMING if known.status in _COMING else Lack.GONE
-    piece = choose(count_pieces(known.header))
+    piece = choose(find_pieces(known.header, x.state))
     if piece is None:
         return Lack.GONE
     trail = _find_trail(x, record, known, piece)
@@ -157,11 +174,12 @@ def _find_case(x: EngineContext, record: RoundRecord, member: int, known: KnownR
     header = known.header
     if known.work is None:
         return Lack.COMING if known.status in _COMING else Lack.GONE
-    if header.result_kind is ResultKind.AUDIT or piece >= len(known.work.table):
+    if header.result_kind is ResultKind.AUDIT or piece not in find_pieces(header, x.state):
         return Lack.GONE
     last = _find_last(x, record, member, header)
     if isinstance(last, Lack):
         return last
+    local = build_local(x.state, header, last)
     return Case(
         member=member,
         height=record.height,
@@ -170,25 +188,26 @@ def _find_case(x: EngineContext, record: RoundRecord, member: int, known: KnownR
         piece_samples=header.piece_samples,
         pieces=(piece,),
         numeric_class=header.numeric_class,
-        payload=header.body_hash,
-        last=last,
-        lookahead_lr=0.0 if last == ZERO32 else compute_step_lr(x.state, record.step - 1),
+        payload=header.body_hash if local is None else ZERO32,
+        last=ZERO32 if last is None else last.body_hash,
+        lookahead_lr=0.0 if last is None or local is not None else compute_step_lr(x.state, record.step - 1),
+        local=local,
     )
 
 
-def _find_last(x: EngineContext, record: RoundRecord, member: int, header: ResultHeader) -> bytes | Lack:
-    """The payload that the member looked ahead with (V4): its last one, if that is of the round before."""
+def _find_last(x: EngineContext, record: RoundRecord, member: int, header: ResultHeader) -> ResultHeader | Lack | None:
+    """The result that the member looked ahead with (V4), or began from (LS5): its last one, if of the round before."""
     if not x.state.config.overlap or not record.height:
-        return ZERO32
+        return None
     before = x.book.get(record.height - 1)
     if before is None:
         return Lack.GONE
     sent = before.results.get(member, {})
     known = sent.get(header.prev_commitment)
     if known is None:  # without any result of that round nobody can tell whether it had one
-        return Lack.GONE if member in before.assignments and not sent else ZERO32
+        return Lack.GONE if member in before.assignments and not sent else None
     if known.header.result_kind is ResultKind.AUDIT:
-        return ZERO32
+        return None
     if known.status is PayloadStatus.HELD:
-        return known.header.body_hash
+        return known.header
     return Lack.COMING if known.status in _COMING else Lack.GONE

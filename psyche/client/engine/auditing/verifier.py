@@ -11,8 +11,9 @@ from psyche.client.engine.auditing.desk import Answer, Desk
 from psyche.client.engine.auditing.evidence import Charge, keep_evidence
 from psyche.client.engine.auditing.questions import Lack, Question, ask_whole, find_link, find_task
 from psyche.client.engine.auditing.tolerances import Tolerances
+from psyche.client.engine.auditing.works import find_pieces, has_local_steps
 from psyche.client.engine.context import EngineContext
-from psyche.client.engine.records import RoundRecord
+from psyche.client.engine.records import PayloadStatus, RoundRecord
 from psyche.client.engine.weights import Weights
 from psyche.core.committee.audits import AuditTask, looks_at_whole
 from psyche.core.committee.schedule import round_f32
@@ -136,8 +137,15 @@ class Verifier:
         record.excused = compute_bits(
             member
             for member in record.reporters
-            if audited is None or not any(audited.is_held(task.target) for task in record.tasks[member])
+            if audited is None or not any(self._is_auditable(audited, task) for task in record.tasks[member])
         )
+
+    def _is_auditable(self, audited: RoundRecord, task: AuditTask) -> bool:
+        """Whether the target's work is here, and has a piece that another machine can judge."""
+        known = audited.get_single(task.target)
+        if known is None or known.status is not PayloadStatus.HELD:
+            return False
+        return len(find_pieces(known.header, self.context.state)) > 0
 
     # --- own audits --------------------------------------------------------------------------------
 
@@ -153,7 +161,8 @@ class Verifier:
         tasks = [] if record is None or member is None or not is_new else record.tasks.get(member, [])
         self.own = OwnAudits(height=-1 if record is None else record.height, left=list(tasks), is_over=not tasks)
         if record is not None and tasks:
-            self.own.is_whole_due = looks_at_whole(record.seed, member or 0)
+            may_look = not has_local_steps(self.context.state)
+            self.own.is_whole_due = may_look and looks_at_whole(record.seed, member or 0)
 
     def act(self, record: RoundRecord, now: float, *, is_idle: bool, is_time_up: bool) -> None:
         """Have the next audits done, or report; `is_time_up`: with those that are done."""

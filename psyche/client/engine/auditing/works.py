@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from psyche.core.committee.audits import AuditTask
-from psyche.core.encoding.header import ResultHeader, ResultKind
+from psyche.core.encoding.header import NumericClass, ResultHeader, ResultKind
 from psyche.core.encoding.work import (
     AUDIT_ROW_BYTES,
     ROW_BYTES,
@@ -14,11 +15,15 @@ from psyche.core.encoding.work import (
     check_report,
     compute_difference,
     compute_pieces,
+    count_shown_steps,
     decode_report,
     decode_table,
 )
+from psyche.core.state.enums import MUON
 from psyche.core.state.state import ZERO32, Coordinator, OptimizerKind
 from psyche.errors import WireError
+
+FIRST_STEP_IN_BF16: Final = 3  # inner step from which bfloat16 is close enough among machines
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +42,58 @@ class Work:
 
 def is_verified(state: Coordinator) -> bool:
     """Whether results of this run come with tables."""
-    return state.config.verification_percent > 0 and state.model.optimizer.kind is OptimizerKind.DISTRO
+    return state.config.verification_percent > 0 and state.model.optimizer.is_replayable
 
 
-def count_pieces(header: ResultHeader) -> int:
+def has_local_steps(state: Coordinator) -> bool:
+    return state.model.optimizer.kind is OptimizerKind.LOCAL_STEPS
+
+
+def count_pieces(header: ResultHeader, state: Coordinator) -> int:
     """The pieces of a result, or the rows of a report: its table has a row for each.
 
     Raises:
         WireError: its pieces are too large for its batch.
     """
+    samples = header.batch_end - header.batch_start + 1
     if header.result_kind is ResultKind.AUDIT:
         return header.body_len // AUDIT_ROW_BYTES
-    return compute_pieces(header.batch_end - header.batch_start + 1, header.piece_samples)
+    if has_local_steps(state):
+        if header.piece_samples:
+            raise WireError(f"piece_samples: {header.piece_samples}, must be 0: pieces are inner steps")
+        merges = state.config.overlap and header.height > 0
+        return count_shown_steps(state.model.optimizer, samples, header.inner_steps, merges=merges)
+    return compute_pieces(samples, header.piece_samples)
+
+
+def find_pieces(header: ResultHeader, state: Coordinator) -> range:
+    """Those of its pieces, or rows, that another machine computes closely enough to judge them (V7).
+
+    In bfloat16 Adam's first steps, which are signs, and the steps of Muon differ among honest machines.
+    """
+    count = count_pieces(header, state)
+    is_trained_in_bf16 = header.result_kind is ResultKind.TRAINED and header.numeric_class is NumericClass.BF16
+    if not is_trained_in_bf16 or not has_local_steps(state):
+        return range(count)
+    has_muon = state.model.optimizer.inner_optimizer in MUON
+    return range(0) if has_muon else range(FIRST_STEP_IN_BF16, count)
 
 
 def is_calibrated(header: ResultHeader) -> bool:
     return header.height == 0 and header.result_kind is ResultKind.TRAINED
 
 
-def get_table_bytes(header: ResultHeader) -> int:
+def get_table_bytes(header: ResultHeader, state: Coordinator) -> int:
     """The length of a result's table, 0 if it has none; its header has been checked."""
-    return (count_pieces(header) + is_calibrated(header)) * ROW_BYTES if header.work_root != ZERO32 else 0
+    return (count_pieces(header, state) + is_calibrated(header)) * ROW_BYTES if header.work_root != ZERO32 else 0
 
 
-def find_slip(header: ResultHeader, audits: int, *, is_shown: bool) -> str:
+def find_slip(header: ResultHeader, audits: int, state: Coordinator) -> str:
     """The field in which a header breaks the rules of verification; empty if it breaks none (R3, V1, V2, V9).
 
-    `audits` are those that its member has in this round, `is_shown`: whether results of this run come with tables.
+    `audits` are those that its member has in this round.
     """
-    if not is_shown:
+    if not is_verified(state):
         is_plain = header.result_kind is ResultKind.TRAINED and header.work_root == ZERO32 and not header.piece_samples
         return "" if is_plain else "result_kind, work_root or piece_samples: this run has no verification"
     if header.work_root == ZERO32:
@@ -73,7 +101,7 @@ def find_slip(header: ResultHeader, audits: int, *, is_shown: bool) -> str:
     if header.result_kind is ResultKind.AUDIT:
         return _find_slip_of_report(header, audits)
     try:
-        count_pieces(header)
+        count_pieces(header, state)
     except WireError as error:
         return str(error)
     return ""
@@ -90,8 +118,8 @@ def _find_slip_of_report(header: ResultHeader, audits: int) -> str:
 
 
 def read_work(
-    header: ResultHeader, table: bytes, body: bytes, tasks: Sequence[AuditTask],
-    find_pieces: Callable[[AuditTask], int | None],
+    header: ResultHeader, state: Coordinator, table: bytes, body: bytes, tasks: Sequence[AuditTask],
+    find_audited: Callable[[AuditTask], range | None],
 ) -> Work:  # fmt: skip
     """Read a result's table, and of a verifier the report `body`, whose audits must be among its `tasks`.
 
@@ -100,8 +128,8 @@ def read_work(
     """
     if header.result_kind is ResultKind.AUDIT:
         report = decode_report(body)
-        check_report(report, tasks, find_pieces)
+        check_report(report, tasks, find_audited)
         return Work(table, decode_table(table, len(report)), report)
     has_calibration = is_calibrated(header)
-    rows = decode_table(table, count_pieces(header), is_calibrated=has_calibration)
+    rows = decode_table(table, count_pieces(header, state), is_calibrated=has_calibration)
     return Work(table, rows, calibration=rows[-1].values if has_calibration else None)

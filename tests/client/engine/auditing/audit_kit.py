@@ -21,7 +21,9 @@ SETTINGS: dict[str, Any] = {
 
 def build_verified(members: int = 6, own: int = 0, **changes: Any) -> Bench:
     manual, shows_momenta = changes.pop("manual", ()), changes.pop("shows_momenta", False)
+    optimizer = changes.pop("optimizer", None)
     bench = build_bench(members, own, manual, **(SETTINGS | changes))
+    bench.state.model.optimizer = optimizer or bench.state.model.optimizer
     bench.shows_momenta = shows_momenta
     return bench.start()
 

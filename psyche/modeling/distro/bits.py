@@ -52,8 +52,6 @@ def pack_numbers(numbers: NDArray[np.uint64], bits: int) -> NDArray[np.uint8]:
 def unpack_numbers(raw: NDArray[np.uint8], count: int, bits: int) -> NDArray[np.uint64]:
     """The inverse of `pack_numbers`: uint64 [count]."""
     numbers = np.empty(count, dtype=np.uint64)
-    if (coding := find_coding(numbers.nbytes)) is not None:
-        return coding.unpack_numbers(raw, count, bits)
     for block in iterate_blocks(count):
         rows = unpack_rows(raw[get_bytes_of(block, bits)], block.stop - block.start, bits)
         octets = np.zeros((rows.shape[0], 8), dtype=np.uint8)

@@ -54,23 +54,11 @@ def _put_numbers(numbers: Words, bits: int, words: Words, start: int, stop: int)
         words[place] = word
 
 
-@compile_loops
-def _get_numbers(words: Words, bits: int, numbers: Words, start: int, stop: int) -> None:
-    for row in range(start, stop):
-        numbers[row] = _get(words, row * bits, bits)
-
-
 def pack_numbers(numbers: Words, bits: int) -> NDArray[np.uint8]:
     words = np.zeros(numbers.size * bits // 64 + 2, dtype=np.uint64)
     cut = numbers & np.uint64((1 << bits) - 1)
     share(numbers.size, lambda start, stop: _put_numbers(cut, bits, words, start, stop), _UNIT)
     return words.view(np.uint8)[: get_packed_bytes(numbers.size * bits)]
-
-
-def unpack_numbers(raw: NDArray[np.uint8], count: int, bits: int) -> Words:
-    words, numbers = _to_words(raw), np.empty(count, dtype=np.uint64)
-    share(count, lambda start, stop: _get_numbers(words, bits, numbers, start, stop))
-    return numbers
 
 
 @compile_loops

@@ -1,6 +1,6 @@
 """What members have found of tasks on weights of one digest, and which block a member does next."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -30,12 +30,20 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A member that does blocks; nobody else knows its `secret`."""
+    """A member that does blocks, by its number among the `keys` of an epoch; nobody else knows its `secret`."""
 
+    epoch: int
     member: int
-    members: int
-    key: bytes
+    keys: Sequence[bytes]
     secret: bytes
+
+    @property
+    def key(self) -> bytes:
+        return self.keys[self.member]
+
+    @property
+    def members(self) -> int:
+        return len(self.keys)
 
 
 @dataclass(slots=True)
@@ -46,17 +54,18 @@ class Ledger:
     plans: Sequence[Plan]
     began_at: float
     news_at: float = 0.0  # when the last result came
-    _found: dict[tuple[bytes, int], dict[bytes, BlockResult]] = field(default_factory=dict)
-    _tallies: dict[bytes, Tally] = field(default_factory=dict)
-    _merged: dict[bytes, Merged] = field(default_factory=dict)
-    _news: dict[int, float] = field(default_factory=dict)  # when something came of a member, or of its parts
-    _heard: set[int] = field(default_factory=set)
+    _tallies: dict[bytes, Tally] = field(init=False)
+    _news: dict[bytes, float] = field(default_factory=dict)  # by key, when something came of a member, or of its parts
+    _heard: set[bytes] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._tallies = {plan.task_hash: Tally(plan.blocks) for plan in self.plans}
 
     def find_plan(self, task_hash: bytes) -> Plan | None:
         return next((plan for plan in self.plans if plan.task_hash == task_hash), None)
 
     def find_merged(self, plan: Plan) -> Merged | None:
-        return self._merged.get(plan.task_hash)
+        return self._tallies[plan.task_hash].merged
 
     def find_problem(self, result: BlockResult, key: bytes) -> str:
         """Why a result has no place here, or nothing."""
@@ -72,19 +81,14 @@ class Ledger:
             return f"a second one of block {result.block}"
         return f"one more of block {result.block}" if len(found) >= MAX_RESULTS else ""
 
-    def add(self, result: BlockResult, key: bytes, members: int, now: float) -> Merged:
-        """Take a result without a problem; return what is known of its task now."""
-        plan = self.find_plan(result.task_hash)
-        assert plan is not None, "`find_problem` has looked"
-        found = self._found.setdefault((result.task_hash, result.block), {})
-        if not found:
-            self._news[find_home(result.block, members, plan.blocks)] = now
-        found[key] = result
-        self.news_at = self._news[result.member] = now
-        self._heard.add(result.member)
-        merged = self._tallies.setdefault(result.task_hash, Tally(plan.blocks)).add(result)
-        self._merged[result.task_hash] = merged
-        return merged
+    def add(self, result: BlockResult, keys: Sequence[bytes], now: float) -> Merged:
+        """Take a result without a problem, by the keys of its epoch; return what is known of its task now."""
+        tally, key = self._tallies[result.task_hash], keys[result.member]
+        if not tally.get_group(result.block):
+            self._news[keys[find_home(result.block, len(keys), tally.blocks)]] = now
+        self.news_at = self._news[key] = now
+        self._heard.add(key)
+        return tally.add(result, key)
 
     def choose(self, worker: Worker, now: float, patience_s: float) -> tuple[Plan, int] | None:
         """The next block of a member: of its own parts; then a repeat or a dispute; then of a silent member's parts.
@@ -104,13 +108,14 @@ class Ledger:
         return ((plan, block) for block in part if not self._get_found(plan, block))
 
     def _list_doubtful(self, plan: Plan, worker: Worker) -> Iterator[tuple[Plan, int]]:
+        tally = self._tallies[plan.task_hash]
+        counted = tally.merged.counted if tally.merged else frozenset[int]()
         for block in go_round(worker.member, worker.members, plan.blocks):
-            found = self._get_found(plan, block)
+            found = tally.get_group(block)
             if not found or worker.key in found:
                 continue
-            is_open = block not in self._merged[plan.task_hash].counted
             distance = (worker.member - block) % worker.members
-            is_wanted = is_open and distance < SETTLERS * len(found)
+            is_wanted = block not in counted and distance < SETTLERS * len(found)
             if is_wanted or is_repeated(worker.secret, self.digest, plan.task_hash, block):
                 yield plan, block
 
@@ -118,10 +123,11 @@ class Ledger:
         nearer = 0
         for steps in range(1, worker.members):
             owner = (worker.member + steps) % worker.members
-            if now >= self._news.get(owner, self.began_at) + patience_s * (1 + nearer):
+            key = worker.keys[owner]
+            if now >= self._news.get(key, self.began_at) + patience_s * (1 + nearer):
                 part = get_part(owner, worker.members, plan.blocks)
                 yield from ((plan, block) for block in reversed(part) if not self._get_found(plan, block))
-            nearer += owner in self._heard
+            nearer += key in self._heard
 
-    def _get_found(self, plan: Plan, block: int) -> dict[bytes, BlockResult]:
-        return self._found.get((plan.task_hash, block), {})
+    def _get_found(self, plan: Plan, block: int) -> Mapping[bytes, BlockResult]:
+        return self._tallies[plan.task_hash].get_group(block)

@@ -1,6 +1,6 @@
 """What a member has found of a block, as one signed message; and what many of them together say of a task."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
@@ -101,10 +101,10 @@ def _check_bits(result: BlockResult) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BlockVerdict:
-    """Which result of a block counts, if any, and whose are others than it."""
+    """Which result of a block counts, if any, and the keys of those who sent others than it."""
 
     counted: BlockResult | None
-    differing: tuple[int, ...] = ()
+    differing: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +123,16 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A task's score on weights with one digest; `disputes` has the members of blocks in which results differ.
+    """A task's score on weights with one digest; `disputes` has, of blocks in which results differ, these results.
 
-    Of a block that counts these are the members that were outvoted.
+    Of a block that counts they are those that were outvoted.
     """
 
     acc: Share
     acc_norm: Share
     blocks: int
     counted: frozenset[int]  # the blocks
-    disputes: Mapping[int, tuple[int, ...]]
+    disputes: Mapping[int, tuple[BlockResult, ...]]
 
     @property
     def blocks_counted(self) -> int:
@@ -147,78 +147,81 @@ class Merged:
         return self.blocks_counted == self.blocks > 0
 
 
-def judge_block(results: Iterable[BlockResult]) -> BlockVerdict:
-    """Judge the results of one block, of which each member's first counts.
+def judge_block(results: Mapping[bytes, BlockResult]) -> BlockVerdict:
+    """Judge the results of one block, by the keys of those who sent them.
 
-    Where all agree, that of the lowest member counts. In a dispute it is the one that most others agree with, at least
+    Where all agree, that of the lowest key counts. In a dispute it is the one that most others agree with, at least
     one; where two results that differ have as many, none counts until another one comes.
     """
-    by_member: dict[int, BlockResult] = {}
-    for one in results:
-        by_member.setdefault(one.member, one)
-    found = [by_member[member] for member in sorted(by_member)]
-    others = {one.member: [other for other in found if _differ(one, other)] for one in found}
-    disputed = tuple(member for member, against in others.items() if against)
+    found = {key: results[key] for key in sorted(results)}
+    others = {key: [other for other in found if _differ(one, found[other])] for key, one in found.items()}
+    disputed = tuple(key for key, against in others.items() if against)
     if not disputed:
-        return BlockVerdict(found[0] if found else None)
-    support = {one.member: sum(_agree(one, other) for other in found) for one in found}
-    best = max(found, key=lambda one: support[one.member])  # of equal ones the lowest member
-    most = support[best.member]
-    if most == 0 or any(support[other.member] == most for other in others[best.member]):
+        return BlockVerdict(next(iter(found.values()), None))
+    support = {key: sum(_agree(one, other) for other in found.values()) for key, one in found.items()}
+    best = max(found, key=support.__getitem__)  # of equal ones the lowest key
+    if support[best] == 0 or any(support[other] == support[best] for other in others[best]):
         return BlockVerdict(None, disputed)
-    return BlockVerdict(best, tuple(other.member for other in others[best.member]))
+    return BlockVerdict(found[best], tuple(others[best]))
 
 
 @dataclass(slots=True)
 class Tally:
-    """The results of one task on weights with one digest, as they come.
+    """The results of one task on weights with one digest, as they come, by block and by the key of who sent them.
 
-    Who was outvoted in one block counts in no other: somebody else has to do those that it did alone.
+    Keys, because a number means another member in the next epoch. Who was outvoted in one block counts in no other:
+    somebody else has to do those that it did alone.
     """
 
     blocks: int
-    _groups: dict[int, list[BlockResult]] = field(default_factory=dict)
+    merged: Merged | None = None  # None without results
+    _groups: dict[int, dict[bytes, BlockResult]] = field(default_factory=dict)
     _verdicts: dict[int, BlockVerdict] = field(default_factory=dict)
-    _outvoted: frozenset[int] = frozenset()
+    _outvoted: frozenset[bytes] = frozenset()
     _counted: dict[int, BlockResult] = field(default_factory=dict)
-    _disputes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _disputes: dict[int, tuple[BlockResult, ...]] = field(default_factory=dict)
 
-    def add(self, result: BlockResult) -> Merged:
-        """Take a result of one of the blocks.
+    def get_group(self, block: int) -> Mapping[bytes, BlockResult]:
+        return self._groups.get(block, {})
+
+    def add(self, result: BlockResult, key: bytes) -> Merged:
+        """Take the first result of a block with this key.
 
         Raises:
             WireError: it is of another task, or of other weights.
         """
-        first = next(iter(self._groups.values()), [result])[0]
+        first = next((one for group in self._groups.values() for one in group.values()), result)
         if (first.run_uid, first.digest, first.task_hash) != (result.run_uid, result.digest, result.task_hash):
             raise WireError("results of several tasks or weights are not one score")
-        self._groups.setdefault(result.block, []).append(result)
-        self._verdicts[result.block] = judge_block(self._groups[result.block])
+        group = self._groups.setdefault(result.block, {})
+        group[key] = result
+        self._verdicts[result.block] = judge_block(group)
         judged = (one.differing for one in self._verdicts.values() if one.counted is not None)
         outvoted = frozenset(chain.from_iterable(judged))
         changed, self._outvoted = outvoted ^ self._outvoted, outvoted
         for block, group in self._groups.items():
-            if block == result.block or (changed and any(one.member in changed for one in group)):
+            if block == result.block or not changed.isdisjoint(group):
                 self._settle(block, group)
-        return self._merge()
+        self.merged = self._merge()
+        return self.merged
 
-    def _settle(self, block: int, group: Sequence[BlockResult]) -> None:
+    def _settle(self, block: int, group: Mapping[bytes, BlockResult]) -> None:
         verdict = self._verdicts[block]
-        rest = [one for one in group if one.member not in self._outvoted]
+        rest = {key: one for key, one in group.items() if key not in self._outvoted}
         found = (verdict if len(rest) == len(group) else judge_block(rest)).counted
         disputing = verdict.differing
         self._counted.pop(block, None)
         if found is not None:
             self._counted[block] = found
-            disputing = tuple(member for member in disputing if member in self._outvoted)
-        self._disputes[block] = disputing
+            disputing = tuple(key for key in disputing if key in self._outvoted)
+        self._disputes[block] = tuple(group[key] for key in disputing)
 
     def _merge(self) -> Merged:
         counted = self._counted.values()
         documents = sum(one.count for one in counted)
         acc = Share(sum(one.right.bit_count() for one in counted), documents)
         acc_norm = Share(sum(one.right_norm.bit_count() for one in counted), documents)
-        disputes = {block: members for block, members in self._disputes.items() if members}
+        disputes = {block: found for block, found in self._disputes.items() if found}
         return Merged(acc, acc_norm, self.blocks, frozenset(self._counted), disputes)
 
 

@@ -43,7 +43,7 @@ class EvalScore(Event, level=INFO):
 
 
 class EvalDisputed(Event, level=WARNING):
-    """`members` have sent another result of a block than the one that counts, which others agree on."""
+    """`members` of `epoch` have sent another result of a block than the one that counts, which others agree on."""
 
     task: str
     block: int

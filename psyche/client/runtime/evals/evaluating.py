@@ -69,6 +69,7 @@ class Evaluating:
         self._exam, self._x, self._trainer, self._turns = exam, engine, trainer, turns
         self._network, self._log = network, log
         self._secret = blake3_hash(engine.identity.sign(SECRET))
+        self._worker: Worker | None = None
         self._plans: Sequence[Plan] = ()
         self._is_on = False
         self._marks: dict[bytes, Mark] = {}  # the newest certified weights, the older ones first
@@ -126,9 +127,9 @@ class Evaluating:
         if found.member >= len(keys) or not _is_signed_by(found, keys[found.member]):
             self._refuse(f"{what}: member {found.member} of epoch {found.epoch} did not sign this")
         elif ledger is None:
-            self._refuse(f"{what}: of weights that are none of the last certified ones", found.member)
+            self._refuse(f"{what}: of weights that are none of the last certified ones", found)
         elif problem := self._find_problem(ledger, found, keys):
-            self._refuse(f"{what}: {problem}", found.member)
+            self._refuse(f"{what}: {problem}", found)
         elif isinstance(found, WrittenText):
             self._tell_text(found)
         else:
@@ -139,13 +140,17 @@ class Evaluating:
             return ledger.find_problem(found, keys[found.member])
         if found.member != (writer := choose_writer(found.digest, len(keys))):
             return f"member {writer} writes this one"
-        return "a second one of these weights" if (found.digest, texts.TAG) in self._told else ""
+        return "a second one of these weights" if (found.digest, found.epoch) in self._told else ""
 
-    def _refuse(self, reason: str, member: int | None = None) -> None:
-        self._log(types.Refused(what=types.Refusable.SCORE, reason=reason, member=member))
+    def _refuse(self, reason: str, found: BlockResult | WrittenText | None = None) -> None:
+        if found is not None and found.epoch != self._x.state.progress.epoch:  # its number is another member's now
+            reason, found = f"{reason}; from member {found.member} of epoch {found.epoch}", None
+        self._log(
+            types.Refused(what=types.Refusable.SCORE, reason=reason, member=None if found is None else found.member)
+        )
 
     def _tell_text(self, found: WrittenText) -> None:
-        self._told[found.digest, texts.TAG] = found
+        self._told[found.digest, found.epoch] = found  # each epoch has a writer of its own
         mark = self._marks[found.digest]
         self._log(
             types.EvalText(
@@ -155,7 +160,7 @@ class Evaluating:
         )  # fmt: skip
 
     def _add(self, ledger: Ledger, result: BlockResult, keys: Sequence[bytes]) -> None:
-        merged = ledger.add(result, keys[result.member], len(keys), trio.current_time())
+        merged = ledger.add(result, keys, trio.current_time())
         plan = ledger.find_plan(result.task_hash)
         assert plan is not None, "the ledger has it"
         if merged.is_shown:
@@ -185,14 +190,17 @@ class Evaluating:
             )  # fmt: skip
 
     def _tell_disputes(self, plan: Plan, mark: Mark, merged: Merged) -> None:
-        for block, members in merged.disputes.items():
-            where = (mark.digest, plan.task_hash, block)
-            if block in merged.counted and self._told.get(where) != members:
-                self._told[where] = members
-                epoch = self._x.state.progress.epoch
-                self._log(
-                    types.EvalDisputed(task=plan.name, block=block, epoch=epoch, members=members, digest=mark.digest)
-                )
+        for block, found in merged.disputes.items():
+            for epoch in {one.epoch for one in found} if block in merged.counted else ():
+                members = tuple(sorted(one.member for one in found if one.epoch == epoch))
+                where = (mark.digest, plan.task_hash, block, epoch)
+                if self._told.get(where) != members:
+                    self._told[where] = members
+                    self._log(
+                        types.EvalDisputed(
+                            task=plan.name, block=block, epoch=epoch, members=members, digest=mark.digest
+                        )
+                    )
 
     # --- own blocks -------------------------------------------------------------------------------
 
@@ -207,7 +215,7 @@ class Evaluating:
                 if await self._write(self._exam, ledger.digest, worker):
                     continue
                 chosen = ledger.choose(worker, trio.current_time(), self._patience_s)
-                if chosen is not None and await self._try(self._exam, ledger, *chosen):
+                if chosen is not None and await self._try(self._exam, ledger, worker, *chosen):
                     continue
             self._tell_final()
             with trio.move_on_after(LOOK_EVERY_S):
@@ -233,19 +241,22 @@ class Evaluating:
         return max(PATIENCE_S, PATIENCE_BLOCKS * self._block_s)
 
     def _find_worker(self) -> Worker | None:
-        member, clients = self._x.member, self._x.state.clients
-        return None if member is None else Worker(member, len(clients), self._x.identity.public, self._secret)
+        """This client as a member of the epoch, and until the next one forms as what it was in the last one."""
+        state, member = self._x.state, self._x.member
+        if state.run_state in ACTIVE_STATES:
+            epoch = state.progress.epoch
+            self._worker = None if member is None else Worker(epoch, member, self._keys[epoch], self._secret)
+        return self._worker
 
-    async def _try(self, exam: Exam, ledger: Ledger, plan: Plan, block: int) -> bool:
+    async def _try(self, exam: Exam, ledger: Ledger, worker: Worker, plan: Plan, block: int) -> bool:
         """Do a block, send its result, and say whether that was possible."""
         started, scores, asked = trio.current_time(), None, ()
         async with self._telling():
             asked = await exam.encode(plan, ledger.digest, block)
             scores = await self._score(ledger.digest, asked)
-        member, state = self._x.member, self._x.state
-        if scores is None or member is None:
+        if scores is None:
             return False
-        result = sign_result(self._x.identity, self._make(ledger.digest, plan, block, member, asked, scores))
+        result = sign_result(self._x.identity, self._make(worker, ledger.digest, plan, block, asked, scores))
         seconds = trio.current_time() - started
         self._block_s = max(seconds, self._block_s / 2)
         self._log(
@@ -254,7 +265,7 @@ class Evaluating:
                 skipped=min(BLOCK_DOCUMENTS, plan.documents - block * BLOCK_DOCUMENTS) - len(asked), seconds=seconds,
             )
         )  # fmt: skip
-        self._add(ledger, result, [one.p2p for one in state.clients])
+        self._add(ledger, result, worker.keys)
         with suppress(NetworkError):
             await self._network.publish(encode_result(result))
         return True
@@ -276,7 +287,7 @@ class Evaluating:
     async def _ask(self, request: ScoreRequest) -> ScoreReply | None:
         """Ask the trainer as soon as it is idle; None: other weights are certified by then, or not here."""
         await self._turns.wait_idle()
-        if self._x.state.certified.digest != request.digest or self._x.member is None:
+        if self._x.state.certified.digest != request.digest or self._find_worker() is None:
             return None
         reply: ScoreReply = await self._trainer.score(request)
         if reply.refused and reply.refused != OTHER_WEIGHTS:  # for a moment it has the next ones, or none yet
@@ -285,16 +296,16 @@ class Evaluating:
 
     async def _write(self, exam: Exam, digest: bytes, worker: Worker) -> bool:
         """Have weights go on with a prompt if it is this member's turn; say whether they did."""
-        if not exam.has_prompt or (digest, texts.TAG) in self._told:
+        if not exam.has_prompt or any((digest, epoch) in self._told for epoch in self._keys):
             return False
         if worker.member != choose_writer(digest, worker.members):
             return False
         text = None
         async with self._telling():
             text = await write(await exam.open_reader(digest), digest, partial(self._ask_for_tokens, digest))
-        if text is None or self._x.member is None:
+        if text is None:
             return False
-        found = make_text(self._x.identity, self._x.state, self._x.member, digest, text)
+        found = make_text(self._x.identity, self._x.state.run_uid, worker, digest, text)
         self._tell_text(found)
         with suppress(NetworkError):
             await self._network.publish(texts.encode_text(found))
@@ -322,9 +333,8 @@ class Evaluating:
             self._log(types.Error(message=f"evals: {reason}"))
 
     def _make(
-        self, digest: bytes, plan: Plan, block: int, member: int, asked: Sequence[Asked], scores: list[list[Score]]
+        self, worker: Worker, digest: bytes, plan: Plan, block: int, asked: Sequence[Asked], scores: list[list[Score]]
     ) -> BlockResult:
-        state = self._x.state
         pairs = [(one.document, found) for one, found in zip(asked, scores, strict=True)]
 
         def count(metric: Metric) -> int:
@@ -332,8 +342,8 @@ class Evaluating:
             return sum(is_right << place for place, is_right in enumerate(right))
 
         return BlockResult(
-            run_uid=state.run_uid, digest=digest, task_hash=plan.task_hash, epoch=state.progress.epoch, member=member,
-            block=block, count=len(asked), numeric_class=NumericClass(self._x.numeric_class),
+            run_uid=self._x.state.run_uid, digest=digest, task_hash=plan.task_hash, epoch=worker.epoch,
+            member=worker.member, block=block, count=len(asked), numeric_class=NumericClass(self._x.numeric_class),
             right=count(Metric.ACC), right_norm=count(Metric.ACC_NORM),
             score_sum=sum(found[document.answer].log_likelihood for document, found in pairs),
         )  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 
 from psyche.client.runtime.evals.exam import Reader
-from psyche.core.state.state import Coordinator
+from psyche.evals.ledger import Worker
 from psyche.evals.texts import MAX_TOKENS, WrittenText, choose_prompt, cut_text, sign_text
 from psyche.wire.crypto import Identity
 
@@ -25,8 +25,6 @@ async def write(reader: Reader, digest: bytes, ask: Ask) -> str | None:
     return cut_text(reader.decode(written))
 
 
-def make_text(identity: Identity, state: Coordinator, member: int, digest: bytes, text: str) -> WrittenText:
-    made = WrittenText(
-        run_uid=state.run_uid, digest=digest, epoch=state.progress.epoch, member=member, text=text
-    )  # fmt: skip
+def make_text(identity: Identity, run_uid: bytes, worker: Worker, digest: bytes, text: str) -> WrittenText:
+    made = WrittenText(run_uid=run_uid, digest=digest, epoch=worker.epoch, member=worker.member, text=text)
     return sign_text(identity, made)

@@ -1,21 +1,18 @@
 """What a member has found of a block, as one signed message; and what many of them together say of a task."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
 from psyche.core.encoding.fields import enum, f32, pad, raw, u8, u16, u32, up_to
 from psyche.core.encoding.header import NumericClass
-from psyche.core.encoding.records import FieldLayout
 from psyche.core.state.limits import MAX_CLIENTS
 from psyche.errors import WireError
 from psyche.evals.division import BLOCK_DOCUMENTS
+from psyche.evals.messages import MessageKind
 from psyche.evals.requests import compute_standard_error
-from psyche.wire.crypto import Identity, verify
 
-TAG: Final = b"psyche/score/1"
-SIGNATURE_BYTES: Final = 64
 SHOWN_PERCENT: Final = 50  # of the blocks; below, a score is not shown
 # Answers of two members to the same 32 documents that may differ. Of two classes nothing is said.
 _TOLERANCE: Final = {NumericClass.FP32: 1, NumericClass.BF16: 2}
@@ -42,61 +39,21 @@ class BlockResult:
     signature: bytes = b""
 
 
-LAYOUT: Final = FieldLayout(
-    "BlockResult",
+def _check_bits(result: BlockResult) -> None:
+    for name, bits in (("right", result.right), ("right_norm", result.right_norm)):
+        if bits >> result.count:
+            raise WireError(f"BlockResult.{name}: has a bit beyond the {result.count} documents of the block")
+
+
+RESULTS: Final = MessageKind(
+    BlockResult, "result of a block", b"psyche/score/1",
     [
         raw("run_uid"), raw("digest"), raw("task_hash"), u16("epoch"), up_to(MAX_CLIENTS - 1, u16("member")),
         u32("block"), up_to(BLOCK_DOCUMENTS, u8("count")), enum("numeric_class", NumericClass), u32("right"),
         u32("right_norm"), f32("score_sum"), pad(1),
     ],
-    is_aligned=False,
+    check=_check_bits,
 )  # fmt: skip
-RESULT_BYTES: Final = len(TAG) + LAYOUT.size + SIGNATURE_BYTES
-
-
-def get_signed_bytes(result: BlockResult) -> bytes:
-    """Encode what the member's key signs.
-
-    Raises:
-        WireError: a value does not fit its field; the message names the field.
-    """
-    _check_bits(result)
-    return TAG + LAYOUT.write(result)
-
-
-def sign_result(identity: Identity, result: BlockResult) -> BlockResult:
-    return replace(result, signature=identity.sign(get_signed_bytes(result)))
-
-
-def encode_result(result: BlockResult) -> bytes:
-    return get_signed_bytes(result) + result.signature
-
-
-def decode_result(message: bytes) -> BlockResult:
-    """Decode a message; `is_result_of` checks the signature.
-
-    Raises:
-        WireError: unknown tag, wrong length, or a field without a valid value.
-    """
-    if len(message) != RESULT_BYTES or not message.startswith(TAG):
-        raise WireError(f"result of a block: {len(message)} bytes that begin with {message[:14]!r}, must be "
-                        f"{RESULT_BYTES} that begin with {TAG!r}")  # fmt: skip
-    body = message[len(TAG) : -SIGNATURE_BYTES]
-    LAYOUT.check_pads(body)
-    values = dict(zip(LAYOUT.places, LAYOUT.read_values(body), strict=True))
-    result = BlockResult(**values, signature=message[-SIGNATURE_BYTES:])
-    _check_bits(result)
-    return result
-
-
-def is_result_of(result: BlockResult, public: bytes) -> bool:
-    return verify(public, get_signed_bytes(result), result.signature)
-
-
-def _check_bits(result: BlockResult) -> None:
-    for name, bits in (("right", result.right), ("right_norm", result.right_norm)):
-        if bits >> result.count:
-            raise WireError(f"BlockResult.{name}: has a bit beyond the {result.count} documents of the block")
 
 
 @dataclass(frozen=True, slots=True)

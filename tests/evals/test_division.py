@@ -13,15 +13,11 @@ from psyche.core.encoding.header import NumericClass
 from psyche.errors import WireError
 from psyche.evals.division import BLOCK_DOCUMENTS, cut_blocks, find_home, get_part, go_round, is_repeated
 from psyche.evals.results import (
-    RESULT_BYTES,
+    RESULTS,
     BlockResult,
     Merged,
     Tally,
-    decode_result,
-    encode_result,
-    is_result_of,
     judge_block,
-    sign_result,
 )
 from psyche.wire.crypto import Identity
 
@@ -71,7 +67,7 @@ def test_a_member_repeats_a_twentieth_of_the_blocks_which_its_secret_draws() -> 
 
 # --- the message --------------------------------------------------------------------------------------------
 
-RESULTS = st.integers(0, 32).flatmap(
+MESSAGES = st.integers(0, 32).flatmap(
     lambda count: st.builds(
         BlockResult, run_uid=st.binary(min_size=32, max_size=32), digest=st.binary(min_size=32, max_size=32),
         task_hash=st.binary(min_size=32, max_size=32), epoch=st.integers(0, 65_535), member=st.integers(0, 255),
@@ -82,22 +78,22 @@ RESULTS = st.integers(0, 32).flatmap(
 )  # fmt: skip
 
 
-@given(result=RESULTS)
+@given(result=MESSAGES)
 def test_a_result_has_197_bytes_and_comes_back_as_it_was_signed(result: BlockResult) -> None:
     identity = Identity(b"i" * 32)
-    signed = sign_result(identity, result)
-    raw = encode_result(signed)
-    assert len(raw) == RESULT_BYTES == 197
-    assert decode_result(raw) == signed
-    assert is_result_of(signed, identity.public)
-    assert not is_result_of(replace(signed, block=signed.block ^ 1), identity.public)
-    assert not is_result_of(signed, Identity(b"j" * 32).public)
+    signed = RESULTS.sign(identity, result)
+    raw = RESULTS.encode(signed)
+    assert len(raw) == RESULTS.most_bytes == 197
+    assert RESULTS.decode(raw) == signed
+    assert RESULTS.is_signed_by(signed, identity.public)
+    assert not RESULTS.is_signed_by(replace(signed, block=signed.block ^ 1), identity.public)
+    assert not RESULTS.is_signed_by(signed, Identity(b"j" * 32).public)
 
 
 @given(raw=st.one_of(st.binary(max_size=250), st.binary(min_size=183, max_size=183).map(b"psyche/score/1".__add__)))
 def test_bytes_are_a_result_or_refused(raw: bytes) -> None:
     with contextlib.suppress(WireError):
-        assert encode_result(decode_result(raw)) == raw
+        assert RESULTS.encode(RESULTS.decode(raw)) == raw
 
 
 @pytest.mark.parametrize(
@@ -107,10 +103,10 @@ def test_bytes_are_a_result_or_refused(raw: bytes) -> None:
      (119, 2, "BlockResult.numeric_class: 2 is no NumericClass"), (132, 1, "BlockResult.pad: byte 118 is not zero")],
 )  # fmt: skip
 def test_a_field_without_a_valid_value_is_named(place: int, byte: int, words: str) -> None:
-    raw = bytearray(encode_result(make_result(signature=bytes(64))))
+    raw = bytearray(RESULTS.encode(make_result(signature=bytes(64))))
     raw[place] = byte
     with pytest.raises(WireError, match=words):
-        decode_result(bytes(raw))
+        RESULTS.decode(bytes(raw))
 
 
 # --- what they say together ---------------------------------------------------------------------------------

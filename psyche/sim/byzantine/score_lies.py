@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Final
 
-from psyche.evals.results import TAG, BlockResult, decode_result, encode_result, sign_result
-from psyche.evals.texts import WrittenText, choose_writer, encode_text, sign_text
+from psyche.evals.results import RESULTS, BlockResult
+from psyche.evals.texts import TEXTS, WrittenText, choose_writer
 from psyche.sim.byzantine.program import ByzantineProgram
 from psyche.wire.crypto import blake3_hash
 from psyche.wire.ports import Network
@@ -14,10 +14,10 @@ class Boast(ByzantineProgram):
     """Says that all answers are right."""
 
     async def publish(self, node: Network, raw: bytes) -> None:
-        if not raw.startswith(TAG) or not self.is_due():
+        if not raw.startswith(RESULTS.tag) or not self.is_due():
             await node.publish(raw)
             return
-        for lie in self.change(decode_result(raw)):
+        for lie in self.change(RESULTS.decode(raw)):
             await node.publish(lie)
 
     def change(self, result: BlockResult) -> list[bytes]:
@@ -26,7 +26,7 @@ class Boast(ByzantineProgram):
         return [self.sign(result, right=every, right_norm=every)]
 
     def sign(self, result: BlockResult, **changes: object) -> bytes:
-        return encode_result(sign_result(self.host.identity, replace(result, **changes)))  # type: ignore[arg-type]
+        return RESULTS.encode(RESULTS.sign(self.host.identity, replace(result, **changes)))  # type: ignore[arg-type]
 
     def draw(self, result: BlockResult) -> int:
         return self.rng.getrandbits(32) & ((1 << result.count) - 1)
@@ -50,7 +50,7 @@ class SayTwice(Boast):
     """Sends each result, and another one of the same block."""
 
     def change(self, result: BlockResult) -> list[bytes]:
-        return [encode_result(result), self.sign(result, right=self.draw(result))]
+        return [RESULTS.encode(result), self.sign(result, right=self.draw(result))]
 
 
 class OtherWeights(Boast):
@@ -64,7 +64,7 @@ class OtherBlocks(Boast):
     """Sends results of blocks that the task does not have, and bytes that are no result."""
 
     def change(self, result: BlockResult) -> list[bytes]:
-        return [self.sign(result, block=result.block + 1_000_000), TAG + self.rng.randbytes(183)]
+        return [self.sign(result, block=result.block + 1_000_000), RESULTS.tag + self.rng.randbytes(183)]
 
 
 class WriteForOthers(Boast):
@@ -82,7 +82,7 @@ class WriteForOthers(Boast):
             replace(lie, digest=blake3_hash(b"other weights")),
             replace(lie, text="I win" * 1_000),
         )
-        return [encode_result(result), *(encode_text(sign_text(self.host.identity, one)) for one in lies)]
+        return [RESULTS.encode(result), *(TEXTS.encode(TEXTS.sign(self.host.identity, one)) for one in lies)]
 
 
 SCORE_LIES: Final[dict[str, type[ByzantineProgram]]] = {

@@ -9,8 +9,8 @@ from psyche.client.engine.context import EngineContext
 from psyche.client.runtime.evals.evaluating import Evaluating
 from psyche.core.encoding.header import NumericClass
 from psyche.core.state.state import Client, Coordinator, Mark, RunState
-from psyche.evals.results import BlockResult, encode_result, sign_result
-from psyche.evals.texts import WrittenText, choose_writer, encode_text, sign_text
+from psyche.evals.results import RESULTS, BlockResult
+from psyche.evals.texts import TEXTS, WrittenText, choose_writer
 from psyche.sim.exam import SimExam
 from psyche.telemetry import types
 from psyche.wire.crypto import Identity
@@ -43,12 +43,12 @@ def say(epoch: int, member: int, right: int) -> bytes:
         run_uid=bytes(32), digest=MARK.digest, task_hash=EXAM.plan.task_hash, epoch=epoch, member=member, block=0,
         count=32, numeric_class=NumericClass.FP32, right=right, right_norm=right, score_sum=0.0,
     )  # fmt: skip
-    return encode_result(sign_result((OLD if epoch == 7 else NEW)[member], result))
+    return RESULTS.encode(RESULTS.sign((OLD if epoch == 7 else NEW)[member], result))
 
 
 def write(epoch: int, text: str, by: int) -> bytes:
     made = WrittenText(run_uid=bytes(32), digest=MARK.digest, epoch=epoch, member=by, text=text)
-    return encode_text(sign_text((OLD if epoch == 7 else NEW)[by], made))
+    return TEXTS.encode(TEXTS.sign((OLD if epoch == 7 else NEW)[by], made))
 
 
 async def test_who_differs_is_named_by_the_number_of_its_own_epoch() -> None:

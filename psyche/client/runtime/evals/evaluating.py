@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -14,13 +14,13 @@ from psyche.client.runtime.evals.writing import make_text, write
 from psyche.core.encoding.header import NumericClass
 from psyche.core.state.state import ZERO32, Coordinator, Mark
 from psyche.errors import NetworkError, PsycheError, WireError
-from psyche.evals import results, texts
 from psyche.evals.division import BLOCK_DOCUMENTS
 from psyche.evals.ledger import Ledger, Plan, Worker
+from psyche.evals.messages import MessageKind
 from psyche.evals.requests import Score, choose
-from psyche.evals.results import BlockResult, Merged, decode_result, encode_result, is_result_of, sign_result
+from psyche.evals.results import RESULTS, BlockResult, Merged
 from psyche.evals.tasks import Metric
-from psyche.evals.texts import WrittenText, choose_prompt, choose_writer, decode_text, is_text_of
+from psyche.evals.texts import TEXTS, WrittenText, choose_prompt, choose_writer
 from psyche.modeling.trainer.failure import TrainerFailure
 from psyche.network.streams import Signal
 from psyche.telemetry import types
@@ -86,7 +86,7 @@ class Evaluating:
         """Take in results, and return the messages that are something else."""
         others: list[bytes] = []
         for raw in raws:
-            if not raw.startswith((results.TAG, texts.TAG)):
+            if not raw.startswith((RESULTS.tag, TEXTS.tag)):
                 others.append(raw)
             elif self._is_on:
                 self._take_message(raw)
@@ -112,8 +112,9 @@ class Evaluating:
         self._news.notify()
 
     def _take_message(self, raw: bytes, *, is_early: bool = True) -> None:
+        kind: MessageKind[Any] = TEXTS if raw.startswith(TEXTS.tag) else RESULTS
         try:
-            found = decode_text(raw) if raw.startswith(texts.TAG) else decode_result(raw)
+            found: BlockResult | WrittenText = kind.decode(raw)
         except WireError as error:
             self._refuse(str(error))
             return
@@ -124,7 +125,7 @@ class Evaluating:
             return
         keys, ledger = self._keys.get(found.epoch, ()), self._ledgers.get(found.digest)
         what = "text of weights" if isinstance(found, WrittenText) else "result of a block"
-        if found.member >= len(keys) or not _is_signed_by(found, keys[found.member]):
+        if found.member >= len(keys) or not kind.is_signed_by(found, keys[found.member]):
             self._refuse(f"{what}: member {found.member} of epoch {found.epoch} did not sign this")
         elif ledger is None:
             self._refuse(f"{what}: of weights that are none of the last certified ones", found)
@@ -256,7 +257,7 @@ class Evaluating:
             scores = await self._score(ledger.digest, asked)
         if scores is None:
             return False
-        result = sign_result(self._x.identity, self._make(worker, ledger.digest, plan, block, asked, scores))
+        result = RESULTS.sign(self._x.identity, self._make(worker, ledger.digest, plan, block, asked, scores))
         seconds = trio.current_time() - started
         self._block_s = max(seconds, self._block_s / 2)
         self._log(
@@ -267,7 +268,7 @@ class Evaluating:
         )  # fmt: skip
         self._add(ledger, result, worker.keys)
         with suppress(NetworkError):
-            await self._network.publish(encode_result(result))
+            await self._network.publish(RESULTS.encode(result))
         return True
 
     async def _score(self, digest: bytes, asked: Sequence[Asked]) -> list[list[Score]] | None:
@@ -308,7 +309,7 @@ class Evaluating:
         found = make_text(self._x.identity, self._x.state.run_uid, worker, digest, text)
         self._tell_text(found)
         with suppress(NetworkError):
-            await self._network.publish(texts.encode_text(found))
+            await self._network.publish(TEXTS.encode(found))
         return True
 
     async def _ask_for_tokens(self, digest: bytes, start: Sequence[int], tokens: int) -> Sequence[int] | None:
@@ -347,7 +348,3 @@ class Evaluating:
             right=count(Metric.ACC), right_norm=count(Metric.ACC_NORM),
             score_sum=sum(found[document.answer].log_likelihood for document, found in pairs),
         )  # fmt: skip
-
-
-def _is_signed_by(found: BlockResult | WrittenText, key: bytes) -> bool:
-    return is_text_of(found, key) if isinstance(found, WrittenText) else is_result_of(found, key)

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from psyche.client.runtime.evals.exam import Reader
 from psyche.evals.ledger import Worker
-from psyche.evals.texts import MAX_TOKENS, WrittenText, choose_prompt, cut_text, sign_text
+from psyche.evals.texts import MAX_TOKENS, TEXTS, WrittenText, choose_prompt, cut_text
 from psyche.wire.crypto import Identity
 
 Ask = Callable[[Sequence[int], int], Awaitable[Sequence[int] | None]]  # what comes after ids, and how much of it
@@ -27,4 +27,4 @@ async def write(reader: Reader, digest: bytes, ask: Ask) -> str | None:
 
 def make_text(identity: Identity, run_uid: bytes, worker: Worker, digest: bytes, text: str) -> WrittenText:
     made = WrittenText(run_uid=run_uid, digest=digest, epoch=worker.epoch, member=worker.member, text=text)
-    return sign_text(identity, made)
+    return TEXTS.sign(identity, made)

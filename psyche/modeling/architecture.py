@@ -10,14 +10,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
-import transformers
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, AutoModelForCausalLM
 from transformers.utils import logging
 
 from psyche.errors import ConfigError, UnusableModelError
@@ -103,7 +105,7 @@ def _build_config(path: Path, settings: Mapping[str, Any]) -> PreTrainedConfig:
         hint = f"did you mean {near[0]!r}? Else " if near else ""
         raise ConfigError(
             f"model config {path}: AR1: model_type {model_type!r} is no causal language model of transformers "
-            f"{transformers.__version__}; {hint}take another model, or another version of transformers"
+            f"{version('transformers')}; {hint}take another model, or another version of transformers"
         )
     config_class = CONFIG_MAPPING[model_type]
     # A file written by transformers may have fields of other versions; in one written by hand they are mistakes.

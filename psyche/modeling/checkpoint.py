@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers.modeling_utils import PreTrainedModel
 
 from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.durable import describe_write_error, sync_file, write_file

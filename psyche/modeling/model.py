@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import PreTrainedModel
+from transformers.modeling_utils import PreTrainedModel
 
 from psyche.durable import naming
 from psyche.errors import ConfigError, DataError, TrainerError, UnusableModelError

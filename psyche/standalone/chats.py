@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 from jinja2 import TemplateError
 from numpy.typing import NDArray
-from transformers import AutoTokenizer
+from transformers.models.auto.tokenization_auto import AutoTokenizer
 from transformers.utils import logging
 
 from psyche.data.prepared.sources import Record

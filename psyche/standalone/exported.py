@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TextStreamer
+from transformers.generation.configuration_utils import GenerationConfig
+from transformers.generation.streamers import TextStreamer
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+from transformers.models.auto.tokenization_auto import AutoTokenizer
 from transformers.utils import logging
 
 from psyche.errors import ConfigError

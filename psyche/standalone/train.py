@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers.modeling_utils import PreTrainedModel
 
 from psyche.config.places import parse_model
 from psyche.core.committee.schedule import compute_learning_rate

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch.func import functional_call
-from transformers import DynamicCache
+from transformers.cache_utils import DynamicCache
 
 Scored = tuple[float, bool]  # log-likelihood in nats, and whether each token is the most likely one
 Rows = Sequence[Sequence[int]]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers.modeling_utils import PreTrainedModel
 
 from psyche.core.encoding.manifest import FileEntry
 from psyche.core.encoding.plan import encode_plan

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from psyche.core.encoding.plan import compute_run_plan
 from psyche.core.state.enums import MUON

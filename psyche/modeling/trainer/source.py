@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedModel
+from transformers.modeling_utils import PreTrainedModel
 
 from psyche.core.state.state import DataType
 from psyche.modeling.architecture import Blueprint, read_blueprint

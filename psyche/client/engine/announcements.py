@@ -209,13 +209,13 @@ class Announcements:
             return f"header field {slip}"
         if not is_report and not 0 < header.body_len <= facts.max_body_bytes:
             return f"header field body_len {header.body_len} is not in 1..{facts.max_body_bytes}"
-        least, most = self._get_inner_steps(batch)
+        least, most = (0, 0) if is_report else self._get_inner_steps(batch)
         if not least <= header.inner_steps <= most:
             return f"header field inner_steps {header.inner_steps} is not in {least}..{most}"
         return ""
 
     def _get_inner_steps(self, batch: tuple[int, int]) -> tuple[int, int]:
-        """The least and most inner steps of a result (LS1, LS7)."""
+        """The least and most inner steps of a trained result (LS1, LS7)."""
         optimizer = self._x.state.model.optimizer
         if optimizer.kind is not OptimizerKind.LOCAL_STEPS:
             return 0, 0

@@ -65,6 +65,19 @@ def test_an_inner_step_of_other_data_is_named_and_its_evidence_kept() -> None:
     assert (kept.member, kept.case.pieces) == (found.target, (found.piece,))
 
 
+@pytest.mark.parametrize("inner_steps", [0, 1])
+def test_a_report_of_inner_steps_is_taken_if_it_names_none_of_its_own(inner_steps: int) -> None:
+    """LS7: whoever refused it would take its verifier for a member that owes a result (H1)."""
+    bench = build_verified(8, optimizer=OPTIMIZER)
+    while not (others := [m for m in bench.get_record().tasks if m != bench.index]):
+        run_honest_round(bench)
+    built = bench.build_report(others[0], inner_steps=inner_steps)
+    assert built is not None
+    bench.hear(built[0])
+    bench.feed(built[1])
+    assert bench.get_record().is_held(others[0]) == (not inner_steps)
+
+
 def test_a_result_of_local_steps_has_no_size_of_pieces() -> None:
     bench = build_verified(optimizer=OPTIMIZER)
     sized, plain = [m for m in bench.get_record().assignments if m != bench.index][:2]

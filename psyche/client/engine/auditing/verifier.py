@@ -193,6 +193,8 @@ class Verifier:
             return True
         is_opening = own.opening is not None and own.opening.arrived is None
         # the first one alone: a verifier that is slow must have something to report when time is up
+        if own.found:
+            ready.sort(key=lambda asked: not asked[0].is_report)  # they are at the list's end, to which few come
         if ready:
             height = ready[0][1].case.height
             most = len(ready) if own.found and not is_opening else 1

@@ -273,6 +273,17 @@ def test_rows_of_a_verifiers_report_are_audited_at_the_weights_of_its_own_audits
     assert bench.state.current.height - 2 in {audit.height for audit in bench.get_all(act.Audit)}
 
 
+def test_reports_are_audited_before_most_batches() -> None:
+    """V9: verifiers that are slow audit each other too."""
+    bench = build_auditor_of_reports()
+    answer(bench, answer_audit)
+    heights = [
+        case.height - bench.state.current.height for audit in bench.get_all(act.Audit)[-3:] for case in audit.cases
+    ]
+    assert heights[:2] == [-1, -2]
+    assert -2 not in heights[heights.count(-2) + 1 :]
+
+
 def test_evidence_of_a_report_has_the_work_that_its_row_is_about() -> None:
     bench = build_auditor_of_reports()
     height, found = bench.state.current.height, 0

@@ -48,6 +48,7 @@ from psyche.wire.trainer import (
     AuditedTarget,
     AuditReply,
     AuditRequest,
+    AuditTarget,
     Contribution,
     LoadReply,
     LoadRequest,
@@ -135,7 +136,7 @@ class SimTrainer:
     _computing: trio.CancelScope | None = None
 
     def __post_init__(self) -> None:
-        self.works = SimWorks(self.codec.plan, self.rng, self.machine.noise)
+        self.works = SimWorks(self.codec.plan, self.codec.optimizer, self.rng, self.machine.noise)
 
     async def start(self) -> None:
         await trio.sleep(self.machine.restart_s)
@@ -268,7 +269,7 @@ class SimTrainer:
         payload = self.codec.make(self.momentum)
         self.codec.note_gradient(request.tokens, payload)
         payload = payload if self.tamper is None else self.tamper(payload)
-        return msgspec.structs.replace(self._reply(batch, payload), work=self.works.show(request))
+        return msgspec.structs.replace(self._reply(batch, payload), work=self.works.show(request, batch.done))
 
     async def _is_cancelled_in(self, batch: "_Batch", steps: int) -> bool:
         """Compute until so many steps of a batch are done, or it is cut short (LS9), or it is cancelled."""
@@ -351,7 +352,8 @@ class SimTrainer:
         targets: list[AuditedTarget] = []
         for target, found in zip(request.targets, reply.targets, strict=False):
             share = self.codec.compute_sign_share(target.tokens, target.payload) if target.payload else -1.0
-            is_whole = len(target.pieces) == compute_pieces(target.samples, target.piece_samples)
+            # there is no payload to compare with local steps
+            is_whole = share >= 0 and len(target.pieces) == compute_pieces(target.samples, target.piece_samples)
             agrees = WHOLE_AGREES if is_whole else PIECE_AGREES
             agreement = share * agrees + (1 - share) * (1 - agrees) if share >= 0 else -1.0
             # what is sent is all of the momentum that is simulated
@@ -374,7 +376,7 @@ class SimTrainer:
         for target in request.targets:
             done: list[AuditedPiece] = []
             for piece in target.pieces:
-                with trio.move_on_after(target.piece_samples * self.machine.sample_s):
+                with trio.move_on_after(self._count_samples(target, piece) * self.machine.sample_s):
                     await cancelled.wait()
                 self._check_alive()
                 if cancelled.is_set():
@@ -382,6 +384,12 @@ class SimTrainer:
                 done.append(self.works.recompute(request.height, target, piece, request.seeds))
             targets.append(AuditedTarget(pieces=tuple(done)))
         return AuditReply(targets=tuple(targets), seconds=0.0)
+
+    def _count_samples(self, target: AuditTarget, piece: int) -> int:
+        """The samples to compute: an inner step again, and all before it."""
+        if target.local is None:
+            return target.piece_samples
+        return (piece + 1) * target.samples // self.codec.optimizer.inner_steps
 
     async def score(self, request: ScoreRequest) -> ScoreReply:
         """Score rows, until another call cancels it; values depend on the row and the certified weights alone."""

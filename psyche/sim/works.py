@@ -1,11 +1,13 @@
 """Work tables of simulated trainers: 64 values for each piece that follow from weights, tokens and look-ahead alone.
 
-Machines differ by noise of a given size: E between what one machine says and what is right (V10).
+Of local steps a piece is an inner step; its weights follow from the inner batches before it. Machines differ by noise
+of a given size: E between what one machine says and what is right (V10).
 """
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -13,8 +15,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from psyche.core.encoding.plan import TransformPlan
-from psyche.core.encoding.work import SKETCH_VALUES, WorkRow, compute_pieces, encode_table
-from psyche.core.state.state import ZERO32
+from psyche.core.encoding.work import SKETCH_VALUES, WorkRow, compute_pieces, count_shown_steps, encode_table
+from psyche.core.state.state import ZERO32, Optimizer
 from psyche.errors import TrainerError
 from psyche.modeling.verification.openings import MomentumTree, draw_chunks
 from psyche.wire.crypto import blake3_hash
@@ -40,10 +42,14 @@ class Piece:
 Distort = Callable[[int, list[Piece]], list[Piece]]  # a round and its honest pieces: those that are shown
 
 
-def cut(tokens: bytes, samples: int, piece_samples: int) -> list[bytes]:
+def cut(tokens: bytes, samples: int, piece_samples: int, inner_steps: int) -> list[bytes]:
     """The tokens of each piece of a batch."""
-    row, size = len(tokens) // samples, compute_pieces(samples, piece_samples)
-    return [tokens[row * piece_samples * i : row * piece_samples * (i + 1)] for i in range(size)]
+    row = len(tokens) // samples
+    if inner_steps:
+        ends = [row * (step * samples // inner_steps) for step in range(inner_steps + 1)]
+    else:
+        ends = [row * min(piece_samples * i, samples) for i in range(compute_pieces(samples, piece_samples) + 1)]
+    return [tokens[start:end] for start, end in pairwise(ends) if start < end]
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +57,7 @@ class SimWorks:
     """The tables of one trainer, and what it finds of others."""
 
     plan: TransformPlan
+    optimizer: Optimizer
     rng: random.Random
     noise: float = 0.0
     distort: Distort | None = None  # set by a dishonest owner
@@ -72,13 +79,18 @@ class SimWorks:
     def get_weights(self, height: int) -> bytes:
         return self._weights.get(height, ZERO32)
 
-    def show(self, request: TrainRequest) -> Work | None:
+    def show(self, request: TrainRequest, inner_steps: int) -> Work | None:
+        """The work of a batch, of which so many inner steps were done."""
         wanted = request.work
         if wanted is None:
             return None
         last = request.own[0].payload if request.own else b""
         here = self.get_weights(request.height)
-        pieces = [Piece(here, part, last) for part in cut(request.tokens, request.samples, wanted.piece_samples)]
+        due = self.optimizer.inner_steps
+        pieces = self._build_pieces(request.height, request, wanted.piece_samples, last, due)
+        if due:
+            merges = request.in_flight and request.height > 0
+            pieces = pieces[: count_shown_steps(self.optimizer, request.samples, inner_steps, merges=merges)]
         shown = pieces if self.distort is None else self.distort(request.height, pieces)
         rows = self._accumulate([self._blur(piece.sketch(wanted.seed)) for piece in shown])
         if wanted.calibration:
@@ -102,10 +114,18 @@ class SimWorks:
         return b"".join(MomentumTree(self.plan, chunks).open(places, chunks) for _, chunks in self._momenta)
 
     def recompute(self, height: int, target: AuditTarget, piece: int, seeds: Sequence[bytes]) -> AuditedPiece:
-        part = cut(target.tokens, target.samples, target.piece_samples)[piece]
-        honest = Piece(self.get_weights(height), part, target.last_body)
+        inner_steps = 0 if target.local is None else self.optimizer.inner_steps
+        honest = self._build_pieces(height, target, target.piece_samples, target.last_body, inner_steps)[piece]
         values = tuple(_get_row(self._blur(honest.sketch(seed))).values for seed in seeds)
         return AuditedPiece(piece=piece, loss=2.0, values=values)
+
+    def _build_pieces(
+        self, height: int, batch: TrainRequest | AuditTarget, piece_samples: int, last: bytes, inner_steps: int
+    ) -> list[Piece]:
+        here = self.get_weights(height)
+        parts = cut(batch.tokens, batch.samples, piece_samples, inner_steps)
+        moved = [blake3_hash(here, *parts[:step]) if inner_steps else here for step in range(len(parts))]
+        return [Piece(weights, part, last) for weights, part in zip(moved, parts, strict=True)]
 
     def _blur(self, values: Floats) -> Floats:
         if not self.noise:

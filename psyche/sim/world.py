@@ -39,7 +39,7 @@ from psyche.sim.scenarios.scenario import (
     CHAIN,
     Scenario,
     build_run_config,
-    build_small_model,
+    build_run_model,
     compute_farewell_s,
     compute_limit_s,
     compute_patience_s,
@@ -98,7 +98,7 @@ class World:
         self.scenario = scenario
         self.folder = folder
         self.config = build_run_config(scenario)
-        self.model = build_small_model(is_verified=self.config.verification_percent > 0)
+        self.model = build_run_model(scenario)
         self.codec = PayloadCodec(self.model.optimizer)
         self.trace = Trace(str(folder), keep_lines=keep_lines)
         self.links = Links(build_rng(scenario.seed, "links"))

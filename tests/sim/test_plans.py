@@ -11,6 +11,7 @@ from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.sim import faults
 from psyche.sim.byzantine import programs
+from psyche.sim.byzantine.program import ByzantineMember
 from psyche.sim.faults import CHAIN_KINDS, Fault
 from psyche.sim.scenarios.plan import read_scenario, write_scenario
 from psyche.sim.scenarios.scenario import MachineClass, Scenario
@@ -29,6 +30,13 @@ def test_limits_and_any_name_are_the_same_after_they_were_written_and_read() -> 
     for name in ("F8", 'two\nlines, "quoted"', "caf\u00e9 \U0001f600"):
         scenario = Scenario(seed=3, name=name, limits=limits)
         assert read_scenario(write_scenario(scenario)) == scenario
+
+
+def test_a_plan_of_a_run_that_verifies_local_steps_is_the_same_after_it_was_written_and_read() -> None:
+    cheat = ByzantineMember(who=1, kind="lazy")
+    config = {"verification_percent": 25, "convict": True}
+    scenario = Scenario(config=config, byzantine=(cheat,), inner_steps=8)
+    assert read_scenario(write_scenario(scenario)) == scenario
 
 
 def test_a_seed_draws_the_same_scenario_every_time() -> None:
@@ -76,6 +84,7 @@ def test_never_more_than_a_third_of_the_members_lie() -> None:
         ("[[byzantine]]\nkind = 'replay'", "missing 1 required keyword-only argument: 'who'"),
         ("[[class]]\ncount = 2\n[class.machine]\nspeed = 3", "MachineModel: speed is unknown"),
         ("seed = ", "scenario: Invalid value"),
+        ("inner_steps = 1000000", "inner_steps is 1000000, must be at most 2048"),
         ("weight_parts = 3", "weight_parts is 3, must be a divisor of 256, 1 to 99"),
         ("must_advance = 1", "must_advance is 1, must be true or false"),
         ("limit_s = -1", "limit_s is -1, must be a number of seconds, at least 0"),

@@ -12,7 +12,7 @@ from psyche.core.state.messages import JudgeChallenge
 from psyche.core.state.state import ChallengeState
 from psyche.sim.byzantine.program import ByzantineProgram
 from psyche.sim.works import Piece, fake
-from psyche.wire.crypto import blake3_hash, blob_id_of
+from psyche.wire.crypto import blake3_hash, compute_data_hash
 from psyche.wire.trainer import AuditedPiece, AuditedTarget, AuditReply, AuditRequest, AuditTarget
 
 LOOK_S: Final = 0.5
@@ -133,7 +133,7 @@ class LazyVerifier(ByzantineProgram):
     def find_claims(self, request: AuditRequest, target: AuditTarget) -> dict[int, tuple[float, ...]]:
         record = self.host.find_record(request.height)
         for known in () if record is None else (k for one in record.results.values() for k in one.values()):
-            is_it = known.header.body_hash == blob_id_of(target.payload)
+            is_it = known.header.data_hash == compute_data_hash(target.tokens)
             if is_it and known.work is not None and known.header.result_kind is ResultKind.TRAINED:
                 return {piece: known.work.get_claim(piece) for piece in target.pieces}
         return {}
@@ -155,19 +155,19 @@ class ShieldFriends(Lazy):
         claimer = LazyVerifier(self.host, 1.0, self.rng)
         friends = self.find_friends(request)
         targets = tuple(
-            claimer.repeat(request, target) if blob_id_of(target.payload) in friends else found
+            claimer.repeat(request, target) if compute_data_hash(target.tokens) in friends else found
             for target, found in zip(request.targets, reply.targets, strict=False)
         )
         return AuditReply(targets=targets, seconds=reply.seconds, cancelled=reply.cancelled, refused=reply.refused)
 
     def find_friends(self, request: AuditRequest) -> set[bytes]:
-        """The payloads of dishonest members in that round."""
+        """The hashes of what dishonest members had to train on in that round."""
         record, clients = self.host.find_record(request.height), self.host.get_state().clients
         if record is None:
             return set()
         friends = self.host.get_friends()
         return {
-            known.header.body_hash
+            known.header.data_hash
             for member, results in record.results.items()
             if clients[member].p2p in friends
             for known in results.values()

@@ -304,6 +304,7 @@ _PROGRAMS: Final = (
 KINDS: Final[dict[str, type[ByzantineProgram]]] = {  # plans name a program like its class: lie_bloom, LieBloom
     re.sub(r"\B([A-Z])", r"_\1", cls.__name__).lower(): cls for cls in _PROGRAMS
 }
+ALL_KINDS: Final = KINDS | CHEATS | SCORE_LIES  # with those that lie only in runs that verify, or that measure weights
 
 
 class _Wrapped:
@@ -377,4 +378,4 @@ def wrap_network(node: MemoryNode, programs: Sequence[ByzantineProgram]) -> Netw
 
 
 def build_program(member: ByzantineMember, host: Participant, rng: random.Random) -> ByzantineProgram:
-    return (KINDS | CHEATS | SCORE_LIES)[member.kind](host, member.share, rng)
+    return ALL_KINDS[member.kind](host, member.share, rng)

@@ -23,6 +23,7 @@ class Juries:
         self._check = check
         self._guilty: dict[_Key, set[bytes]] = defaultdict(set)  # keys of the jurors that voted so
         self._open: dict[int, tuple[_Key, Challenge]] = {}  # by number, before the record's newest message
+        self._out: set[int] = set()  # slots banned by then, for whatever
         self.excused: set[bytes] = set()  # put out although honest, by more than (n-1)/3 liars of a jury
 
     def check_record(self, state: Coordinator, change: Change) -> None:
@@ -30,6 +31,7 @@ class Juries:
         if isinstance(message, JudgeChallenge) and message.challenge in self._open:
             self._check_vote(state, message)
         opened = {n: c for n, c in enumerate(state.challenges) if c.state is ChallengeState.OPEN}
+        self._out = {n for n, slot in enumerate(state.registry.slots) if slot.state is SlotState.BANNED}
         self._open = {n: ((c.epoch, c.height, c.target), c) for n, c in opened.items()}
 
     def _check_vote(self, state: Coordinator, message: JudgeChallenge) -> None:
@@ -46,7 +48,7 @@ class Juries:
         if message.guilty:
             self._guilty[key].add(juror)
         target = state.registry.slots[challenge.target]
-        if target.state is SlotState.BANNED:
+        if target.state is SlotState.BANNED and challenge.target not in self._out:
             needed = count_needed(len(jury))
             votes = len(self._guilty[key] & set(jury))
             self._check(votes >= needed, "V12", f"{needed} votes of the jury of {len(jury)}", votes)

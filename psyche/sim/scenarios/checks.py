@@ -12,7 +12,7 @@ from typing import Any, Final
 from psyche.backends.kinds import TRAITS
 from psyche.core.state.config_checks import check_config
 from psyche.core.state.errors import ConfigRefused
-from psyche.core.state.limits import U64_MAX
+from psyche.core.state.limits import MAX_INNER_STEPS, U64_MAX
 from psyche.core.state.state import Config
 from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
@@ -43,7 +43,7 @@ from psyche.sim.scenarios.scenario import (
     MachineClass,
     Scenario,
     build_run_config,
-    build_small_model,
+    build_run_model,
 )
 from psyche.sim.trainer import MOST_PARTS
 
@@ -168,6 +168,8 @@ def check_scenario(scenario: Scenario) -> None:
     parts = scenario.weight_parts
     right = f"a divisor of {WEIGHTS}, 1 to {MOST_PARTS}"
     _require(0 < parts <= MOST_PARTS and WEIGHTS % parts == 0, "weight_parts", parts, right)
+    right = f"at most {MAX_INNER_STEPS}"
+    _require(scenario.inner_steps <= MAX_INNER_STEPS, "inner_steps", scenario.inner_steps, right)
     check_within("limits", _check_limits, scenario.limits)
     for number, one in enumerate(scenario.classes):
         check_within(f"class[{number}]", _check_class, one)
@@ -246,7 +248,7 @@ def _check_config(scenario: Scenario) -> None:
         _check_field(name, kinds[name], value)
     config = build_run_config(scenario)
     try:
-        check_config(config, build_small_model())
+        check_config(config, build_run_model(scenario))
     except ConfigRefused as error:
         raise ConfigError(str(error)) from error
     if scenario.must_advance and config.init_min_clients > scenario.clients:

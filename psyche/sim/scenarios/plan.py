@@ -15,7 +15,7 @@ from typing import Any, Final
 from psyche.errors import ConfigError
 from psyche.network.limits import NetworkLimits
 from psyche.network.memory.line import LinkConditions
-from psyche.sim.byzantine.programs import KINDS, ByzantineMember
+from psyche.sim.byzantine.programs import ALL_KINDS, ByzantineMember
 from psyche.sim.faults import Fault, read_faults
 from psyche.sim.scenarios.checks import check_scenario
 from psyche.sim.scenarios.scenario import ChainConditions, MachineClass, Scenario
@@ -58,8 +58,8 @@ def _read_class(values: Mapping[str, Any]) -> MachineClass:
 
 def _read_byzantine(values: Mapping[str, Any]) -> ByzantineMember:
     found = _build(ByzantineMember, values)
-    if found.kind not in tuple(KINDS):
-        raise ConfigError(f"byzantine: kind {found.kind!r} is unknown; known are {', '.join(KINDS)}")
+    if found.kind not in tuple(ALL_KINDS):
+        raise ConfigError(f"byzantine: kind {found.kind!r} is unknown; known are {', '.join(ALL_KINDS)}")
     return found
 
 

@@ -14,6 +14,7 @@ from psyche.core.state.state import (
     Checkpoint,
     CheckpointKind,
     Config,
+    InnerOptimizer,
     Lookahead,
     LrSchedule,
     Metadata,
@@ -107,6 +108,7 @@ class Scenario:
         respawn_s: seconds after which a client that ended by itself without success is restarted; 0: never.
         sync_s: the duration of a write on the server's disk.
         shares_checkpoints: whether clients announce places from which the certified weights can be loaded (S10).
+        inner_steps: of local steps from a fresh inner state; 0: DisTrO.
         eval_documents: of the task that members measure the certified weights with; 0: none.
         backend: what keeps the record: a server ("tcp") or a chain ("chain").
         chain: the conditions of the chain; without effect in a run with a server.
@@ -130,6 +132,7 @@ class Scenario:
     respawn_s: float = 5.0
     sync_s: float = 0.002
     shares_checkpoints: bool = False
+    inner_steps: int = 0
     eval_documents: int = 0
     backend: str = TCP
     chain: ChainConditions = field(default_factory=ChainConditions)
@@ -175,20 +178,38 @@ def build_run_config(scenario: Scenario) -> Config:
     return Config(**values)
 
 
-def build_small_model(*, is_verified: bool = False) -> Model:
+def build_small_model(*, is_verified: bool = False, inner_steps: int = 0) -> Model:
+    """A model for DisTrO; with `inner_steps` for so many local steps."""
+    optimizer = Optimizer(
+        OptimizerKind.DISTRO,
+        compression_decay=0.95,
+        compression_topk=8,
+        compression_chunk=16,
+        quantize_1bit=True,
+        lookahead=Lookahead.OWN if is_verified else Lookahead.MOMENTUM,
+    )
+    local = Optimizer(
+        OptimizerKind.LOCAL_STEPS,
+        compression_topk=8,
+        compression_chunk=16,
+        inner_steps=inner_steps,
+        merge_step=inner_steps * 3 // 4,
+        value_bits=2,
+        error_decay=0.95,
+        outer_rate=1.0,
+        inner_optimizer=InnerOptimizer.ADAMW_ANEW,
+    )
     return Model(
         max_seq_len=8,
         checkpoint=Checkpoint(CheckpointKind.LOCAL, MODEL_FOLDER),
         lr_schedule=LrSchedule(base_lr=1e-3),
-        optimizer=Optimizer(
-            OptimizerKind.DISTRO,
-            compression_decay=0.95,
-            compression_topk=8,
-            compression_chunk=16,
-            quantize_1bit=True,
-            lookahead=Lookahead.OWN if is_verified else Lookahead.MOMENTUM,
-        ),
+        optimizer=local if inner_steps else optimizer,
     )
+
+
+def build_run_model(scenario: Scenario) -> Model:
+    is_verified = bool(scenario.config.get("verification_percent"))
+    return build_small_model(is_verified=is_verified, inner_steps=scenario.inner_steps)
 
 
 def build_run(config: Config, model: Model) -> LoadedRun:

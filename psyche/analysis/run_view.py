@@ -31,7 +31,7 @@ from psyche.analysis.members import (
 from psyche.analysis.series import Series, clean_point, is_loss, make_point
 from psyche.analysis.tally import NodeAccount, Place, RoundAccount, sort_nodes
 from psyche.analysis.troubles import Trouble, Troubles
-from psyche.core.state.enums import RunState
+from psyche.core.state.enums import ClientState, RunState
 from psyche.telemetry import types
 from psyche.telemetry.events import Entry
 from psyche.telemetry.notable import describe_event
@@ -279,7 +279,8 @@ class RunView:
     def take_members(self, members: Members, name_key: Callable[[bytes], str] = bytes.hex) -> None:
         self.revision += 1
         self.info, self.name_key = members, name_key
-        self.audits.take_reports(one.report for one in members.members if one.report is not None)
+        believed = (one.report for one in members.members if one.state != ClientState.EJECTED)
+        self.audits.take_reports(report for report in believed if report is not None)
         listed = {name_key(one.key) for one in members.members}
         self._curves = {key: curve for key, curve in self._curves.items() if key in listed}
         for one in members.members:

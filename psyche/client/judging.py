@@ -214,8 +214,8 @@ def _judge_piece(case: Case, answer: Answer, tolerance: float) -> Judgement:
     pieces = count_pieces(case.accused, case.state)
     table = decode_table(case.evidence.table, pieces, is_calibrated=is_calibrated(case.accused))
     distance = compute_distance(compute_difference(table, case.evidence.piece), answer.values)
-    accuser = compute_distance(case.evidence.values, answer.values)
-    found = f"the values differ by {distance:.2g}, those of its accuser by {accuser:.2g}"
+    keeper = compute_distance(case.evidence.values, answer.values)
+    found = f"what it shows is off by {distance:.2g}, what was computed for this file by {keeper:.2g}"
     guilty = judge_accused(case.evidence.reason, distance, tolerance)
     return Judgement(guilty, f"{found}; {_describe_limits(tolerance)}")
 

@@ -46,17 +46,24 @@ def find_challenges(before: Coordinator, after: Coordinator) -> Iterator[types.C
 
 def get_open_challenges(state: Coordinator) -> dict[ChallengeKey, Challenge]:
     opened = [one for one in state.challenges if one.state is ChallengeState.OPEN]
-    return {(one.epoch, one.height, one.target, one.target_commitment): one for one in opened}
+    return {get_key(one): one for one in opened}
+
+
+def get_key(one: Challenge) -> ChallengeKey:
+    return one.epoch, one.height, one.target, one.target_commitment
 
 
 def _find_end(before: Coordinator, after: Coordinator, one: Challenge) -> tuple[bool | None, str]:
     """Whether the target is guilty, None if nobody has decided that; and how the challenge has ended, in words."""
+    if any(other.state is ChallengeState.UNDECIDED and get_key(other) == get_key(one) for other in after.challenges):
+        return None, UNDECIDED  # whoever is put out is so for something else
     was, now = before.registry.slots, after.registry.slots
     if now[one.target].state is SlotState.BANNED:
         return True, f"put out: {ACCUSATIONS[one.reason]}"
     if now[one.verifier].false_challenges > was[one.verifier].false_challenges:
         is_out = now[one.verifier].state is SlotState.BANNED
-        return False, "not guilty" + (", and the accuser is put out for false accusations" if is_out else "")
+        end = ", and the accuser is put out for" if is_out else ": the accuser is put out if it makes more"
+        return False, f"not guilty{end} false accusations"
     if one.reason is AuditReason.WITHHELD and now[one.target].strikes > was[one.target].strikes:
         return True, f"dropped with a strike: {ACCUSATIONS[one.reason]}"
     return None, UNDECIDED

@@ -1,12 +1,15 @@
 """What clients found of each other, in words."""
 
 import msgspec
+from msgspec.structs import replace
 
 from psyche.analysis.audits import AuditsView
+from psyche.analysis.run_view import RunView
 from psyche.core.committee.verdicts import Verdict
-from psyche.core.state.enums import AuditReason
+from psyche.core.state.enums import AuditReason, ClientState
 from psyche.telemetry import types
 from psyche.telemetry.challenges import ACCUSATIONS
+from psyche.wire.backend import MemberInfo, Members
 from psyche.wire.report import Accusation, AuditedMember, SelfReport, Verification
 
 ADA, BEN = "a" * 16, "b" * 16
@@ -75,6 +78,14 @@ def test_what_several_members_say_of_one_is_put_together() -> None:
         "  ben: its arithmetic is off by 1.0e-01 in epoch 4",
         "  ada: off by 1.0e-03 in the median, 8.0e-03 at worst, in 6 audits",
     ]
+
+
+def test_what_a_member_says_that_is_put_out_does_not_count() -> None:
+    view, said = RunView(), SelfReport(audits=(1, 0, 1), audited=(AuditedMember(bytes.fromhex(ADA), 2, 0.1, 2.0),))
+    out = MemberInfo(bytes.fromhex(BEN * 4), 1, ClientState.EJECTED, True, said)
+    for members, counts in (((out,), (0, 0, 0)), ((replace(out, state=ClientState.HEALTHY),), (1, 0, 1))):
+        view.take_members(Members(1, members))
+        assert view.audits.count() == counts
 
 
 def test_a_backend_tells_of_the_record_its_challenges_and_who_is_banned() -> None:

@@ -1,12 +1,14 @@
 """What a server tells of verification: in its log, and in the run's status."""
 
-from kits.log import Log
-from kits.runs import accuse, convene, vote
+from copy import deepcopy
+
+from kits.log import Log, choose
+from kits.runs import accuse, convene, go_to_verifiers, vote
 from kits.server import CLIENTS, Members, MemoryDisk, build_file, build_handler, build_restarted
 
-from psyche.core.state.state import AuditReason
+from psyche.core.state.state import AuditReason, ChallengeState, SlotState
 from psyche.telemetry import types
-from psyche.telemetry.challenges import UNDECIDED
+from psyche.telemetry.challenges import UNDECIDED, find_challenges
 from psyche.wire.report import Verification
 
 VERIFIED = {"verification_percent": 30, "convict": True, "rounds_per_epoch": 30}
@@ -67,3 +69,31 @@ def test_what_no_quorum_decided_is_told_once_and_with_its_votes() -> None:
         members.run_round()
     (one,) = get_shown(members).challenges
     assert (one.guilty, one.innocent, one.outcome) == (1, 1, UNDECIDED)
+
+
+def test_each_acquittal_says_what_it_means_for_the_accuser() -> None:
+    log = Log()
+    members = start(MemoryDisk(), log)
+    verifier, target = accuse(members)
+    vote(members, convene(members), guilty=False)
+    accuser = members.state.registry.slots[members.state.clients[verifier].slot]
+    assert accuser.false_challenges == 1
+    while verifier not in go_to_verifiers(members):
+        members.run_round()
+    members.report(verifier, target, AuditReason.GRADIENT)
+    vote(members, convene(members), guilty=False)
+    assert get_shown(members).banned == (members.key(verifier),)
+    assert [(event.guilty, event.outcome) for event in choose(log.told, types.ChallengeEnded)] == [
+        (0, "not guilty: the accuser is put out if it makes more false accusations"),
+        (0, "not guilty, and the accuser is put out for false accusations"),
+    ]
+
+
+def test_what_nobody_decided_does_not_put_out_who_is_banned_meanwhile() -> None:
+    members = start(MemoryDisk(), Log())
+    accuse(members)
+    before, after = (deepcopy(members.state) for _ in range(2))
+    (one,) = [one for one in after.challenges if one.state is ChallengeState.OPEN]
+    one.state, after.registry.slots[one.target].state = ChallengeState.UNDECIDED, SlotState.BANNED
+    (ended,) = choose(find_challenges(before, after), types.ChallengeEnded)
+    assert ended.outcome == UNDECIDED

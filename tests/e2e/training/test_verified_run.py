@@ -28,6 +28,10 @@ LOCAL: Final = (
 CODES: Final = {False: 0, True: 3, None: 4}
 
 
+CONVICTED, DISGRACED = "put out", "not guilty, and the accuser is put out for false accusations"
+ACQUITTED: Final = "not guilty: the accuser is put out if it makes more false accusations"
+
+
 @dataclass
 class Verified:
     cluster: Cluster
@@ -35,13 +39,13 @@ class Verified:
     info: str  # what `psyche run info` prints to the owner once the cheat is out
 
 
-async def run(folder: Path, config: Path, kind: str) -> Verified:
+async def run(folder: Path, config: Path, kind: str, outcome: str = CONVICTED) -> Verified:
     async with open_cluster(folder, config) as cluster:
         cluster.start_server()
         for number in range(1, MEMBERS):
             cluster.start_client(number)
         cluster.start_cheat(CHEAT, kind)
-        await cluster.until("the cheat to be put out", lambda: find_verdicts(cluster))
+        await cluster.until("the cheat to be put out", lambda: find_verdicts(cluster, outcome))
         at = max(event["height"] for event in cluster.find("client-1", "digest"))
         await cluster.until_round(epoch=0, height=at + 2)
         info = await cluster.run_command(
@@ -55,10 +59,8 @@ async def run(folder: Path, config: Path, kind: str) -> Verified:
     return found
 
 
-def find_verdicts(cluster: Cluster) -> list[dict[str, object]]:
-    return [
-        event for event in cluster.find("client-1", "challenge_ended") if str(event["outcome"]).startswith("put out")
-    ]
+def find_verdicts(cluster: Cluster, outcome: str = CONVICTED) -> list[dict[str, object]]:
+    return [e for e in cluster.find("client-1", "challenge_ended") if str(e["outcome"]).startswith(outcome)]
 
 
 async def verify(cluster: Cluster, file: Path) -> tuple[int, str]:
@@ -116,13 +118,17 @@ async def test_a_member_that_cheats_is_put_out_and_the_others_go_on_alike(
     assert {event["target"] for event in cluster.find("client-1", "challenged")} == {verdict["target"]}
     doubted = {event["target"] for name in HONEST for event in cluster.find(name, "judged") if event.get("guilty")}
     assert doubted == {cheat}
+    assert_equal_digests(cluster)
+    check_what_is_shown(found, verdict, percent)
+    await check_evidence(found, verdict)
+
+
+def assert_equal_digests(cluster: Cluster) -> None:
     digests: dict[int, set[str]] = {}
     for name in HONEST:
         for event in cluster.find(name, "digest"):
             digests.setdefault(event["height"], set()).add(event["digest"])
     assert {len(known) for known in digests.values()} == {1}
-    check_what_is_shown(found, verdict, percent)
-    await check_evidence(found, verdict)
 
 
 def check_what_is_shown(found: Verified, verdict: dict[str, object], percent: int) -> None:
@@ -135,3 +141,33 @@ def check_what_is_shown(found: Verified, verdict: dict[str, object], percent: in
     assert f"banned from the run: {key[:8]}" in info or f"banned from the run: client-{CHEAT}" in info
     told = cluster.find("server", "challenge_ended")[-1]
     assert {**told, "t": 0, "node": ""} == {**verdict, "t": 0, "node": ""}
+
+
+async def test_who_accuses_honest_members_is_put_out_by_the_second_acquittal_and_they_stay(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    """B18; the files of accuser and jurors say innocent, whoever reads them (V13)."""
+    config = make_run(
+        optimizer=DISTRO + 'lookahead = "Own"\n', init_min_clients=MEMBERS, verification_percent=40, convict=True,
+        global_batch_size_start=48, global_batch_size_end=48, rounds_per_epoch=60, total_steps=61,
+    )  # fmt: skip
+    found = await run(tmp_path / "run", config, "accuser", DISGRACED)
+    cluster = found.cluster
+    accuser = str(cluster.find(f"client-{CHEAT}", "client_started")[0]["identity"])
+    ended = cluster.find("client-1", "challenge_ended")
+    assert {event["accuser"] for event in ended} == {accuser[:16]}
+    acquitted = [event for event in ended if str(event["outcome"]).startswith("not guilty")]
+    assert [event["outcome"] for event in acquitted] == [ACQUITTED, DISGRACED]
+    assert not find_verdicts(cluster)
+    assert_equal_digests(cluster)  # of all whom it has accused, to the end
+    keepers = {file.parent.parent.name for file in found.evidence}
+    assert f"client-{CHEAT}" in keepers
+    assert len(keepers) >= 3, "a quorum of jurors, and the accuser"
+    for file in found.evidence:
+        code, said = await verify(cluster, file)
+        assert code == CODES[False], said
+        assert said.strip().endswith(": innocent")
+    info = " ".join(found.info.split())
+    assert f"banned from the run: client-{CHEAT}" in info
+    for outcome in (ACQUITTED, DISGRACED):
+        assert re.search(f"accused by client-{CHEAT} of its work .*: {outcome}; 0 guilty, [34] innocent", info)

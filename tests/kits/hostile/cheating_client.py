@@ -6,6 +6,7 @@ It computes, signs and gossips as every client does; what its trainer is asked f
 import sys
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
@@ -13,12 +14,14 @@ import msgspec
 import numpy as np
 
 from psyche.cli.main import main
+from psyche.client.engine.actions import Audited
+from psyche.client.runtime.audit_tasks import AuditTasks
 from psyche.client.runtime.openings import Openings
 from psyche.client.runtime.trainer_tasks import TrainerTasks
 from psyche.core.encoding.plan import TransformPlan, decode_plan
 from psyche.core.encoding.work import ROW_BYTES
 from psyche.modeling.distro.codec import decode_payload, encode_payload
-from psyche.wire.trainer import TrainReply, TrainRequest
+from psyche.wire.trainer import AuditedPiece, TrainReply, TrainRequest
 
 STALE_ROUNDS: Final = 5
 FLIPPED_SHARE: Final = 0.1
@@ -86,6 +89,24 @@ ANSWERS: Final[dict[str, Answer]] = {
 }  # fmt: skip
 
 
+def accuse() -> None:
+    """It finds everybody's work wrong, and shows in its own report what it has computed in truth."""
+    honest = AuditTasks.do
+
+    def invert(piece: AuditedPiece) -> AuditedPiece:
+        own, resketched = piece.values
+        return msgspec.structs.replace(piece, values=(tuple(-value for value in own), resketched))
+
+    async def do(tasks: AuditTasks, *args: Any, **named: Any) -> Audited:
+        done = await honest(tasks, *args, **named)
+        if done.reply is None or done.audit.seeds[0] == done.audit.seeds[1]:  # its own calibration row
+            return done
+        lies = (msgspec.structs.replace(one, pieces=tuple(map(invert, one.pieces))) for one in done.reply.targets)
+        return replace(done, reply=msgspec.structs.replace(done.reply, targets=tuple(lies)))
+
+    AuditTasks.do = do  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def cheat(kind: str) -> None:
     honest, before = TrainerTasks._train_whole, list[TrainReply]()
     change, answer = REQUESTS.get(kind), ANSWERS.get(kind)
@@ -109,5 +130,6 @@ def cheat(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    cheat(sys.argv.pop(1))
+    kind = sys.argv.pop(1)
+    accuse() if kind == "accuser" else cheat(kind)
     main()

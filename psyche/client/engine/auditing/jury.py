@@ -18,8 +18,7 @@ from psyche.core.state.messages import JudgeChallenge
 from psyche.core.state.roster import find_member
 from psyche.core.state.state import ZERO32, AuditReason, Challenge, ChallengeState, RunState
 from psyche.telemetry import types
-
-_Key = tuple[int, int, int, bytes]  # epoch, height, slot and commitment of the accused work
+from psyche.telemetry.challenges import ChallengeKey, get_key
 
 
 @dataclass(slots=True)
@@ -28,11 +27,11 @@ class Jury:
     weights: Weights
     desk: Desk
     tolerances: Tolerances
-    _verdicts: dict[_Key, bool | None] = field(default_factory=dict)  # guilty; None: this client cannot tell
-    _voted: dict[_Key, int] = field(default_factory=dict)  # the epoch in which the vote was sent
+    _verdicts: dict[ChallengeKey, bool | None] = field(default_factory=dict)  # guilty; None: this client cannot tell
+    _voted: dict[ChallengeKey, int] = field(default_factory=dict)  # the epoch in which the vote was sent
     _asked_at: tuple[int, int] = (-1, -1)  # the round in which a piece was recomputed last
-    _links: dict[_Key, Link | AuditReason] = field(default_factory=dict)
-    _openings: dict[_Key, OpeningArrived | int] = field(default_factory=dict)  # or the round in which it was asked for
+    _links: dict[ChallengeKey, Link | AuditReason] = field(default_factory=dict)
+    _openings: dict[ChallengeKey, OpeningArrived | int] = field(default_factory=dict)  # or the round of the question
 
     def act(self, *, is_idle: bool) -> None:
         """Judge what this client is in the jury for; `is_idle`: its own work of the round is done.
@@ -41,7 +40,7 @@ class Jury:
         """
         x = self.context
         for number, challenge in self._find_open():
-            key = _get_key(challenge)
+            key = get_key(challenge)
             self._note_link(challenge)
             if self._voted.get(key) == x.epoch or not self._is_juror(challenge):
                 continue
@@ -60,7 +59,7 @@ class Jury:
         if x.state.run_state is not RunState.COOLDOWN or x.member is None:
             return
         for _, challenge in self._find_open():
-            if challenge.epoch == x.epoch and _get_key(challenge) not in self._verdicts:
+            if challenge.epoch == x.epoch and get_key(challenge) not in self._verdicts:
                 self._ask(challenge, may_ask=True)
 
     def is_urgent(self) -> bool:
@@ -72,7 +71,7 @@ class Jury:
 
     def follow(self) -> None:
         """Forget what is decided."""
-        known = {_get_key(c) for c in self.context.state.challenges if c.state is not ChallengeState.FREE}
+        known = {get_key(c) for c in self.context.state.challenges if c.state is not ChallengeState.FREE}
         self._verdicts = {key: guilty for key, guilty in self._verdicts.items() if key in known}
         self._voted = {key: epoch for key, epoch in self._voted.items() if key in known}
         self._links = {key: link for key, link in self._links.items() if key in known}
@@ -89,7 +88,7 @@ class Jury:
         x = self.context
         question = find_accused(x, challenge)
         if question is Lack.GONE:
-            self._verdicts[_get_key(challenge)] = None
+            self._verdicts[get_key(challenge)] = None
             return
         if isinstance(question, Question) and challenge.reason >= AuditReason.SIGNS and has_local_steps(x.state):
             self._conclude(challenge, question, False)  # nobody looks at whole rounds of them
@@ -104,7 +103,7 @@ class Jury:
 
     def _note_link(self, challenge: Challenge) -> None:
         """What the accused work hangs on may be in rounds that are forgotten before its last juror votes."""
-        x, key = self.context, _get_key(challenge)
+        x, key = self.context, get_key(challenge)
         member, audited = find_member(x.state, challenge.target), x.book.get(challenge.height)
         if key in self._links or audited is None or member is None or challenge.epoch != x.epoch:
             return
@@ -119,7 +118,7 @@ class Jury:
         Who withholds it, or opens what it has not committed to, does so to the jury too. A juror to whom it is opened
         does not vote on that: the member may have withheld it from its accuser alone (V12).
         """
-        link = self._links.get(_get_key(challenge))
+        link = self._links.get(get_key(challenge))
         if challenge.reason is AuditReason.MOMENTUM:
             self._conclude(challenge, question, None if link is None else link is AuditReason.MOMENTUM)
             return None
@@ -151,7 +150,7 @@ class Jury:
 
     def _ask_opening(self, challenge: Challenge, question: Question, link: Link) -> OpeningArrived | None:
         """What the member opens; nothing, if it has not opened it within a round. The accuser may have it too."""
-        x, key = self.context, _get_key(challenge)
+        x, key = self.context, get_key(challenge)
         known = self._openings.get(key)
         if isinstance(known, OpeningArrived):
             return known
@@ -171,8 +170,8 @@ class Jury:
         for _, challenge in self._find_open():
             member = find_member(self.context.state, challenge.target)
             is_meant = (event.epoch, event.height, event.member) == (challenge.epoch, challenge.height, member)
-            if is_meant and isinstance(self._openings.get(_get_key(challenge)), int):
-                self._openings[_get_key(challenge)] = event
+            if is_meant and isinstance(self._openings.get(get_key(challenge)), int):
+                self._openings[get_key(challenge)] = event
 
     def _take(self, challenge: Challenge, question: Question, answer: Answer | None) -> None:
         guilty = None if answer is None else self._judge(challenge, question, answer)
@@ -191,7 +190,7 @@ class Jury:
             guilty = None
         elif answer is not None or guilty is not None:
             keep_evidence(self.context, tolerances, Charge(question, challenge.reason, answer))
-        self._verdicts[_get_key(challenge)] = guilty
+        self._verdicts[get_key(challenge)] = guilty
         self.context.log(
             types.Judged(
                 height=challenge.height, target=question.member, piece=question.piece, reason=challenge.reason,
@@ -204,7 +203,3 @@ class Jury:
         if challenge.reason >= AuditReason.SIGNS:
             return answer.judge_accused(tolerance)
         return judge_accused(challenge.reason, compute_distance(question.claim, answer.values), tolerance)
-
-
-def _get_key(challenge: Challenge) -> _Key:
-    return challenge.epoch, challenge.height, challenge.target, challenge.target_commitment

@@ -32,8 +32,10 @@ NOT_PUT_OUT: Final = {"silent_verifier"}  # it is late in the rounds in which it
 SENDS_OTHERWISE: Final = ("poison", "flip_signs")  # beside honest tables
 FOUND_BY_PIECES: Final = sorted(CHEATS.keys() - {"lazy", "lazy_verifier", *SENDS_OTHERWISE})
 INNER_STEPS: Final = 8  # of local steps, each of which is a piece
-CASES: Final = [("lazy", 0), ("lazy_verifier", 0), ("lazy", INNER_STEPS), ("lazy_verifier", INNER_STEPS)]
-CASES += [(kind, inner_steps) for inner_steps in (0, INNER_STEPS) for kind in FOUND_BY_PIECES]
+CASES: Final = [
+    ("lazy", 0), ("lazy_verifier", 0), ("lazy", INNER_STEPS), ("lazy_verifier", INNER_STEPS),
+    *((kind, inner_steps) for inner_steps in (0, INNER_STEPS) for kind in FOUND_BY_PIECES),
+]  # fmt: skip
 
 
 def play_verified(

@@ -24,7 +24,7 @@ from psyche.core.committee.verdicts import (
     judge_accused,
 )
 from psyche.core.encoding.account import decode_state
-from psyche.core.encoding.evidence import NEEDED, Evidence, SignedResult, decode_evidence
+from psyche.core.encoding.evidence import NEEDED, SIGNATURE_BYTES, Evidence, SignedResult, decode_evidence
 from psyche.core.encoding.header import ResultHeader, ResultKind, decode_header
 from psyche.core.encoding.plan import decode_plan
 from psyche.core.encoding.work import compute_difference, compute_pieces, decode_report, decode_table
@@ -92,9 +92,8 @@ def read_case(raw: bytes) -> Case:
         raise WireError("evidence: payload: it is not the one of the header")
     if needed != NEEDED[AuditReason.GRADIENT] and accused is not trained:
         raise WireError("evidence: results: reports have no momentum and no payload to judge")
-    last = _read_last(evidence, trained)
-    body = evidence.last_result[HEADER_BYTES:]
-    if last is None and needed:
+    last, body = _read_last(evidence, trained, state)
+    if needed and not evidence.last_result:
         _check_unneeded(trained, state)
     least = compute_tolerance(state.config, trained.numeric_class, {})
     if evidence.tolerance < least:
@@ -153,19 +152,28 @@ def _check_piece(piece: int, pieces: range) -> None:
         raise WireError(f"evidence: piece {piece}: the member has {len(pieces)} from {pieces.start} on")
 
 
-def _read_last(evidence: Evidence, trained: ResultHeader) -> ResultHeader | None:
-    """The header that the trained one names as its member's last, if it is of the round before."""
+def _read_last(evidence: Evidence, trained: ResultHeader, state: Coordinator) -> tuple[ResultHeader | None, bytes]:
+    """The header that the trained one names as its member's last, if it is of the round before, and its payload."""
     raw, body = evidence.last_result[:HEADER_BYTES], evidence.last_result[HEADER_BYTES:]
     if not raw:
-        return None
+        return None, b""
     if compute_commitment(raw) != trained.prev_commitment:
-        raise WireError("evidence: last result: it is not the one that the header names")
+        _check_other(raw, body, trained, state)
+        return None, b""
     last = decode_header(raw)
     if (last.epoch, last.height) != (trained.epoch, trained.height - 1):
-        return None
+        return None, b""
     if body and blob_id_of(body) != last.body_hash:
         raise WireError("evidence: last result: its payload is not the one of its header")
-    return last
+    return last, body
+
+
+def _check_other(raw: bytes, signature: bytes, trained: ResultHeader, state: Coordinator) -> None:
+    """Check that the member has signed this in the round before: then what it names is nothing of that round (V4)."""
+    is_other = len(signature) == SIGNATURE_BYTES
+    other = _check_signed(SignedResult(raw, signature), state) if is_other else None
+    if other is None or (other.member, other.height) != (trained.member, trained.height - 1):
+        raise WireError("evidence: last result: it is not the one that the header names")
 
 
 def _check_unneeded(trained: ResultHeader, state: Coordinator) -> None:

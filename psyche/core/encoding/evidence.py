@@ -50,7 +50,8 @@ class Evidence:
 
     `results` begins with the accused one. If that is a report, the result that its row `piece` is about follows, and so
     on to trained work. `record` is the account's bytes as the round after the accused one began. `last_result` is the
-    header that `prev_commitment` of the trained work names and, if it is of the round before, its payload.
+    header that `prev_commitment` of the trained work names and, if it is of the round before, its payload; or another
+    one of the round before with its signature, if nobody knows what it names.
     """
 
     reason: AuditReason

@@ -263,6 +263,19 @@ def test_v13_a_member_whose_arithmetic_is_off_is_judged_by_its_own_tolerance(laz
     assert case.tolerance == MAX_TOLERANCE
 
 
+def name_nothing(scene: Scene, height: int = HEIGHT - 1, **changes: Any) -> Evidence:
+    """Evidence of a round whose header names what nobody has seen, with the result of the round before."""
+    header = replace(scene.headers[height], **changes)
+    signature = scene.bench.sign(0, build_result(header), height).signature
+    accused = scene.accuse(prev_commitment=build_hash("garbage"))
+    return replace(accused, last_result=encode_header(header) + signature)
+
+
+def test_v13_who_names_nothing_of_the_round_before_is_judged_without_a_look_ahead(scene: Scene) -> None:
+    """As its jury judges it: it has sent a result in that round, and must name it (V4)."""
+    assert scene.judge(name_nothing(scene)) is True
+
+
 def forge_last(scene: Scene) -> Evidence:
     good = scene.accuse()
     return replace(good, last_result=good.last_result[:-1] + b"\xff")
@@ -282,6 +295,16 @@ def forge_signature(scene: Scene) -> Evidence:
         (forge_signature, "signature: member 0 did not sign"),
         (lambda one: replace(one.accuse(), last_result=b""), "last result: it is not the one that the header names"),
         (lambda one: replace(one.accuse(), last_result=bytes(448)), "last result: it is not the one that the header"),
+        (lambda one: name_nothing(one, HEIGHT), "last result: it is not the one that the header names"),
+        (lambda one: name_nothing(one, batch_end=3), "member 0 does not have this batch in round 2"),
+        (
+            lambda one: replace(name_nothing(one), last_result=one.accuse().last_result[:448] + bytes(64)),
+            "did not sign",
+        ),
+        (
+            lambda one: one.accuse(prev_commitment=build_hash("garbage")),
+            "last result: it is not the one that the header",
+        ),
         (forge_last, "last result: its payload is not the one of its header"),
         (lambda one: replace(one.accuse(), piece=99), "piece 99: the member has 12"),
         (lambda one: replace(one.accuse(), tolerance=0.0005), "tolerance: 0.0005, but that of the run is 0.001"),

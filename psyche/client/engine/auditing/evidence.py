@@ -11,7 +11,7 @@ from psyche.client.engine.context import EngineContext
 from psyche.client.engine.records import KnownResult
 from psyche.core.encoding.account import encode_state
 from psyche.core.encoding.evidence import NEEDED, Evidence, SignedResult
-from psyche.core.encoding.header import ResultHeader, encode_header
+from psyche.core.encoding.header import ResultHeader, ResultKind, encode_header
 from psyche.core.encoding.work import encode_report
 from psyche.core.state.gossip import Result
 from psyche.core.state.state import ZERO32, AuditReason
@@ -35,7 +35,6 @@ def keep_evidence(x: EngineContext, tolerances: Tolerances, charge: Charge) -> N
     needed = NEEDED[reason]
     if (needed and answer is None) or seen is None or get_round(seen, accused.header.height) is None:
         return
-    last = _find_header(x, question.trail[-1].header)
     kept = Evidence(
         reason=reason,
         piece=question.piece,
@@ -43,7 +42,7 @@ def keep_evidence(x: EngineContext, tolerances: Tolerances, charge: Charge) -> N
         calibration=tolerances.odd.get(question.member, 0.0),
         record=encode_state(seen),
         results=tuple(_sign(one) for one in question.trail),
-        last_result=b"" if last is None else encode_header(last),
+        last_result=_find_last(x, question.trail[-1].header),
     )
     if "table" in needed and answer is not None and accused.work is not None:
         kept = replace(kept, table=accused.work.raw, values=answer.values)
@@ -57,9 +56,17 @@ def _sign(known: KnownResult) -> SignedResult:
     return SignedResult(message.body.header, message.signature, report)
 
 
-def _find_header(x: EngineContext, header: ResultHeader) -> ResultHeader | None:
-    """The header that a result names as its member's last one, if it is known here."""
+def _find_last(x: EngineContext, header: ResultHeader) -> bytes:
+    """The header of the result that this one names as its member's last; or what its member has signed instead in the
+    round before, which shows that it names none of that round.
+    """
     if not header.height or header.prev_commitment == ZERO32:
-        return None
+        return b""
     known = (record.results.get(header.member, {}).get(header.prev_commitment) for record in x.book.all())
-    return next((one.header for one in known if one is not None), None)
+    named = next((one for one in known if one is not None), None)
+    if named is not None:
+        return encode_header(named.header)
+    before = x.book.get(header.height - 1)
+    sent = () if before is None else before.results.get(header.member, {}).values()
+    other = next((_sign(one) for one in sent if one.header.result_kind is ResultKind.TRAINED), None)
+    return b"" if other is None else other.header + other.signature

@@ -1,5 +1,6 @@
 """A verifier's round: what it recomputes, reports, and puts on record (V7, V9, V10)."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,13 +16,15 @@ from psyche.core.encoding.account import decode_state
 from psyche.core.encoding.header import decode_header
 from psyche.core.encoding.work import decode_report, decode_table
 from psyche.core.state.bits import get_members
-from psyche.core.state.gossip import Finished
+from psyche.core.state.gossip import Finished, Result
 from psyche.core.state.limits import MIN_STRAGGLER_SLACK_S, NOBODY
 from psyche.core.state.messages import ReportAudit
 from psyche.core.state.state import AuditReason, Challenge, ChallengeState
 from psyche.core.state.timeline import get_round
 from psyche.telemetry import types
+from psyche.testing.builders import build_hash
 from psyche.wire.crypto import compute_commitment
+from psyche.wire.gossip import decode_gossip
 
 
 def get_only(bench: Bench) -> ReportAudit:
@@ -77,6 +80,19 @@ def test_work_that_is_not_the_gradient_is_named_and_its_evidence_kept() -> None:
     bench.run.report(bench.index, found.target, AuditReason.GRADIENT, commitment=found.commitment, piece=found.piece)
     bench.show()
     assert [event.piece for event in bench.get_logs(types.Challenged)] == [found.piece]
+
+
+def test_evidence_of_work_that_names_nothing_has_what_its_member_sent_in_the_round_before() -> None:
+    """V13: else nobody could tell from the file that there was nothing to look ahead with."""
+    bench = build_verifier(claims=dict.fromkeys(range(6), 1.5), least_height=2)
+    height = bench.state.current.height - 1
+    for known in [known for results in bench.get_record(height).results.values() for known in results.values()]:
+        object.__setattr__(known, "header", replace(known.header, prev_commitment=build_hash("garbage")))
+    answer(bench, answer_audit)
+    kept = bench.get_all(act.KeepEvidence)[-1]
+    sent = decode_gossip(bench.get_known(kept.member, height - 1)[0].raw)
+    assert isinstance(sent.body, Result)
+    assert kept.evidence.last_result == sent.body.header + sent.signature
 
 
 def test_work_a_little_off_is_a_doubt_and_too_many_doubts_are_a_failure() -> None:

@@ -13,7 +13,8 @@ from typing import Any, Final, cast
 import httpx2
 import trio
 
-from psyche.errors import ConfigError, PsycheError
+from psyche.errors import PsycheError
+from psyche.serving.gguf import find_gguf, make_gguf
 from psyche.serving.model import ServedModel
 from psyche.serving.requests import Asked, Chat, Completion, Cutter, read_choice
 from psyche.serving.settings import ServeSettings
@@ -28,10 +29,13 @@ ASK_AGAIN_S: Final = 0.25
 PAGE_TOKENS: Final = 256  # of the cache for a batch, as transformers divides it
 LEAST_PAGES: Final = 64
 LONG_TOKENS: Final = 1 << 16  # of texts that are reckoned with, in models without a longest one
-# A child reads nothing from the network, and tells nobody of its use.
+# A child reads nothing from the network, tells nobody of its use, has no page, and keeps no old prompts in memory.
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1",
+    "LLAMA_ARG_UI": "0", "LLAMA_ARG_CACHE_RAM": "0",
 }  # fmt: skip
+_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "LLAMA_ARG_THREADS": "1"}
+_MAX_SEED: Final = (1 << 32) - 1  # to llama-server, this one means any
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Engine:
     def __init__(self, model: ServedModel, settings: ServeSettings, folder: Path) -> None:
         self.model = model
         self._settings = settings
+        self._folder = folder
         self._output = folder / f"engine-{secrets.token_hex(4)}.log"
         self._port = choose_port()
         self._key = secrets.token_hex(16)  # for engines that ask for one: other users of this machine have none
@@ -65,9 +70,13 @@ class Engine:
         Raises:
             PsycheError: it ends, before the block or in it, or does not answer.
         """
-        threads = {"OMP_NUM_THREADS": "1"} if self.model.is_small else {}
+        threads = _ONE_THREAD if self.model.is_small else {}
         keys = {"VLLM_API_KEY": self._key, "LLAMA_API_KEY": self._key}
-        argv = _make_command(self.model, self._settings, self._port)
+        weights = self.model.folder
+        if self._settings.engine == "llama-server":
+            found = find_gguf(self.model.folder)
+            weights = found or await make_gguf(self.model, self._settings, self._folder, self._output)
+        argv = make_command(self.model, self._settings, self._port, weights)
         child = Child("engine", argv, output=self._output, env={**_ENVIRONMENT, **threads, **keys})
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx2.AsyncClient(
@@ -94,7 +103,8 @@ class Engine:
             await self._wait_up()
             trial = Completion(prompt="a", temperature=self._settings.temperature if self._settings.batch else 0.0)
             try:
-                async with aclosing(self.write(trial, 1)) as pieces:
+                prompt, _ = await trio.to_thread.run_sync(self.model.measure, trial)
+                async with aclosing(self.write(trial, prompt, 1)) as pieces:
                     async for _ in pieces:
                         pass
             except Refused as error:
@@ -114,8 +124,8 @@ class Engine:
     # --- answers ----------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def enter(self, asked: Asked) -> AsyncGenerator[tuple[int, int]]:
-        """Measure a request, and wait for its turn; gives its tokens, and the most that its answer may have.
+    async def enter(self, asked: Asked) -> AsyncGenerator[tuple[list[int], int]]:
+        """Measure a request, and wait for its turn; gives its tokens, and how many its answer may have at most.
 
         Raises:
             Refused: there is no room for it, in the model or in the queue.
@@ -132,16 +142,17 @@ class Engine:
             if not self._users:
                 self._unused.set()
 
-    async def write(self, asked: Asked, tokens: int) -> AsyncGenerator[Piece]:
-        """Write an answer piece by piece.
+    async def write(self, asked: Asked, prompt: list[int], tokens: int) -> AsyncGenerator[Piece]:
+        """Write the answer to a request of these tokens, piece by piece.
 
         Raises:
             Refused: the engine fails.
         """
-        path = "/v1/chat/completions" if isinstance(asked, Chat) else "/v1/completions"
+        is_chat = isinstance(asked, Chat) and self._settings.engine == "transformers"
+        path = "/v1/chat/completions" if is_chat else "/v1/completions"
         cutter, reason, count = Cutter(asked.stops), "", 0
         try:
-            async with self._client.stream("POST", path, json=self._make_body(asked, tokens)) as response:
+            async with self._client.stream("POST", path, json=self._make_body(asked, prompt, tokens)) as response:
                 if response.status_code != 200:
                     said = (await response.aread())[:512].decode(errors="replace")
                     raise Refused(502, f"the engine refuses the request: {said}")
@@ -162,17 +173,21 @@ class Engine:
             raise Refused(502, "the engine has broken off in the midst of the answer")
         yield Piece(cutter.finish(), reason, count)
 
-    def _make_body(self, asked: Asked, tokens: int) -> dict[str, Any]:
+    def _make_body(self, asked: Asked, prompt: list[int], tokens: int) -> dict[str, Any]:
         what: dict[str, Any] = {"model": str(self.model.folder), "stream": True}
-        what |= {"messages": asked.turns} if isinstance(asked, Chat) else {"prompt": getattr(asked, "prompt", "")}
         if asked.seed is not None:
-            what["seed"] = asked.seed
+            what["seed"] = asked.seed % _MAX_SEED
         usual = self._settings.temperature if self._settings.is_sampling_fixed else 1.0
         temperature = usual if asked.temperature is None else asked.temperature
         top_p = 1.0 if asked.top_p is None else asked.top_p
         if self._settings.engine != "transformers":
-            usage = {"include_usage": True}
-            return what | {"temperature": temperature, "top_p": top_p, "max_tokens": tokens, "stream_options": usage}
+            # The tokens themselves: these programs have tokenizers and templates of their own, which add a BOS or take
+            # a part of the answer for thoughts. And all that they would sample by otherwise, or end at.
+            return what | {
+                "prompt": prompt, "max_tokens": tokens, "temperature": temperature, "top_p": top_p, "top_k": 0,
+                "min_p": 0, "stop_token_ids": self.model.ends, "stream_options": {"include_usage": True},
+            }  # fmt: skip
+        what |= {"messages": asked.turns} if isinstance(asked, Chat) else {"prompt": getattr(asked, "prompt", "")}
         # All of it: of the single fields transformers would not sample at a temperature, and of a model's own
         # configuration it would take top_k.
         how: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": temperature > 0, "eos_token_id": self.model.ends}
@@ -212,7 +227,7 @@ def _read_line(line: str, reason: str, count: int) -> tuple[str, str, int]:
     return text, ended or reason, count
 
 
-def _make_command(model: ServedModel, settings: ServeSettings, port: int) -> Sequence[str]:
+def make_command(model: ServedModel, settings: ServeSettings, port: int, weights: Path) -> Sequence[str]:
     where = ["--host", "127.0.0.1", "--port", str(port)]
     match settings.engine:
         case "transformers":
@@ -226,12 +241,6 @@ def _make_command(model: ServedModel, settings: ServeSettings, port: int) -> Seq
             command = [settings.find_command(), "serve", str(model.folder), *where, "--generation-config", "vllm"]
             return [*command, "--max-num-seqs", str(settings.parallel)]
         case "llama-server":
-            files = sorted(model.folder.glob("*.gguf"))
-            if len(files) != 1:
-                raise ConfigError(
-                    f"--engine llama-server: {model.folder} has {len(files)} files of GGUF, must have one; "
-                    "docs/export.md shows how to make it"
-                )
             slots, context = str(settings.parallel), settings.parallel * model.positions
-            command = [settings.find_command(), "-m", str(files[0]), *where, "--no-webui", "--parallel", slots]
+            command = [settings.find_command(), "-m", str(weights), *where, "--parallel", slots]
             return [*command, "--ctx-size", str(context if context < 1 << 24 else 0)]

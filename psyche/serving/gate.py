@@ -106,8 +106,8 @@ class Gate:
         if asked.model not in ("", model.id, model.run):
             raise Refused(404, f"model: this server has {model.id}; {model.run} names whatever is the newest", "model")
         async with engine.enter(asked) as (prompt, tokens):
-            form = _Form(engine, asked, prompt)
-            async with aclosing(engine.write(asked, tokens)) as pieces:
+            form = _Form(engine, asked, len(prompt))
+            async with aclosing(engine.write(asked, prompt, tokens)) as pieces:
                 if asked.stream:
                     await answer.stream(form, pieces)
                 else:

@@ -49,6 +49,11 @@ class ServedModel:
         return "/".join([self.run, *([] if self.step is None else [f"step{self.step}"]), self.digest[:16]])
 
     @cached_property
+    def dtype(self) -> str:
+        config = self._read_table("config.json")
+        return str(config.get("dtype") or config.get("torch_dtype") or "")
+
+    @cached_property
     def positions(self) -> int:
         return find_positions(self._read_table("config.json")) or UNBOUNDED_TOKENS
 
@@ -72,7 +77,7 @@ class ServedModel:
 
     @cached_property
     def is_small(self) -> bool:
-        return sum(path.stat().st_size for path in self.folder.glob("*.safetensors")) < _SMALL_BYTES
+        return sum(path.stat().st_size for path in _list_weights(self.folder)) < _SMALL_BYTES
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":
@@ -83,8 +88,8 @@ class ServedModel:
         path = self.folder / name
         return read_json_table(read_file(path, MAX_FILE_BYTES) if path.is_file() else None)
 
-    def measure(self, asked: Asked) -> tuple[int, int]:
-        """The tokens of a request, and the most that its answer may have. Blocks.
+    def measure(self, asked: Asked) -> tuple[list[int], int]:
+        """The tokens of a request, and how many its answer may have at most. Blocks.
 
         Raises:
             Refused: they do not fit into the model, or its chat template does not take the messages.
@@ -92,7 +97,8 @@ class ServedModel:
         assert isinstance(asked, Chat | Completion), "the two kinds that there are"
         is_chat = isinstance(asked, Chat)
         text = self._render(asked) if is_chat else asked.prompt
-        count = len(self.tokenizer.encode(text, add_special_tokens=not is_chat))
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=not is_chat).ids
+        count = len(ids)
         field, wanted = asked.limit
         left, what = self.positions - count, "messages" if is_chat else "prompt"
         if not count:
@@ -104,7 +110,7 @@ class ServedModel:
                 400, f"{field}: {wanted:,}, but {count:,} of the model's {self.positions:,} positions are used, so at "
                 f"most {left:,}", field,
             )  # fmt: skip
-        return count, wanted or min(USUAL_TOKENS, left)
+        return ids, wanted or min(USUAL_TOKENS, left)
 
     def _render(self, asked: Chat) -> str:
         from jinja2 import TemplateError
@@ -141,10 +147,14 @@ def read_model(folder: Path) -> ServedModel:
     if match is not None:
         step = re.search(r"-step(\d+)$", folder.name)
         return ServedModel(folder, match[1], int(step[1]) if step else None, match[2])
-    weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.gguf")])
+    weights = _list_weights(folder)
     if not weights:
         raise ConfigError(f"{folder}: no weights there, as safetensors or GGUF")
     hasher = blake3()
     for path in weights:
         hasher.update_mmap(path)
     return ServedModel(folder, folder.name, None, hasher.hexdigest())
+
+
+def _list_weights(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.safetensors"), *folder.glob("*.gguf")])

@@ -9,6 +9,7 @@ from psyche.durable import read_file, warn_of_others
 from psyche.errors import ConfigError
 
 MAX_KEYS_BYTES: Final = 64 << 10
+CONVERTER: Final = "convert_hf_to_gguf.py"
 EngineName = Literal["transformers", "vllm", "llama-server"]
 INSTALLING: Final = {
     "vllm": "pip install vllm, best in an environment of its own, and put it on the PATH",
@@ -22,6 +23,7 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key_file: Path | None = None
+    gguf_converter: Path | None = None
     device: str = "auto"
     batch: bool = False
     temperature: float = 1.0
@@ -50,6 +52,24 @@ class ServeSettings:
         found = shutil.which(self.engine)
         if found is None:
             raise ConfigError(f"--engine {self.engine}: no such command on the PATH: {INSTALLING[self.engine]}")
+        return found
+
+    def find_converter(self) -> str:
+        """The program of llama.cpp that makes a GGUF file of a model's folder.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.gguf_converter is not None:
+            if not self.gguf_converter.is_file():
+                raise ConfigError(f"--gguf-converter {self.gguf_converter}: there is no such file")
+            return str(self.gguf_converter)
+        found = shutil.which(CONVERTER)
+        if found is None:
+            raise ConfigError(
+                f"--engine llama-server: reads a GGUF file, which llama.cpp's {CONVERTER} makes; name that with "
+                "--gguf-converter, put it on the PATH, or convert a folder yourself (docs/export.md)"
+            )
         return found
 
 

@@ -5,20 +5,22 @@ import string
 from pathlib import Path
 
 from kits.models import write_config
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from psyche.modeling.model import init_model
 
 END = "|"
-LETTERS = [" ", *string.ascii_letters, *":;.,!?-+<>", END]
+BLANK = "▁"  # as sentencepiece writes it, and llama.cpp reads it
+LETTERS = [BLANK, *string.ascii_letters, *":;.,!?-+<>", END]
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}a:"
 
 
 def make_letters_model(folder: Path, seed: int, positions: int = 128) -> Path:
     """Write the model's folder, with a tokenizer of which each letter is a token."""
-    tokenizer = Tokenizer(models.WordLevel({sign: number for number, sign in enumerate(LETTERS)}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
+    vocabulary = {sign: number for number, sign in enumerate(LETTERS)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="?", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", BLANK)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(BLANK, " "), decoders.Fuse()])
     tokenizer.add_special_tokens([END])
     parts = folder.with_name(f"{folder.name}.parts")
     parts.mkdir(parents=True)

@@ -1,13 +1,25 @@
 """`psyche model serve` as a process, and what plain transformers would answer."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from psyche.serving.settings import CONVERTER
+
+LLAMA = ("--engine", "llama-server")
+llama = pytest.param(
+    LLAMA, id="llama-server", marks=[pytest.mark.whole, pytest.mark.skipif(
+        not all(map(shutil.which, ("llama-server", CONVERTER))),
+        reason=f"llama-server and {CONVERTER} of llama.cpp are not both on the PATH",
+    )],
+)  # fmt: skip
 
 
 class Server:

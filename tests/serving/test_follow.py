@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -11,7 +12,7 @@ import openai
 import pytest
 import safetensors.numpy
 from serving.letters import make_letters_model
-from serving.serving_kit import Server, open_server, write_plainly
+from serving.serving_kit import Server, llama, open_server, write_plainly
 
 from psyche.core.encoding.manifest import TensorEntry, encode_manifest
 from psyche.errors import ConfigError
@@ -124,7 +125,7 @@ def server(request: pytest.FixtureRequest, client: Client) -> Iterator[Server]:
 
 @pytest.mark.e2e
 @pytest.mark.whole
-@pytest.mark.parametrize("server", [("--batch", "--temperature", "0")], indirect=True)
+@pytest.mark.parametrize("server", [pytest.param(("--batch", "--temperature", "0"), id="batch"), llama], indirect=True)
 def test_200_streams_over_three_changes_of_weights_are_whole_and_each_of_the_weights_it_names(
     server: Server, publish: Callable[[int], tuple[str, Path]]
 ) -> None:
@@ -139,7 +140,8 @@ def test_200_streams_over_three_changes_of_weights_are_whole_and_each_of_the_wei
         try:
             while not is_over.is_set():
                 prompt = "abc"[number]
-                parts = list(caller.completions.create(model="my-run", prompt=prompt, max_tokens=TOKENS, stream=True))
+                asked: Any = {"model": "my-run", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+                parts = list(caller.completions.create(**asked, stream=True))
                 (digest,) = {part.digest for part in parts}  # pyright: ignore[reportAttributeAccessIssue]
                 assert parts[-1].choices[0].finish_reason
                 answers.append((prompt, digest, "".join(part.choices[0].text for part in parts)))

@@ -13,7 +13,7 @@ import openai
 import pytest
 from kits.commands import call, run
 from serving.letters import TEMPLATE, make_letters_model
-from serving.serving_kit import Server, open_server, write_plainly
+from serving.serving_kit import Server, llama, open_server, write_plainly
 
 pytestmark = pytest.mark.e2e
 
@@ -25,9 +25,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    with open_server(folder) as server:
+@pytest.fixture(scope="module", params=[pytest.param((), id="transformers"), llama])
+def server(folder: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    with open_server(folder, *request.param) as server:
         server.wait_for("answers now")
         yield server
 

@@ -227,6 +227,11 @@ SERVING: Final = share_fields(
     host=option("Address to serve at; any but the default is reached by other machines.", metavar="NAME"),
     port=option("Port to serve at; 0: any free one.", min=0, max=65_535),
     api_key_file=option("File of keys, one on each line; callers must show one of them.", metavar="FILE"),
+    gguf_converter=option(
+        "With llama-server: llama.cpp's convert_hf_to_gguf.py, for weights without a GGUF file. Default: that on the "
+        "PATH.",
+        metavar="FILE",
+    ),
     device="Of the engine transformers: auto, cpu, cuda or cuda:N.",
     batch=option(
         "Let transformers write several answers together, which is faster, but samples all of them alike: at "
@@ -278,18 +283,21 @@ def serve(
         raise ConfigError("name a model's folder, or a client's data folder with --follow")
     if events is not None and follow is None:
         raise ConfigError(f"--events {events}: is for --follow, leave it out")
-    if follow is not None and settings.engine == "llama-server":
-        raise ConfigError("--follow: not with llama-server, which needs GGUF; take another engine")
+    if settings.gguf_converter is not None and settings.engine != "llama-server":
+        raise ConfigError(f"--gguf-converter {settings.gguf_converter}: is for --engine llama-server, leave it out")
     if settings.engine == "transformers":
         require_extra("serve", "psyche model serve", "fastapi")
     else:
         settings.find_command()
     from psyche.cli.helpers.watching import until_signal
+    from psyche.serving.gguf import find_gguf
     from psyche.serving.model import read_model
     from psyche.serving.serve import serve_folder, serve_run
     from psyche.serving.settings import read_keys
     from psyche.wire.web import LOOPBACK
 
+    if settings.engine == "llama-server" and (folder is None or find_gguf(folder) is None):
+        settings.find_converter()
     read_keys(settings.api_key_file)  # before a large model is looked at
     if settings.host not in LOOPBACK and settings.api_key_file is None:
         say(f"warning: everybody who reaches {settings.host} may use the model: there is no --api-key-file")

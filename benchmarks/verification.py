@@ -11,7 +11,7 @@ import math
 import tempfile
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import NormalDist, fmean, median, stdev
@@ -28,7 +28,7 @@ from psyche.core.state.state import Config, Lookahead, Model, Optimizer, Optimiz
 from psyche.data.corpus import build_demo_corpus
 from psyche.modeling.architecture import read_blueprint
 from psyche.modeling.model import init_model, load_model
-from psyche.modeling.trainer.batch import compute_gradients, count_predicted
+from psyche.modeling.trainer.batch import PieceLog, compute_gradients, count_predicted
 from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.modeling.trainer.replica import STAY, Ahead, Replica
 from psyche.modeling.verification.sketch import Sketch
@@ -47,15 +47,15 @@ OPTIMIZER = Optimizer(
 Weights = list[Tensor]
 
 
-class _Pieces:
+class _Pieces(PieceLog):
     """The values of each piece alone, under one seed."""
 
     def __init__(self, seed: bytes) -> None:
         self.piece_samples, self.values = 1, list[Values]()
         self._sketch, self._before = Sketch(seed), (0.0,) * 64
 
-    def add(self, loss: float, gradients: Mapping[str, Tensor]) -> None:
-        del loss
+    def add(self, losses: Sequence[float], gradients: Mapping[str, Tensor]) -> None:
+        del losses
         now = self._sketch.compute(gradients)
         self.values.append(tuple(after - before for after, before in zip(now, self._before, strict=True)))
         self._before = now

@@ -1,9 +1,11 @@
 """Forward and backward passes of one batch in micro-batches, which add up to the mean over all tokens."""
 
 import math
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -66,14 +68,27 @@ class Share:
 ALONE: Final = Share()
 
 
-class PieceLog(Protocol):
-    """Who looks at a batch piece by piece: no micro-batch spans two of them (V1). 0 samples: the whole is one."""
+class PieceLog(ABC):
+    """Who looks at a batch piece by piece (V1). 0 samples: the whole is one."""
 
     piece_samples: int
 
-    def add(self, loss: float, gradients: Mapping[str, torch.Tensor]) -> None:
-        """The summed loss of a piece, and the gradient of the batch's mean loss, accumulated up to it, not clipped."""
-        ...
+    def count_at_once(self, micro_batch_size: int) -> int:
+        """The pieces that one micro-batch may have: else none spans two of them."""
+        del micro_batch_size
+        return 1
+
+    def watch(self, samples: int) -> AbstractContextManager[object]:
+        """Look at the passes of several pieces at once, of so many samples."""
+        del samples
+        return nullcontext()
+
+    @abstractmethod
+    def add(self, losses: Sequence[float], gradients: Mapping[str, torch.Tensor]) -> None:
+        """The summed loss of each sample since the last call, and the gradient of the batch's mean loss up to here.
+
+        That is one piece, unless several were watched. The gradient is accumulated and not clipped.
+        """
 
 
 def decode_tokens(
@@ -113,10 +128,10 @@ def count_predicted(rows: torch.Tensor) -> int:
     return int((rows[:, 1:, 1] != NOT_COUNTED).sum())
 
 
-def compute_loss_sum(
+def compute_losses(
     model: Any, rows: torch.Tensor, device: torch.device, numeric_class: NumericClass | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The summed next-token loss of some rows in nats, in fp32 whatever precision the forward pass has; and a router's.
+    """The summed next-token loss of each row in nats, in fp32 whatever precision the forward pass has; and a router's.
 
     That is the device's own arithmetic, unless another class is asked for.
 
@@ -133,11 +148,12 @@ def compute_loss_sum(
     with autocast(device, numeric_class):
         output = model(**inputs, use_cache=False)
     logits = output.logits[:, :-1].float().flatten(0, 1)
-    loss = functional.cross_entropy(logits, targets[:, 1:].reshape(-1), reduction="sum", ignore_index=NOT_COUNTED)
+    each = functional.cross_entropy(logits, targets[:, 1:].reshape(-1), reduction="none", ignore_index=NOT_COUNTED)
+    losses = each.view(len(rows), -1).sum(1)
     own = getattr(output, "aux_loss", None)
     if own is None:
-        return loss, loss.new_zeros(())
-    return loss, own.float() * model.config.router_aux_loss_coef * count_predicted(rows)
+        return losses, losses.new_zeros(())
+    return losses, own.float() * model.config.router_aux_loss_coef * count_predicted(rows)
 
 
 def compute_gradients(
@@ -162,18 +178,22 @@ def compute_gradients(
     number of predicted tokens of the whole.
     """
     predicted = predicted or count_predicted(tokens)
+    samples = (pieces.piece_samples if pieces else 0) or len(tokens)
+    at_once = pieces.count_at_once(micro_batch_size) if pieces else 1
     loss = 0.0
     try:
-        for piece in torch.split(tokens, (pieces.piece_samples if pieces else 0) or len(tokens)):
-            before = loss
-            for rows in torch.split(piece, micro_batch_size * share.ranks):
-                check()
-                part, weight = share.take(rows, micro_batch_size)
-                loss_sum, own = (one * weight for one in compute_loss_sum(model, part, device, numeric_class))
-                torch.autograd.backward((loss_sum + own) / predicted)
-                loss += loss_sum.item()
+        for group in torch.split(tokens, samples * at_once):
+            losses: list[float] = []
+            with pieces.watch(len(group)) if pieces and len(group) > samples else nullcontext():
+                for rows in torch.split(group, micro_batch_size * share.ranks):
+                    check()
+                    part, weight = share.take(rows, micro_batch_size)
+                    each, own = (one * weight for one in compute_losses(model, part, device, numeric_class))
+                    torch.autograd.backward((each.sum() + own) / predicted)
+                    losses += each.tolist()
+            loss += math.fsum(losses)
             if pieces is not None:
-                pieces.add(loss - before, share.collect(parameters))
+                pieces.add(losses, share.collect(parameters))
         check()
         tensors = share.collect(parameters)
     finally:
@@ -198,5 +218,5 @@ def evaluate(model: nn.Module, tokens: torch.Tensor, *, micro_batch_size: int, d
     total = 0.0
     with torch.no_grad():
         for rows in torch.split(tokens, micro_batch_size):
-            total += compute_loss_sum(model, rows, device)[0].item()
+            total += compute_losses(model, rows, device)[0].sum().item()
     return total / count_predicted(tokens)

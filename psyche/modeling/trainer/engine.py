@@ -49,7 +49,7 @@ from psyche.modeling.trainer.trial import Trial
 from psyche.modeling.verification.audits import Auditor, apply_set
 from psyche.modeling.verification.copies import WeightCopies, make_copies
 from psyche.modeling.verification.roots import MomentumLog
-from psyche.modeling.verification.work import WorkLog
+from psyche.modeling.verification.work import MixedSamples, WorkLog
 from psyche.modeling.weights import compute_blank_root, compute_weight_part, compute_weight_root
 from psyche.wire.crypto import compute_state_digest
 from psyche.wire.trainer import (
@@ -366,9 +366,9 @@ class TrainerEngine:
         ahead = Ahead(request.lookahead_lr, *(one.payload for one in request.own[:1]))
         while True:
             try:
-                if log is not None:
-                    log.begin()
-                return loaded.replica.compute(tokens, size, ahead, beat, log)
+                return loaded.replica.compute(tokens, size, ahead, beat, log and log.begin())
+            except MixedSamples:
+                continue
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise

@@ -27,7 +27,7 @@ from psyche.modeling.device import allocate, find_host, get_free_bytes
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.model import enable_checkpointing, get_parameters, get_shapes
-from psyche.modeling.trainer.batch import compute_loss_sum
+from psyche.modeling.trainer.batch import compute_losses
 from psyche.telemetry.text import format_bytes
 from psyche.wire.trainer import LoadRequest, MemoryReply
 
@@ -152,9 +152,9 @@ def _count(
         if step.verifies and device.type == "cpu":
             copies += [torch.empty_like(parameter) for parameter in parameters.values() for _ in range(AUDIT_COPIES)]
             parts["copies for audits"] = note()
-        loss, of_routers = compute_loss_sum(model, rows, device)
-        torch.autograd.backward(loss + of_routers)
-        del loss, of_routers
+        losses, of_routers = compute_losses(model, rows, device)
+        torch.autograd.backward(losses.sum() + of_routers)
+        del losses, of_routers
         parts["activations"] = note("peak")
         del copies, optimizers
     return parts

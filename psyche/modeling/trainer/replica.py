@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.model import get_parameters, get_shapes, get_tensors
 from psyche.modeling.trainer.batch import Gradients, PieceLog, Share, compute_gradients
 from psyche.modeling.trainer.decoding import PayloadDecoder
+from psyche.modeling.verification.samples import Layers, find_layers
 from psyche.modeling.weights import Stored
 from psyche.wire.trainer import Contribution, SentResult
 
@@ -74,6 +76,11 @@ class Replica:
     def local(self) -> LocalSteps:
         assert isinstance(self.optimizer, LocalSteps), "asked of local steps only"
         return self.optimizer
+
+    @cached_property
+    def layers(self) -> Layers | None:
+        """What the part of each sample in a gradient is told by; none if it cannot be."""
+        return find_layers(self.model, self.parameters)
 
     def compute(
         self, tokens: torch.Tensor, micro_batch_size: int, ahead: Ahead, check: Callable[[], None],

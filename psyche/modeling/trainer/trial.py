@@ -10,7 +10,7 @@ from psyche.core.state.state import DataType, Model
 from psyche.errors import UnusableModelError
 from psyche.modeling.model import get_parameters, get_tensors
 from psyche.modeling.snapshot import CONFIG_NAME
-from psyche.modeling.trainer.batch import compute_loss_sum
+from psyche.modeling.trainer.batch import compute_losses
 from psyche.modeling.trainer.source import Source
 from psyche.modeling.weights import get_bytes
 from psyche.wire.crypto import blake3_hash
@@ -100,7 +100,7 @@ def _check_sequences(model: nn.Module, rows: torch.Tensor, vocab_size: int, devi
     others[:, :half] = (others[:, :half] + 1) % vocab_size
     try:
         one, other = (
-            compute_loss_sum(model, torch.stack((ids, labels, places.expand_as(ids)), -1), device)[0].item()
+            compute_losses(model, torch.stack((ids, labels, places.expand_as(ids)), -1), device)[0].sum().item()
             for ids in (rows, others)
         )
     except Exception as error:  # a forward pass raises errors of many kinds for what it does not take
@@ -127,8 +127,8 @@ def _hash_gradients(
 
     handles = [watch(name, parameter) for name, parameter in parameters.items()]
     try:
-        loss, own = compute_loss_sum(model, rows, device)
-        torch.autograd.backward(loss + own)
+        losses, own = compute_losses(model, rows, device)
+        torch.autograd.backward(losses.sum() + own)
     finally:
         for handle in handles:
             handle.remove()

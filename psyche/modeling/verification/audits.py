@@ -3,6 +3,7 @@
 An audit changes nothing: not the weights, the momentum or a generator. What ends it early loses only what is not done.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,14 @@ from psyche.core.encoding.work import compute_pieces
 from psyche.errors import PsycheError, TrainerError
 from psyche.modeling.device import is_out_of_memory, release_memory
 from psyche.modeling.distro.codec import decode_payload
-from psyche.modeling.trainer.batch import Cancelled, clip_gradients, compute_gradients, count_predicted, decode_tokens
+from psyche.modeling.trainer.batch import (
+    Cancelled,
+    PieceLog,
+    clip_gradients,
+    compute_gradients,
+    count_predicted,
+    decode_tokens,
+)
 from psyche.modeling.trainer.local_round import split_round
 from psyche.modeling.trainer.replica import STAY, Ahead, Replica
 from psyche.modeling.verification.copies import WeightCopies
@@ -131,7 +139,7 @@ class Auditor:
                 replica.step(number, done.tensors, how.rates)
                 if before:
                     found.begin(piece)
-                    found.add(done.loss * done.predicted, subtract(before, replica.parameters))
+                    found.add([done.loss * done.predicted], subtract(before, replica.parameters))
 
     def _compare(self, target: AuditTarget, found: "_Pieces") -> None:
         """Hold the payload against the sum of the pieces."""
@@ -145,7 +153,7 @@ class Auditor:
             found.link_reason, found.link_distance = int(finding.reason), finding.distance
 
 
-class _Pieces:
+class _Pieces(PieceLog):
     """What was found of one target: a `PieceLog` whose pieces each begin anew."""
 
     def __init__(self, sketches: Sequence[Sketch], *, keeps_sum: bool) -> None:
@@ -159,9 +167,9 @@ class _Pieces:
     def begin(self, piece: int) -> None:
         self._piece = piece
 
-    def add(self, loss: float, gradients: Mapping[str, Tensor]) -> None:
+    def add(self, losses: Sequence[float], gradients: Mapping[str, Tensor]) -> None:
         values = tuple(sketch.compute(gradients) for sketch in self._sketches)
-        self._pieces.append(AuditedPiece(piece=self._piece, loss=loss, values=values))
+        self._pieces.append(AuditedPiece(piece=self._piece, loss=math.fsum(losses), values=values))
         if self._keeps_sum:
             for name, gradient in gradients.items():
                 self.sum[name] = self.sum[name] + gradient if name in self.sum else gradient

@@ -4,6 +4,7 @@ The signs of a round follow from its seed. They differ from row to row: with one
 would follow from activations and deltas, without the gradient of the weights. An eighth of the rows is enough.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -25,8 +26,10 @@ _BLOCK: Final = 1 << 22  # numbers that are multiplied at once
 def compute_signs(seed: bytes) -> Tensor:
     """The 2^22 signs of a round: bit b of the stream, in bytes from the lowest bit on, is -1 where it is not set."""
     stream = blake3(SKETCH_TAG + seed).digest(length=SIGNS // 8)
-    bits = np.unpackbits(np.frombuffer(stream, np.uint8), bitorder="little").view(np.int8)
-    return torch.from_numpy(bits * np.int8(2) - np.int8(1))
+    signs = np.unpackbits(np.frombuffer(stream, np.uint8), bitorder="little").view(np.int8)
+    signs *= 2
+    signs -= 1
+    return torch.from_numpy(signs)
 
 
 class _Rows(NamedTuple):
@@ -39,6 +42,23 @@ class _Rows(NamedTuple):
     def place(self) -> tuple[int, int, int]:
         rows, width = self.numbers.shape
         return self.first, rows, width
+
+
+class TakenRows(NamedTuple):
+    """The rows of one tensor that take part: each `every`th from `first` on."""
+
+    first: int
+    signs: Tensor  # int8 [rows, width]
+    buckets: Tensor  # of the sketch, one for each row
+    every: int = ROWS_OF_ONE
+
+    @property
+    def are_none(self) -> bool:
+        return len(self.buckets) == 0
+
+    def take(self, delta: Tensor) -> Tensor:
+        """Of an output's gradient, the part of these rows."""
+        return delta[..., self.first :: self.every]
 
 
 class _Block(NamedTuple):
@@ -70,6 +90,17 @@ class Sketch:
             buckets.index_add_(0, block.buckets, numbers.mul_(block.signs).sum(1))
         return tuple(buckets.tolist())
 
+    def find_rows(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, TakenRows]:
+        """The rows that take part, of tensors whose rows are not cut."""
+        found, passed = dict[str, TakenRows](), 0
+        for name, shape in sorted(shapes.items()):
+            width = max(1, shape[-1]) if shape else 1
+            count, first = math.prod(shape) // width, (self._first - passed) % ROWS_OF_ONE
+            rows = torch.arange(passed + min(first, count), passed + count, ROWS_OF_ONE)
+            found[name] = TakenRows(first, *self._find_signs(rows, width))
+            passed += count
+        return found
+
     def _select(self, gradients: Mapping[str, Tensor]) -> Iterator[_Rows]:
         passed = 0
         for matrix in _iterate_matrices(gradients):
@@ -83,9 +114,12 @@ class Sketch:
     def _gather(self, group: list[int], places: Sequence[tuple[int, int, int]]) -> _Block:
         width = places[group[0]][2]
         numbers = [first + ROWS_OF_ONE * torch.arange(rows) for first, rows, _ in (places[part] for part in group)]
-        rows = torch.cat(numbers).to(self._signs.device)
-        signs = self._signs.unfold(0, width, 1)[rows * STRIDE % (SIGNS - width)]
-        return _Block(group, signs, rows // ROWS_OF_ONE % SKETCH_VALUES)
+        return _Block(group, *self._find_signs(torch.cat(numbers), width))
+
+    def _find_signs(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """The signs of rows, int8 [rows, width], and the bucket of each."""
+        rows = rows.to(self._signs.device)
+        return self._signs.unfold(0, width, 1)[rows * STRIDE % (SIGNS - width)], rows // ROWS_OF_ONE % SKETCH_VALUES
 
 
 def _group(places: Sequence[tuple[int, int, int]]) -> Iterator[list[int]]:

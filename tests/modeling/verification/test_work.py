@@ -69,16 +69,16 @@ def test_v1_memory_that_runs_out_makes_micro_batches_smaller_and_not_pieces(
 ) -> None:
     from psyche.modeling.trainer import batch
 
-    calm, compute_loss_sum, sizes = Member(load_request, micro_batch_size=1), batch.compute_loss_sum, list[int]()
+    calm, compute_losses, sizes = Member(load_request, micro_batch_size=1), batch.compute_losses, list[int]()
     calm.run(1, samples=16, tokens=draw_tokens(0, 16), work=make_work(2))
 
     def fail(model: torch.nn.Module, rows: torch.Tensor, *others: object) -> tuple[torch.Tensor, torch.Tensor]:
         sizes.append(len(rows))
         if len(rows) > 1 and len(sizes) > 3:
             raise torch.OutOfMemoryError
-        return compute_loss_sum(model, rows, *others)  # pyright: ignore[reportArgumentType]
+        return compute_losses(model, rows, *others)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(batch, "compute_loss_sum", fail)
+    monkeypatch.setattr(batch, "compute_losses", fail)
     short = Member(load_request, micro_batch_size=2)
     short.run(1, samples=16, tokens=draw_tokens(0, 16), work=make_work(2))
     assert sizes[:5] == [2, 2, 2, 2, 1]

@@ -112,9 +112,9 @@ function tile(run, one) {
 }
 
 function learned(run) {
-  const rows = run.scores.map((one) => cells([one.task, "text"], [one.metric, "text"], one.value.toFixed(4), known(one.standard_error) ? one.standard_error.toFixed(4) : "–", one.documents, one.step, one.final ? "all" : `${one.percent} %`));
+  const rows = run.scores.map((one) => cells(one.task, one.value.toFixed(4) + (known(one.standard_error) ? ` ± ${one.standard_error.toFixed(4)}` : ""), one.final ? "all" : `${one.percent} %`, one.documents, one.step, one.metric));
   return rows.length || run.text ? h("section", {}, h("h2", {}, "What the model has learned"),
-    rows.length ? table(["task", "metric", "right", "±", "documents", "at step", "done"], rows, "scores") : "",
+    rows.length ? table(["task", "right", "done", "documents", "at step", "metric"], rows, "scores") : "",
     run.text ? [h("p", { class: "small soft" }, `At step ${run.text.step} it goes on with “${run.text.prompt}”:`), h("pre", { class: "written" }, run.text.text)] : "") : "";
 }
 

@@ -112,7 +112,7 @@ class Ledger:
         counted = tally.merged.counted if tally.merged else frozenset[int]()
         for block in go_round(worker.member, worker.members, plan.blocks):
             found = tally.get_group(block)
-            if not found or worker.key in found:
+            if worker.key in found or not 0 < len(found) < MAX_RESULTS:
                 continue
             distance = (worker.member - block) % worker.members
             is_wanted = block not in counted and distance < SETTLERS * len(found)

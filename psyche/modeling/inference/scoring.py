@@ -17,10 +17,13 @@ FIRST_TOKENS: Final = 16  # of the first pass, before anything is measured
 
 
 class Pace:
-    """How many tokens go through a model in one pass, so that none lasts longer than `pass_s`."""
+    """How many tokens go through a model in one pass, so that none lasts longer than `pass_s`.
 
-    def __init__(self, pass_s: float = math.inf) -> None:
-        self._pass_s = pass_s
+    Ranks that share a model `agree` on how long it took, for all take the same passes.
+    """
+
+    def __init__(self, pass_s: float = math.inf, agree: Callable[[float], float] = lambda seconds: seconds) -> None:
+        self._pass_s, self._agree = pass_s, agree
         self._tokens = FIRST_TOKENS
 
     def get_columns(self, rows: int) -> int | None:
@@ -36,7 +39,7 @@ class Pace:
     def note(self, tokens: int, seconds: float) -> None:
         """Aim at a third of the limit: passes over more positions take longer, and other processes want the machine."""
         if not math.isinf(self._pass_s):
-            fitting = int(tokens * self._pass_s / 3 / seconds)
+            fitting = int(tokens * self._pass_s / 3 / self._agree(seconds))
             self._tokens = max(1, self._tokens // 2, min(fitting, 2 * self._tokens))  # one slow pass says little
 
 
@@ -48,17 +51,18 @@ class ChoiceScorer:
 
     Args:
         model: of transformers.
-        weights: what to compute with in place of the model's own, by name.
         pace: how much is computed in one pass.
     """
 
-    def __init__(self, model: Any, weights: Mapping[str, torch.Tensor] | None = None, pace: Pace | None = None) -> None:
-        self._model, self._weights, self._pace = model, weights, pace or Pace()
+    weights: Mapping[str, torch.Tensor] | None = None  # what to compute with in place of the model's own, by name
+
+    def __init__(self, model: Any, pace: Pace | None = None) -> None:
+        self._model, self._pace = model, pace or Pace()
         self._check: Callable[[], None] = lambda: None
         self._takes = frozenset(inspect.signature(model.forward).parameters)
         self.shares_context = "past_key_values" in self._takes and _can_repeat(model)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # no inference mode: FSDP trains on with what a pass allocates
     def score(self, context: Sequence[int], choices: Rows, check: Callable[[], None] = lambda: None) -> list[Scored]:
         """Score each of the choices, of one token or more, after a context of one token or more.
 
@@ -68,7 +72,7 @@ class ChoiceScorer:
         logits = self._continue(context, choices) if self.shares_context else self._read_whole(context, choices)
         return [_score(row[: len(choice)], choice) for row, choice in zip(logits, choices, strict=True)]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def write(self, start: Sequence[int], check: Callable[[], None] = lambda: None) -> Iterator[int]:
         """What the model finds most likely after `start`, token by token without end."""
         self._check = check
@@ -122,7 +126,7 @@ class ChoiceScorer:
             how["logits_to_keep"] = count
         ids = torch.tensor(rows, device=self._model.device)
         taken = {name: value for name, value in how.items() if name in self._takes} | {"input_ids": ids}
-        found = self._model(**taken) if self._weights is None else self._compute(self._weights, taken)
+        found = self._model(**taken) if self.weights is None else self._compute(self.weights, taken)
         if ids.device.type == "cuda":
             torch.cuda.synchronize(ids.device)
         self._pace.note(ids.numel(), time.perf_counter() - started)

@@ -461,7 +461,9 @@ class TrainerEngine:
         return auditor.audit(request, beat)
 
     def score(self, request: ScoreRequest, beat: Beat = lambda: None, has_time: HasTime = lambda _: True) -> ScoreReply:
-        """Score choices after contexts; nothing of this trainer changes."""
+        """Score choices after contexts; nothing of this trainer changes, and no round that waits is given up."""
+        if self._loaded is not None and self._loaded.round is not None:
+            return ScoreReply(rows=(), seconds=0.0, cancelled=True)
         return self._get_loaded().scores.score(request, beat, has_time)
 
     def snapshot(self, request: SnapshotRequest, beat: Beat = lambda: None) -> SnapshotReply:

@@ -3,9 +3,10 @@
 `shard` has the same for a model that is divided among the ranks of a group.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
+from itertools import islice
 from typing import Final, NamedTuple
 
 import torch
@@ -14,11 +15,12 @@ from torch import nn
 from psyche.core.encoding.plan import TransformPlan, compute_run_plan
 from psyche.core.state.state import Lookahead, Optimizer, OptimizerKind
 from psyche.errors import TrainerError
-from psyche.modeling.device import IDLE, find_host
+from psyche.modeling.device import IDLE, autocast, find_host
 from psyche.modeling.distro.codec import ChunkSets
 from psyche.modeling.distro.momentum import Momentum
 from psyche.modeling.distro.optimizer import Distro
 from psyche.modeling.distro.statistics import Sums
+from psyche.modeling.inference.scoring import ChoiceScorer, Pace, Scored
 from psyche.modeling.local.exchange import Part, check_finite
 from psyche.modeling.local.optimizer import LocalSteps
 from psyche.modeling.model import get_parameters, get_shapes, get_tensors
@@ -26,7 +28,9 @@ from psyche.modeling.trainer.batch import Gradients, PieceLog, Share, compute_gr
 from psyche.modeling.trainer.decoding import PayloadDecoder
 from psyche.modeling.verification.samples import Layers, find_layers
 from psyche.modeling.weights import Stored
-from psyche.wire.trainer import Contribution, SentResult
+from psyche.wire.trainer import Contribution, ScoreRow, SentResult
+
+PASS_S: Final = 0.05  # of scoring: a call that cancels it waits no longer
 
 
 class Ahead(NamedTuple):
@@ -169,3 +173,32 @@ class Replica:
 
     def load_momentum(self, state: Mapping[str, torch.Tensor]) -> None:
         self.optimizer.load_state(state)
+
+    # --- what the weights make of choices, see `Scores` -------------------------------------------
+
+    @cached_property
+    def scorer(self) -> ChoiceScorer:
+        return ChoiceScorer(self.model, Pace(PASS_S, self._agree_time))
+
+    def _agree_time(self, seconds: float) -> float:
+        return seconds
+
+    def score(self, row: ScoreRow, check: Callable[[], None]) -> list[Scored]:
+        with self.reading():
+            return self.scorer.score(row.context, row.choices, check)
+
+    def write(self, start: Sequence[int], count: int, written: list[int], check: Callable[[], None]) -> None:
+        """Append to `written` so many tokens, those that the model finds most likely after `start`."""
+        with self.reading():
+            for token in islice(self.scorer.write(start, check), count):
+                written.append(token)  # noqa: PERF402 - those before `check` raises count
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """The model in evaluation mode."""
+        self.model.eval()
+        try:
+            with autocast(self.device):
+                yield
+        finally:
+            self.model.train()

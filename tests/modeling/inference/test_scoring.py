@@ -40,7 +40,8 @@ def test_choices_after_a_shared_context_are_worth_what_each_is_by_itself(family:
     scorer = ChoiceScorer(model)
     other = build_random(read_blueprint(tmp_path / "config.json"), seed=4).eval()
     weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    piecemeal = ChoiceScorer(other, weights, Pace(1e-9))  # token by token, with the first one's weights
+    piecemeal = ChoiceScorer(other, Pace(1e-9))  # token by token, with the first one's weights
+    piecemeal.weights = weights
     assert scorer.shares_context is (family not in STATES)
     greedy: list[int] = []
     for _ in range(2):

@@ -10,8 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
+import trio
 from kits.leftovers import until_dead
 from kits.models import write_config
+from torch.distributed import HashStore, destroy_process_group  # pyright: ignore[reportPrivateImportUsage]
 
 from psyche.core.encoding.plan import TransformPlan, decode_plan
 from psyche.core.state.state import Lookahead, Model
@@ -19,16 +22,27 @@ from psyche.errors import TrainerError
 from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.compiled import LEAST_PARAMETERS
 from psyche.modeling.distro.layout import compute_cut_share
-from psyche.modeling.model import init_model
+from psyche.modeling.inference.scores import Scores
+from psyche.modeling.model import init_model, load_model
+from psyche.modeling.snapshot import read_snapshot_info
+from psyche.modeling.trainer.batch import Cancelled
 from psyche.modeling.trainer.engine import TrainerEngine
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.modeling.trainer.fault import VARIABLE
 from psyche.modeling.trainer.process import TrainerProcess, WatchdogLimits
+from psyche.modeling.trainer.ranks.group import Group
+from psyche.modeling.trainer.ranks.shard import make_shard
+from psyche.modeling.trainer.replica import Replica
+from psyche.wire.crypto import compute_state_digest
 from psyche.wire.trainer import (
+    OTHER_WEIGHTS,
     ApplyRequest,
     CheckRequest,
     Contribution,
     LoadRequest,
+    ScoreReply,
+    ScoreRequest,
+    ScoreRow,
     SentResult,
     SnapshotRequest,
     TrainRequest,
@@ -195,6 +209,94 @@ async def test_compiled_loops_of_two_ranks_send_and_apply_what_those_of_one_do(
         assert read_folder(tmp_path / "one") == read_folder(tmp_path / "two")
     finally:
         await group.stop()
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("data", "tensor"), SIZES[:3])
+async def test_ranks_score_what_one_does_and_train_as_if_they_had_not(
+    data: int, tensor: int, load_request: LoadRequest, tmp_path: Path
+) -> None:
+    request = msgspec.structs.replace(load_request, scores=True)
+    divided = msgspec.structs.replace(request, data_parallelism=data, tensor_parallelism=tensor)
+    alone, group = TrainerEngine(), start(tmp_path)
+    try:
+        reply = alone.load(request)
+        digest = compute_state_digest(reply.chain, reply.weight_root)
+        await group.load(divided)
+        first = (await group.train(train_request(0))).payload
+        await group.apply(apply_request(0, first))
+        second = (await group.train(train_request(1))).payload
+        await group.load(divided)
+        await check_scores(alone, group, digest)
+        await group.apply(apply_request(0, first))  # before anything is trained with the weights that were read
+        assert (await group.score(make_score(digest))).refused == OTHER_WEIGHTS
+        alone.apply(apply_request(0, first))
+        await check_scores(alone, group, b"")
+        assert (await group.load(divided)).train_count == 0
+        assert (await group.train(train_request(0))).payload == first
+        await check_giving_way(group)
+        await group.apply(apply_request(0, first))
+        assert (await group.train(train_request(1))).payload == second
+        await group.snapshot(snapshot_request(tmp_path / "certified"))
+        written = read_snapshot_info(tmp_path / "certified")
+        certified = compute_state_digest(written.chain, written.weight_root)
+        assert (await group.score(make_score(certified))).rows == (await group.score(make_score(b""))).rows != ()
+    finally:
+        await group.stop()
+
+
+def test_a_rank_agrees_with_the_others_before_each_pass(load_request: LoadRequest) -> None:
+    """Of a group of one: what it scores, and what a call that comes before leaves done."""
+    model = load_model(Path(load_request.path))
+    expected = Scores(Replica(model, load_request.model.optimizer, torch.device("cpu")), 64, is_asked=True)
+    group = Group(HashStore(), 0, 1, 1, torch.device("cpu"))
+    try:
+        shard = make_shard(group, model, load_request.model.optimizer, checkpointing=False, offload=False)
+        found = Scores(shard, 64, is_asked=True)
+        whole = found.score(make_score(b""), lambda: None, lambda _: True)
+        own = expected.score(make_score(b""), lambda: None, lambda _: True)
+        assert (whole.rows, whole.written) == (own.rows, own.written)
+        left = iter(range(4))
+
+        def beat() -> None:
+            if next(left) == 3:
+                raise Cancelled
+
+        cut = found.score(make_score(b""), beat, lambda _: True)
+        assert (cut.cancelled, cut.rows) == (True, whole.rows[: len(cut.rows)])
+        assert len(cut.rows) < 2
+        assert model.training
+        late = found.score(make_score(b""), lambda: None, lambda _: False)
+        assert (late.rows, late.written) == ((), whole.written[:1])
+    finally:
+        destroy_process_group()
+
+
+def make_score(digest: bytes, times: int = 1) -> ScoreRequest:
+    rows = (ScoreRow(context=(1, 2, 3), choices=((4,), (5, 6))), ScoreRow(context=(7,), choices=((8, 9, 10),)))
+    return ScoreRequest(digest=digest, rows=rows * times, start=(1, 2, 3), tokens=12)
+
+
+async def check_scores(alone: TrainerEngine, group: TrainerProcess, digest: bytes) -> None:
+    expected, found = alone.score(make_score(digest)), await group.score(make_score(digest))
+    assert [[one[1] for one in row] for row in found.rows] == [[one[1] for one in row] for row in expected.rows]
+    values = [[one[0] for row in reply.rows for one in row] for reply in (found, expected)]
+    assert values[0] == pytest.approx(values[1], abs=1e-4)
+    assert (len(found.written), found.written) == (12, expected.written)
+
+
+async def check_giving_way(group: TrainerProcess) -> None:
+    """A score of ten thousand rows ends at its next pass, and the request that ended it has its answer."""
+    replies: list[ScoreReply] = []
+
+    async def score() -> None:
+        replies.append(await group.score(make_score(b"", 5_000)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(score)
+        await trio.sleep(0.5)
+        await group.check(CheckRequest(device="cpu"))
+        assert [one.cancelled for one in replies] == [True]
 
 
 @pytest.mark.whole

@@ -13,7 +13,7 @@ from psyche.client.runtime.evals.exam import Asked, Exam
 from psyche.client.runtime.evals.writing import make_text, write
 from psyche.core.encoding.header import NumericClass
 from psyche.core.state.state import ZERO32, Coordinator, Mark
-from psyche.errors import NetworkError, PsycheError, WireError
+from psyche.errors import NetworkError, PsycheError, TrainerError, WireError
 from psyche.evals.division import BLOCK_DOCUMENTS
 from psyche.evals.ledger import Ledger, Plan, Worker
 from psyche.evals.messages import MessageKind
@@ -21,7 +21,7 @@ from psyche.evals.requests import Score, choose
 from psyche.evals.results import RESULTS, BlockResult, Merged
 from psyche.evals.tasks import Metric
 from psyche.evals.texts import TEXTS, WrittenText, choose_prompt, choose_writer
-from psyche.modeling.trainer.failure import TrainerFailure
+from psyche.modeling.trainer.failure import FailureKind, TrainerFailure
 from psyche.network.streams import Signal
 from psyche.telemetry import types
 from psyche.wire.crypto import Identity, blake3_hash
@@ -70,6 +70,7 @@ class Evaluating:
         self._network, self._log = network, log
         self._secret = blake3_hash(engine.identity.sign(SECRET))
         self._worker: Worker | None = None
+        self._gone = (b"", 0)  # weights that are not asked any more in an epoch
         self._plans: Sequence[Plan] = ()
         self._is_on = False
         self._marks: dict[bytes, Mark] = {}  # the newest certified weights, the older ones first
@@ -94,22 +95,26 @@ class Evaluating:
 
     def follow(self) -> None:
         """The record has changed."""
-        state = self._x.state
+        state, mark = self._x.state, self._x.state.certified
         self._tell_final()
-        if state.run_state in ACTIVE_STATES:
-            self._keys[state.progress.epoch] = tuple(one.p2p for one in state.clients)
+        epoch, keys = state.progress.epoch, tuple(one.p2p for one in state.clients)
+        has_others = state.run_state in ACTIVE_STATES and self._keys.get(epoch) != keys
+        if has_others:
+            self._keys[epoch] = keys
             self._keys = {epoch: self._keys[epoch] for epoch in sorted(self._keys)[-KEPT:]}
-        mark = state.certified
-        if not self._is_on or mark.digest == ZERO32 or mark.digest in self._marks:
+        if not self._is_on:
             return
-        self._marks = dict([*self._marks.items(), (mark.digest, mark)][-KEPT:])
-        fresh = Ledger(mark.digest, self._plans, trio.current_time())
-        self._ledgers = {digest: self._ledgers.get(digest, fresh) for digest in self._marks}
-        self._told = {key: told for key, told in self._told.items() if key[0] in self._marks}
-        early, self._early = self._early, deque(maxlen=EARLY)
-        for raw in early:
-            self._take_message(raw, is_early=False)
-        self._news.notify()
+        is_new = mark.digest != ZERO32 and mark.digest not in self._marks
+        if is_new:
+            self._marks = dict([*self._marks.items(), (mark.digest, mark)][-KEPT:])
+            fresh = Ledger(mark.digest, self._plans, trio.current_time())
+            self._ledgers = {digest: self._ledgers.get(digest, fresh) for digest in self._marks}
+            self._told = {key: told for key, told in self._told.items() if key[0] in self._marks}
+            self._news.notify()
+        if is_new or has_others:
+            early, self._early = self._early, deque(maxlen=EARLY)
+            for raw in early:
+                self._take_message(raw, is_early=not is_new)
 
     def _take_message(self, raw: bytes, *, is_early: bool = True) -> None:
         kind: MessageKind[Any] = TEXTS if raw.startswith(TEXTS.tag) else RESULTS
@@ -210,9 +215,10 @@ class Evaluating:
         if self._exam is None or not await self._load(self._exam):
             return
         self.follow()
-        while True:
+        while self._is_on:
             await self._turns.wait_idle()
-            if (ledger := self._ledgers.get(self._x.state.certified.digest)) and (worker := self._find_worker()):
+            ledger, worker = self._ledgers.get(self._x.state.certified.digest), self._find_worker()
+            if ledger and worker and self._gone != (ledger.digest, self._x.state.progress.epoch):
                 if await self._write(self._exam, ledger.digest, worker):
                     continue
                 chosen = ledger.choose(worker, trio.current_time(), self._patience_s)
@@ -251,13 +257,14 @@ class Evaluating:
 
     async def _try(self, exam: Exam, ledger: Ledger, worker: Worker, plan: Plan, block: int) -> bool:
         """Do a block, send its result, and say whether that was possible."""
-        started, scores, asked = trio.current_time(), None, ()
+        started, result, asked = trio.current_time(), None, ()
         async with self._telling():
             asked = await exam.encode(plan, ledger.digest, block)
-            scores = await self._score(ledger.digest, asked)
-        if scores is None:
+            if (scores := await self._score(ledger.digest, asked)) is not None:
+                made = self._make(worker, ledger.digest, plan, block, asked, scores)
+                result = RESULTS.sign(self._x.identity, made)
+        if result is None:
             return False
-        result = RESULTS.sign(self._x.identity, self._make(worker, ledger.digest, plan, block, asked, scores))
         seconds = trio.current_time() - started
         self._block_s = max(seconds, self._block_s / 2)
         self._log(
@@ -291,7 +298,10 @@ class Evaluating:
         if self._x.state.certified.digest != request.digest or self._find_worker() is None:
             return None
         reply: ScoreReply = await self._trainer.score(request)
-        if reply.refused and reply.refused != OTHER_WEIGHTS:  # for a moment it has the next ones, or none yet
+        if reply.refused == OTHER_WEIGHTS:
+            if self._x.state.in_round:  # else it has them soon, or the next ones are certified soon
+                self._give_up(request.digest)
+        elif reply.refused:
             self._tell_once(f"the trainer cannot score: {reply.refused}")
         return None if reply.refused else reply
 
@@ -324,8 +334,16 @@ class Evaluating:
             yield
         except TrainerFailure as error:
             await self._turns.recover(error)
+            if error.kind is FailureKind.OUT_OF_MEMORY:  # of several devices: one alone only refuses
+                self._is_on = False
+                self._log(types.EvalsOff(reason=str(error)))
         except (PsycheError, OSError) as error:
             self._tell_once(str(error))
+            if isinstance(error, TrainerError | WireError):  # it would say the same of these weights again
+                self._give_up(self._x.state.certified.digest)
+
+    def _give_up(self, digest: bytes) -> None:
+        self._gone = digest, self._x.state.progress.epoch
 
     def _tell_once(self, reason: str) -> None:
         key = (self._x.state.certified.digest,)

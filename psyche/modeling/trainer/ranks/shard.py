@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from psyche.core.encoding.plan import TransformPlan
@@ -24,6 +25,7 @@ from psyche.modeling.distro.codec import decode_payload
 from psyche.modeling.distro.layout import Held, compute_layout
 from psyche.modeling.distro.momentum import find_group
 from psyche.modeling.distro.statistics import add_sums
+from psyche.modeling.inference.scoring import Scored
 from psyche.modeling.local.exchange import Part, find_infinite
 from psyche.modeling.local.inner import is_muons
 from psyche.modeling.local.optimizer import LocalSteps
@@ -38,7 +40,7 @@ from psyche.modeling.trainer.ranks.parallel import (
 )
 from psyche.modeling.trainer.replica import Ahead, Replica
 from psyche.modeling.weights import Stored
-from psyche.wire.trainer import Contribution, SentResult
+from psyche.wire.trainer import Contribution, ScoreRow, SentResult
 
 
 class RankShare(Share):
@@ -228,6 +230,29 @@ class Shard(Replica):
         self._group.send("abandon_round")
         self.local.abandon()
         self._publish()
+
+    def score(self, row: ScoreRow, check: Callable[[], None] = lambda: None) -> list[Scored]:
+        self._group.send("score", row)
+        return super().score(row, partial(self._agree, check))
+
+    def write(
+        self, start: Sequence[int], count: int, written: list[int], check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._group.send("write", start, count, [])
+        super().write(start, count, written, partial(self._agree, check))
+
+    def _agree_time(self, seconds: float) -> float:
+        return self._group.add(0.0 if self._group.rank else seconds)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        try:
+            with super().reading():
+                yield
+        finally:
+            for module in self.model.modules():
+                if isinstance(module, FSDPModule):  # without a backward pass it would keep the root's weights
+                    module.reshard()
 
     @torch.no_grad()
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:

@@ -1,13 +1,14 @@
 """What measuring known tasks costs the training that it waits for: the demo with and without it.
 
-    python benchmarks/eval_cost.py [--json FILE] [--quick] [--clients N] [--pairs N]
+    python benchmarks/eval_cost.py [--json FILE] [--quick] [--clients N] [--runs N]
 
-- Rounds: the median time from a round's start to the next one's, of runs of N members, every other one with tasks.
-- Digests: two trainers train and apply the same batches, and one of them is always scoring when a batch comes. Whole
-  runs cannot be compared: their servers draw who trains what.
+- Rounds: the median time from a round's start to the next one's, of runs whose members have tasks, and do them in
+  every other five rounds.
+- Digests: two trainers train and apply the same batches by turns, and one of them is always scoring when a batch comes.
 - Held up: how much longer a batch takes, as its client sees it, than the trainer needs for it; in both trainers.
 
-Use it on a machine with a free core for each member and one more: on a busy one rounds wait for the machine.
+Use it on a machine with a free core for each member and one more: on a busy one rounds wait for the machine. A run
+takes two minutes there, the batches one.
 """
 
 import os
@@ -15,7 +16,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import trio
 from _table import build_parser, finish, print_table
-from kits.storage.tasks import write_data
+from kits.storage.tasks import make_row, to_parquet
 
 from psyche.config.load import load_run
 from psyche.config.rewrite import KeyPath, Value, set_values
@@ -42,16 +44,18 @@ from psyche.wire.trainer import ApplyRequest, LoadRequest, ScoreRequest, ScoreRo
 
 DEMO: Final = Path(__file__).resolve().parents[1] / "config" / "demo"
 SKIPPED: Final = 2  # the first rounds of an epoch fill the pipeline
+SPAN: Final = 5  # so many rounds without tasks, then as many with; of each the first one is not counted
 SAMPLES: Final = 8  # of a batch of one member
-DOCUMENTS: Final = 640
+DOCUMENTS: Final = 20_000  # more than a run does
 ROWS: Final = (ScoreRow(context=tuple(range(1, 97)), choices=(tuple(range(1, 17)), tuple(range(17, 33)))),) * 1_000
-
-
-class Played(NamedTuple):
-    """A run of the demo: seconds of its rounds, and blocks of documents."""
-
-    rounds: list[float]
-    blocks: int
+# At the start of each client; whatever else it does is not changed.
+TURNS: Final = f"""
+import sys
+if "client" in sys.orig_argv:
+    from psyche.client.runtime.evals.evaluating import Evaluating
+    find = Evaluating._find_worker
+    Evaluating._find_worker = lambda self: find(self) if self._x.state.current.height // {SPAN} % 2 else None
+"""
 
 
 class Trained(NamedTuple):
@@ -61,47 +65,51 @@ class Trained(NamedTuple):
     roots: list[bytes]
 
 
-def play(folder: Path, clients: int, rounds: int, *, with_tasks: bool) -> Played:
-    """Run the demo, shorter, and read its members' logs."""
-    config = folder / "config"
+class Rounds(NamedTuple):
+    """Seconds of rounds without tasks and of those with, and the blocks of documents done."""
+
+    without: list[float]
+    beside: list[float]
+    blocks: list[int]
+
+
+def play(folder: Path, clients: int, rounds: int, found: Rounds) -> None:
+    """Run the demo, one epoch of it, and read its members' logs."""
+    config, tasks = folder / "config", folder / "tasks" / "ybisk" / "piqa" / "plain_text" / "validation"
     config.mkdir(parents=True)
-    values: dict[KeyPath, Value] = {("config", "rounds_per_epoch"): rounds, ("config", "total_steps"): 2 * rounds + 1}
+    values: dict[KeyPath, Value] = {("config", "rounds_per_epoch"): rounds, ("config", "total_steps"): rounds + 1}
     values |= {("config", name): SAMPLES * clients for name in ("global_batch_size_start", "global_batch_size_end")}
     values[("config", "min_clients")] = 1
     for path in DEMO.iterdir():
         (config / path.name).write_bytes(path.read_bytes())
     (config / "run.toml").write_text(set_values((DEMO / "run.toml").read_text(), values))
-    tasks = write_data(folder / "tasks", DOCUMENTS, words=4)
-    options = {"EVAL_TASKS": "piqa", "EVAL_TASK_DATA": str(tasks), "PROMPT_TASK": "true"}
-    os.environ |= options if with_tasks else {}
+    tasks.mkdir(parents=True)
+    rows = [make_row("piqa", number, Random(number), 4) for number in range(DOCUMENTS)]
+    (tasks / "0000.parquet").write_bytes(to_parquet(rows))
+    (folder / "sitecustomize.py").write_text(TURNS)
+    os.environ |= {"EVAL_TASKS": "piqa", "EVAL_TASK_DATA": str(folder / "tasks"), "PYTHONPATH": str(folder)}
     settings = TestnetSettings(
         num_clients=clients, config_path=config, run_dir=folder / "run", cache_dir=folder.parent / "cache",
         sample=False, wait_for_all=True, threads=1, device="cpu",
     )  # fmt: skip
-    try:
-        assert trio.run(run_testnet, settings, Console(sys.stderr)) == 0, "a run that went wrong measures nothing"
-    finally:
-        for name in options:
-            os.environ.pop(name, None)
+    assert trio.run(run_testnet, settings, Console(sys.stderr)) == 0, "a run that went wrong measures nothing"
     layout = Layout(folder / "run", folder / "run" / "events")
-    return read_events([layout.events_of(f"client-{number}") for number in range(1, clients + 1)])
+    for number in range(1, clients + 1):
+        read_events(layout.events_of(f"client-{number}"), found)
 
 
-def read_events(logs: list[Path]) -> Played:
-    found = Played([], 0)
-    for log in logs:
-        last: float | None = None
-        for line in read_lines(log):
-            match read_event(line):
-                case types.RoundStarted(height=height, drain=drain):
-                    if last is not None and height > SKIPPED and not drain:
-                        found.rounds.append(line["t"] - last)
-                    last = None if drain else line["t"]
-                case types.EvalScored():
-                    found = found._replace(blocks=found.blocks + 1)
-                case _:
-                    pass
-    return found
+def read_events(log: Path, found: Rounds) -> None:
+    last: tuple[int, float] | None = None
+    for line in read_lines(log):
+        match read_event(line):
+            case types.RoundStarted(height=height, drain=drain):
+                if last is not None and last[0] > SKIPPED and last[0] % SPAN and not drain:
+                    (found.beside if last[0] // SPAN % 2 else found.without).append(line["t"] - last[1])
+                last = None if drain else (height, line["t"])
+            case types.EvalScored():
+                found.blocks.append(1)
+            case _:
+                pass
 
 
 def make_batches(tokens: int) -> Iterator[TrainRequest]:
@@ -114,56 +122,70 @@ def make_batches(tokens: int) -> Iterator[TrainRequest]:
         )  # fmt: skip
 
 
-async def train(folder: Path, count: int, *, is_scoring: bool) -> Trained:
-    """Train and apply `count` batches, each after a pause; the first ones make what is kept, and are not timed."""
-    model, found, random = load_run(DEMO).model, Trained([], []), Random(1)
-    trainer = TrainerProcess(threads=1)
-    try:
-        loaded = await trainer.load(
-            LoadRequest(
-                path=str(folder), is_snapshot=False, model=model, micro_batch_size=SAMPLES, device="cpu", scores=True
-            )
-        )  # fmt: skip
+async def train(folder: Path, count: int) -> tuple[Trained, Trained]:
+    """Train and apply `count` batches with an idle trainer and one that scores.
+
+    The first batches make what is kept, and are not timed.
+    """
+    model, random, both = load_run(DEMO).model, Random(1), (Trained([], []), Trained([], []))
+    request = LoadRequest(
+        path=str(folder), is_snapshot=False, model=model, micro_batch_size=SAMPLES, device="cpu", scores=True
+    )
+    async with AsyncExitStack() as stack:
+        trainers = [TrainerProcess(threads=1) for _ in both]
+        for trainer in trainers:
+            stack.push_async_callback(trainer.stop)
+        loaded, _ = [await trainer.load(request) for trainer in trainers]
         asked = ScoreRequest(rows=ROWS, digest=compute_state_digest(loaded.chain, loaded.weight_root))
         for batch in islice(make_batches(model.max_seq_len), count + SKIPPED):
-            async with trio.open_nursery() as nursery:
-                if is_scoring:
-                    nursery.start_soon(trainer.score, asked)
-                await trio.sleep(random.uniform(0.1, 0.3))
-                started = time.perf_counter()
-                reply = await trainer.train(batch)
-                found.held.append(time.perf_counter() - started - reply.seconds)
-            applied = await trainer.apply(
-                ApplyRequest(
-                    height=batch.height, lr=batch.lr, payloads=(reply.payload,), run_update=True, full_digest=True,
-                    random_seed=0,
-                )
-            )  # fmt: skip
-            found.roots.append(applied.weight_part)
-        return found._replace(held=found.held[SKIPPED:])
-    finally:
-        await trainer.stop()
+            for trainer, found, is_scoring in zip(trainers, both, (False, True), strict=True):
+                async with trio.open_nursery() as nursery:
+                    if is_scoring:
+                        nursery.start_soon(trainer.score, asked)
+                    await trio.sleep(random.uniform(0.1, 0.3))
+                    started = time.perf_counter()
+                    reply = await trainer.train(batch)
+                    found.held.append(time.perf_counter() - started - reply.seconds)
+                applied = await trainer.apply(
+                    ApplyRequest(
+                        height=batch.height, lr=batch.lr, payloads=(reply.payload,), run_update=True, full_digest=True,
+                        random_seed=0,
+                    )
+                )  # fmt: skip
+                found.roots.append(applied.weight_part)
+            if batch.height % 10 == 0:
+                tell(f"batch {batch.height} of {count}: held up by at most {describe(both[1].held[SKIPPED:])}")
+    idle, scoring = (one._replace(held=one.held[SKIPPED:]) for one in both)
+    return idle, scoring
+
+
+def describe(seconds: Sequence[float]) -> str:
+    return f"{1e3 * max(seconds):.1f} ms, {1e3 * statistics.median(seconds):.1f} ms in the median"
+
+
+def tell(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
     """Measure, and print the figures."""
     parser = build_parser(__doc__)
     parser.add_argument("--clients", type=int, default=3, help="members of the runs whose rounds are timed")
-    parser.add_argument("--pairs", type=int, default=3, help="so many runs with tasks, and as many without")
+    parser.add_argument("--runs", type=int, default=1)
     args = parser.parse_args()
-    rounds, pairs, count = (10, 1, 20) if args.quick else (80, args.pairs, 200)
-    timed: dict[bool, list[Played]] = {False: [], True: []}
+    rounds, runs, count = (22, 1, 20) if args.quick else (82, args.runs, 60)
+    timed = Rounds([], [], [])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for number in range(2 * pairs):
-            tasks = bool(number % 2)
-            timed[tasks].append(play(folder / f"run-{number}", args.clients, rounds, with_tasks=tasks))
         init_model(DEMO / "model.json", folder / "model", 0)
-        idle, scoring = (trio.run(partial(train, folder / "model", count, is_scoring=one)) for one in (False, True))
-    without, beside = (statistics.median(one for run in timed[tasks] for one in run.rounds) for tasks in (False, True))
+        idle, scoring = trio.run(partial(train, folder / "model", count))
+        for number in range(runs):
+            play(folder / f"run-{number}", args.clients, rounds, timed)
+            tell(f"run {number + 1} of {runs}: {len(timed.without)} rounds without tasks, {len(timed.beside)} with")
+    without, beside = statistics.median(timed.without), statistics.median(timed.beside)
     figures: dict[str, float] = {
         "round without tasks, s": without, "round with tasks, s": beside, "longer, %": 100 * (beside / without - 1),
-        "blocks of 32 documents done": sum(run.blocks for run in timed[True]),
+        "blocks of 32 documents done": len(timed.blocks),
         "batches": len(idle.roots),
         "with equal digests": sum(one == other for one, other in zip(idle.roots, scoring.roots, strict=True)),
         "held up by scoring, at most, ms": 1e3 * max(scoring.held),

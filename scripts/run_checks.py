@@ -26,7 +26,7 @@ from kits.tier import TIERS, VARIABLE  # noqa: E402
 BIN = Path(sys.executable).parent
 STAMP = BIN.parent / ".whole-tests"  # when the second tier was run last
 STOP_S = 20  # for a check to end after Ctrl-C
-WORKERS = 3  # on two cores: many tests wait, for slots, rounds and processes
+WORKERS = 4  # on two cores: many tests wait, for slots, rounds and processes
 # A file's tests stay together: they share processes that are slow to start. tests/conftest.py puts long files first.
 BY_FILE = [f"-n{WORKERS}", "--dist=loadfile", "--no-loadscope-reorder"]
 CLOSING = re.compile(r"^=+ .*\b(passed|failed|error|errors|no tests ran)\b.* in .*=+$")

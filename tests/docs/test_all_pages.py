@@ -62,6 +62,7 @@ def build(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.whole
 def test_the_site_is_built_with_every_page_and_a_link_to_nowhere_is_refused(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "zensical.toml", tmp_path)

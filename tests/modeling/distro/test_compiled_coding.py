@@ -79,7 +79,7 @@ def test_both_paths_write_the_same_bytes_and_read_the_same_sets(chunk: int, k: i
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize(("chunk", "k"), SIZES)
+@pytest.mark.parametrize(("chunk", "k"), few(SIZES, 3))
 @pytest.mark.parametrize(("one_bit", "scaled_bits"), CODINGS)
 def test_both_paths_refuse_the_same_bytes_by_the_same_rule(chunk: int, k: int, one_bit: bool, scaled_bits: int) -> None:
     plan = make_plan(SHAPES, chunk, k, one_bit, scaled_bits)

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from kits.tier import few
 
 from psyche.core.encoding.plan import compute_run_plan
 from psyche.core.state.state import InnerOptimizer, Model, Optimizer, OptimizerKind
@@ -143,7 +144,7 @@ def test_a_device_that_computes_in_the_hosts_memory_takes_the_option_and_says_th
     assert offloaded.weight_root == plain.weight_root
 
 
-@pytest.mark.parametrize("optimizer", [DISTRO, LOCAL])
+@pytest.mark.parametrize("optimizer", few([LOCAL, DISTRO]))
 def test_a_prediction_leaves_out_what_is_offloaded_and_a_refusal_proposes_it(
     load_request: LoadRequest, run_model: Model, optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

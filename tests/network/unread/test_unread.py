@@ -14,6 +14,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.tier import few
 from network_kit import PLAN, PROBE, RUN, Victim, fetch_file, introduce, meet, open_peer, until_met
 from trio.testing import MockClock
 
@@ -259,7 +260,7 @@ async def test_strangers_that_fill_all_they_can_leave_an_honest_transfer_alone(
     assert "bytes unread" in caplog.text
 
 
-@pytest.mark.parametrize("is_member", [True, False], ids=["member", "stranger"])
+@pytest.mark.parametrize("is_member", few([True, False]))
 async def test_who_sends_past_a_window_is_cut_with_the_reason_and_rests(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, is_member: bool
 ) -> None:

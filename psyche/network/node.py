@@ -164,6 +164,8 @@ class _LibP2PTransport:
 
     async def disconnect(self, key: bytes) -> None:
         await self.close_peer(get_peer_id(key))
+        if not self._swarm.get_connections(get_peer_id(key)):  # one that it never took up is not reported as gone
+            self.node.peers.remove_connections(key)
 
     async def close_peer(self, peer_id: ID) -> None:
         """Close all connections to a peer; never raises and waits only briefly.

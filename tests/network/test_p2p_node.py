@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import trio
-from network_kit import PROBE, RUN, VICTIM_S, Victim, introduce, meet, open_peer
+from network_kit import PLAN, PROBE, RUN, VICTIM_S, Victim, introduce, meet, open_peer, until_met
 
+from psyche.core.state.state import ZERO32
 from psyche.errors import NetworkError
 from psyche.network.limits import NetworkLimits
 from psyche.network.listening import build_address, get_reachable_addresses, lock_port
@@ -147,6 +148,23 @@ async def test_a_message_that_comes_both_ways_is_delivered_once(tmp_path: Path) 
         await trio.sleep(0.5)
         assert sorted(got) == sorted(b"twice %d" % n for n in range(20))
         assert nodes[1].statistics().gossip_received == 20
+
+
+async def test_a_connection_that_libp2p_does_not_know_of_is_replaced(tmp_path: Path) -> None:
+    """As one is whose upgrade took too long on a busy machine, after its first stream had come."""
+    async with AsyncExitStack() as stack:
+        one, two = nodes = [await open_p2p(stack, n, tmp_path) for n in (1, 2)]
+        introduce(nodes, [ZERO32, PLAN])
+        await until_met(*nodes)
+        swarm = one._pubsub.host.get_network()
+        swarm.connections.clear()
+        one.set_plan(RUN, PLAN)  # it says hello once more
+        with trio.fail_after(120):
+            while not (swarm.get_connections(get_peer_id(two.key)) and one.peers.is_connected(two.key)):
+                await one.peers.changed.wait()
+        await one.publish(b"again")
+        with trio.fail_after(120):
+            assert (await two.messages().receive())[1] == b"again"
 
 
 async def test_a_restarted_node_is_heard_over_the_mesh(tmp_path: Path) -> None:

@@ -23,22 +23,13 @@ from psyche.core.state.state import ZERO32, Optimizer, OptimizerKind
 from psyche.errors import ConfigError, PsycheError, TrainerError, WireError
 from psyche.modeling.architecture import Blueprint, read_blueprint
 from psyche.modeling.checkpoint import load_momentum, write_snapshot
-from psyche.modeling.device import (
-    get_numeric_class,
-    is_out_of_memory,
-    release_memory,
-    select_device,
-    try_device,
-)
+from psyche.modeling.device import get_numeric_class, is_out_of_memory, release_memory, select_device, try_device
 from psyche.modeling.device_name import describe_verifying
 from psyche.modeling.distro.statistics import describe_sums
 from psyche.modeling.export import describe_folder, export_model, export_snapshot
 from psyche.modeling.inference.scores import Scores
 from psyche.modeling.model import enable_checkpointing
-from psyche.modeling.snapshot import (
-    SnapshotInfo,
-    get_file_entries,
-)
+from psyche.modeling.snapshot import SnapshotInfo, get_file_entries
 from psyche.modeling.trainer.batch import Cancelled, Gradients, count_predicted, decode_tokens
 from psyche.modeling.trainer.decoding import PayloadDecoder
 from psyche.modeling.trainer.failure import FailureKind, TrainerFailure

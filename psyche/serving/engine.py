@@ -239,6 +239,8 @@ def make_command(model: ServedModel, settings: ServeSettings, port: int, weights
             return command
         case "vllm":
             command = [settings.find_command(), "serve", str(model.folder), *where, "--generation-config", "vllm"]
+            if model.is_copy and settings.swap == "both":  # it takes all memory that it may, and the next one as much
+                command += ["--gpu-memory-utilization", "0.45"]
             return [*command, "--max-num-seqs", str(settings.parallel)]
         case "llama-server":
             slots, context = str(settings.parallel), settings.parallel * model.positions

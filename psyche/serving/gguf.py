@@ -12,6 +12,7 @@ from psyche.serving.settings import ServeSettings
 from psyche.testnet.process import Child, describe_exit_status
 
 CONVERT_S: Final = 3600.0
+HINT: Final = "docs/serve.md names what the converter needs, docs/export.md the tokenizers that it takes"
 TYPES: Final = {"bfloat16": "bf16", "float16": "f16"}  # by the weights' own; others lose nothing as f32
 
 
@@ -43,7 +44,7 @@ async def make_gguf(model: ServedModel, settings: ServeSettings, scratch: Path, 
             if code == 0 and made.is_file():
                 return made
             said = "\n  ".join(child.get_last_lines(4))
-            raise PsycheError(f"{argv[1]} cannot convert {model.id}, {describe_exit_status(code)}:\n  {said}")
+            raise PsycheError(f"{argv[1]} cannot convert {model.id}, {describe_exit_status(code)}:\n  {said}\n{HINT}")
         raise PsycheError(f"{argv[1]} has not converted {model.id} within {CONVERT_S:.0f} s")
     finally:
         await child.end()

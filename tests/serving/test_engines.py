@@ -1,5 +1,6 @@
 """Engines that are programs of others: what they are started with and sent, and the file that llama-server reads."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_program_of_others_is_bounded_by_what_the_model_and_the_user_say(model: ServedModel, commands: Path) -> None:
-    def write(name: str, **settings: object) -> str:
+    def write(name: str, model: ServedModel = model, **settings: object) -> str:
         engine = ServeSettings(engine=name, parallel=3, **settings)  # pyright: ignore[reportArgumentType]
         return " ".join(make_command(model, engine, 9, Path("w.gguf")))
 
@@ -47,6 +48,9 @@ def test_a_program_of_others_is_bounded_by_what_the_model_and_the_user_say(model
     assert write("vllm") == (
         f"{commands}/vllm serve {model.folder} --host 127.0.0.1 --port 9 --generation-config vllm --max-num-seqs 3"
     )
+    followed = dataclasses.replace(model, is_copy=True)
+    assert "--gpu-memory-utilization 0.45" in write("vllm", followed), "two of them share a GPU"
+    assert "--gpu-memory-utilization" not in write("vllm", followed, swap="stop")
 
 
 def test_a_program_of_others_gets_the_tokens_as_the_gate_has_counted_them(model: ServedModel, tmp_path: Path) -> None:

@@ -236,13 +236,13 @@ def make_command(model: ServedModel, settings: ServeSettings, port: int, weights
             if settings.batch:  # its cache would take all memory that there is
                 pages = max(LEAST_PAGES, settings.parallel * (2 + min(model.positions, LONG_TOKENS) // PAGE_TOKENS))
                 command += ["--continuous-batching", "--cb-num-blocks", str(pages)]
-            return command
         case "vllm":
             command = [settings.find_command(), "serve", str(model.folder), *where, "--generation-config", "vllm"]
+            command += ["--max-num-seqs", str(settings.parallel)]
             if model.is_copy and settings.swap == "both":  # it takes all memory that it may, and the next one as much
                 command += ["--gpu-memory-utilization", "0.45"]
-            return [*command, "--max-num-seqs", str(settings.parallel)]
         case "llama-server":
-            slots, context = str(settings.parallel), settings.parallel * model.positions
-            command = [settings.find_command(), "-m", str(weights), *where, "--parallel", slots]
-            return [*command, "--ctx-size", str(context if context < 1 << 24 else 0)]
+            context = settings.parallel * model.positions
+            command = [settings.find_command(), "-m", str(weights), *where, "--parallel", str(settings.parallel)]
+            command += ["--ctx-size", str(context if context < 1 << 24 else 0)]
+    return [*command, *settings.split_engine_args()]  # last, where they count instead of those before

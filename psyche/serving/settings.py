@@ -1,5 +1,6 @@
 """What a user sets of a gate and its engines."""
 
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from psyche.durable import read_file, warn_of_others
 from psyche.errors import ConfigError
 
 MAX_KEYS_BYTES: Final = 64 << 10
+GATES_OWN: Final = ("--host", "--port", "--api-key")
 CONVERTER: Final = "convert_hf_to_gguf.py"
 EngineName = Literal["transformers", "vllm", "llama-server"]
 INSTALLING: Final = {
@@ -24,6 +26,7 @@ class ServeSettings:
     port: int = 8000
     api_key_file: Path | None = None
     gguf_converter: Path | None = None
+    engine_args: str = ""
     device: str = "auto"
     batch: bool = False
     temperature: float = 1.0
@@ -42,6 +45,21 @@ class ServeSettings:
     def at_once(self) -> int:
         """Answers that the engine writes at the same time."""
         return 1 if self.engine == "transformers" and not self.batch else self.parallel
+
+    def split_engine_args(self) -> list[str]:
+        """What else the engine is started with.
+
+        Raises:
+            ConfigError: it is not words, or takes the engine away from the gate.
+        """
+        try:
+            words = shlex.split(self.engine_args)
+        except ValueError as error:
+            raise ConfigError(f"--engine-args {self.engine_args!r}: {error}") from error
+        for word in words:
+            if word.partition("=")[0] in GATES_OWN:
+                raise ConfigError(f"--engine-args: {word} is set by the gate, leave it out")
+        return words
 
     def find_command(self) -> str:
         """The program of an engine that is not Psyche's own.

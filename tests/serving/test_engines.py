@@ -51,6 +51,12 @@ def test_a_program_of_others_is_bounded_by_what_the_model_and_the_user_say(model
     followed = dataclasses.replace(model, is_copy=True)
     assert "--gpu-memory-utilization 0.45" in write("vllm", followed), "two of them share a GPU"
     assert "--gpu-memory-utilization" not in write("vllm", followed, swap="stop")
+    said = write("vllm", followed, engine_args="--gpu-memory-utilization 0.2 --served-model-name 'a b'")
+    assert said.endswith("--gpu-memory-utilization 0.2 --served-model-name a b"), "the last of two counts"
+    with pytest.raises(ConfigError, match=r"--engine-args: --port=1 is set by the gate, leave it out"):
+        write("vllm", engine_args="--port=1")
+    with pytest.raises(ConfigError, match=r"--engine-args \"'\": No closing quotation"):
+        write("vllm", engine_args="'")
 
 
 def test_a_program_of_others_gets_the_tokens_as_the_gate_has_counted_them(model: ServedModel, tmp_path: Path) -> None:

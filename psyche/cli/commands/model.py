@@ -232,6 +232,9 @@ SERVING: Final = share_fields(
         "PATH.",
         metavar="FILE",
     ),
+    engine_args=option(
+        "More words of the engine's own command line, such as '--tensor-parallel-size 2' of vllm.", metavar="WORDS"
+    ),
     device="Of the engine transformers: auto, cpu, cuda or cuda:N.",
     batch=option(
         "Let transformers write several answers together, which is faster, but samples all of them alike: at "
@@ -256,7 +259,7 @@ SERVING: Final = share_fields(
     "psyche model serve my-run/model",
     "psyche model serve my-run/model --port 9000 --api-key-file keys.txt",
     "psyche model serve --follow runs/demo/client-1",
-    "psyche model serve my-run/model --engine vllm",
+    "psyche model serve my-run/model --engine vllm --engine-args '--dtype float32'",
     shared=SERVING,
 )
 def serve(
@@ -298,6 +301,7 @@ def serve(
 
     if settings.engine == "llama-server" and (folder is None or find_gguf(folder) is None):
         settings.find_converter()
+    settings.split_engine_args()
     read_keys(settings.api_key_file)  # before a large model is looked at
     if settings.host not in LOOPBACK and settings.api_key_file is None:
         say(f"warning: everybody who reaches {settings.host} may use the model: there is no --api-key-file")

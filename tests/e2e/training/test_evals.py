@@ -1,17 +1,19 @@
-"""Four members measure a task together while they train; one is killed half-way, and the others do its part."""
+"""Members measure a task together while they train: one is killed half-way, or has its model on two devices."""
 
 import json
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 from kits.cluster import Cluster, open_cluster
 from kits.run_files import MakeRun
-from kits.storage.tasks import write_data
+from kits.storage.tasks import make_row, to_parquet, write_data
 
 from psyche.client.runtime.evals.evaluating import SECRET
 from psyche.client.runtime.settings import KEY_NAME
 from psyche.evals.division import is_repeated
+from psyche.modeling.trainer.process import HOST_VARIABLE
 from psyche.telemetry.events import Line
 from psyche.wire.crypto import blake3_hash
 from psyche.wire.key_file import read_key_file
@@ -91,3 +93,48 @@ async def test_each_block_is_done_once_but_for_repeats_and_a_dead_members_part_i
         assert not cluster.find("server", "state_changed", epoch=2), "within the epoch"
         assert not cluster.find_all("eval_disputed")
         assert not cluster.find_all("diverged")
+
+
+async def test_a_member_on_two_devices_scores_between_the_rounds_and_trains_as_the_others_do(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    """Its trainer has no copy of the certified weights: it scores while it has them themselves."""
+    config = make_run(
+        rounds_per_epoch=4, total_steps=9, init_min_clients=2, min_clients=2, cooldown_time=10, max_round_train_time=60
+    )
+    file = tmp_path / "tasks" / "ybisk" / "piqa" / "plain_text" / "validation" / "0000.parquet"
+    file.parent.mkdir(parents=True)  # with more than they can do
+    file.write_bytes(to_parquet([make_row("piqa", number, Random(number), 4) for number in range(20_000)]))
+    asks = {"EVAL_TASKS": "piqa", "EVAL_TASK_DATA": str(tmp_path / "tasks")}
+    async with open_cluster(tmp_path / "cluster", config) as cluster:
+
+        async def until_scored(phase: str, since: float) -> Line:
+            return (
+                await cluster.until(
+                    f"client-1 to score in {phase}", lambda: cluster.find("client-1", "eval_scored", since)
+                )
+            )[0]
+
+        cluster.start_server()
+        cluster.start_client(1, DATA_PARALLELISM="2", **{HOST_VARIABLE: ""}, **asks)
+        cluster.start_client(2, **asks)
+        cooldown = await cluster.until_state("cooldown", epoch=0)
+        first = await until_scored("Cooldown", cooldown["t"])
+        cluster.interrupt("client-2")
+        waiting = await cluster.until_state("waiting_for_members", epoch=1)
+        await until_scored("the wait for members", waiting["t"])
+        await cluster.until_ended("client-2")
+        cluster.start_client(2, **asks)
+        warmup = await cluster.until_state("warmup", epoch=1)
+        await until_scored("Warmup", warmup["t"])
+        begun = await cluster.until_state("round_train", epoch=1)
+        cooldown = await cluster.until_state("cooldown", epoch=1)
+        applied = cluster.find("client-1", "applied", begun["t"])[0]["t"]
+        scored = cluster.find("client-1", "eval_scored", applied)
+        assert {one["digest"] for one in scored} <= {first["digest"]}, cluster.describe()
+        assert [one for one in scored if applied + 5 < one["t"] < cooldown["t"]] == []
+        assert await cluster.until_ended("client-1", "client-2") == [0, 0], cluster.describe()
+        cluster.assert_equal_weights("client-1", "client-2")
+        assert len(cluster.find("client-1", "result_sent", begun["t"], epoch=1)) == 4
+        for kind in ("diverged", "eval_disputed", "evals_off", "error"):
+            assert not cluster.find("client-1", kind), cluster.describe()

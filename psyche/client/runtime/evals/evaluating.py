@@ -32,6 +32,7 @@ KEPT: Final = 2  # digests and epochs of which results are taken
 EARLY: Final = 256  # messages kept until their weights are on record here too
 LOOK_EVERY_S: Final = 1.0  # whether there is something to do
 CALL_S: Final = 5.0  # of one call to the trainer; other requests end it at once
+BLOCK_S: Final = 0.1  # at least: of 20 messages that a member may send in a second, training needs some
 PATIENCE_S: Final = 3.0  # at least; for a part of a task of which nothing comes
 SECRET: Final = b"psyche/eval-secret/1"  # signed, it is a number that nobody else knows
 PATIENCE_BLOCKS: Final = 4  # of this member's own, in time
@@ -276,6 +277,7 @@ class Evaluating:
         self._add(ledger, result, worker.keys)
         with suppress(NetworkError):
             await self._network.publish(RESULTS.encode(result))
+        await trio.sleep(max(0.0, BLOCK_S - seconds))
         return True
 
     async def _score(self, digest: bytes, asked: Sequence[Asked]) -> list[list[Score]] | None:

@@ -24,7 +24,7 @@ LEFT_OUT = re.compile(
 TESTS = ["tests/core/state", "tests/core/rules", "tests/core/committee", "tests/core/encoding", "tests/conformance",
   "tests/wire", "tests/config", "tests/telemetry"]  # fmt: skip
 SIMULATED = ["-m", "psyche", "simulate", "--state", "config/llama-20m", "--clients", "8", "--profile",
-  "config/profiles/home.toml", "--seed", "3", "--no-suggestions"]  # fmt: skip
+  "config/profiles/home.toml", "--parameters", "2e7", "--seed", "3", "--no-suggestions"]  # fmt: skip
 HOMES = [["--rounds", "8"], ["--rounds", "2", "--backend", "solana"]]
 LIMIT_S = 600
 

@@ -19,6 +19,7 @@ SEARCHES = {
     "test_any_state.py",
     "test_decision_liars.py",
     "test_random_runs.py",
+    "test_shares.py",
     "test_small_worlds.py",
 }
 

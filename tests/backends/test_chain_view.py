@@ -6,6 +6,7 @@ from functools import cache
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from kits.tier import draw
 from sim.chain_kit import build_chain, get_state
 
 from psyche.backends.solana.member.link import Reading
@@ -90,7 +91,7 @@ class ReadingsInAnyOrder(RuleBasedStateMachine):
 
 
 TestReadingsInAnyOrder = ReadingsInAnyOrder.TestCase
-TestReadingsInAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestReadingsInAnyOrder.settings = settings(max_examples=draw(60), stateful_step_count=30, deadline=None)
 
 
 def test_if_the_contradiction_lasts_the_record_of_most_endpoints_is_taken() -> None:

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kits.bench import Bench
 from kits.results import build_train_reply
+from kits.tier import draw
 
 from psyche.client.engine import actions as act
 from psyche.client.engine.weights import (
@@ -248,4 +249,4 @@ class WeightsMachine(RuleBasedStateMachine):
 
 
 TestWeightsMachine = WeightsMachine.TestCase
-TestWeightsMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestWeightsMachine.settings = settings(max_examples=draw(80), stateful_step_count=40, deadline=None)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kits.runs import Run, build_training
+from kits.tier import draw
 from programs.chain_kit import RECORDED_SLOTS, ChainStage
 from solders.hash import Hash
 
@@ -83,7 +84,7 @@ def test_a_tick_takes_the_first_recorded_slot_from_the_armed_one_on(
     assert tick(stage, run, slots) == tick_by_core(run, find(slots))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draw(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sets(st.integers(ARMED - 700, ARMED + 1_200), max_size=512))
 def test_any_record_gives_what_a_scan_of_it_finds(stage: ChainStage, run: Run, slots: set[int]) -> None:
     record = sorted(slots, reverse=True)

@@ -31,6 +31,14 @@ class Audited(Event):
     verdict: Verdict
 
 
+class NotAudited(Event):
+    """The client, as a verifier or juror, cannot recompute a member's work of round `height`; `reason` says why."""
+
+    height: int
+    target: int
+    reason: str
+
+
 class RoundAudited(Event):
     """The client has recomputed a member's whole round `height` (V11); -1: not known. `reason` None: nothing is said.
 

@@ -9,6 +9,7 @@ from psyche.client.engine.context import EngineContext
 from psyche.core.committee.verdicts import judge_round
 from psyche.core.encoding.work import MAX_MAGNITUDE, Values
 from psyche.core.state.state import AuditReason
+from psyche.telemetry import types
 from psyche.wire.trainer import AuditedTarget
 
 
@@ -84,13 +85,21 @@ class Desk:
         reply = event.reply
         if reply is None or reply.refused:
             for question in questions:
+                self._note_failure(question, event.reason if reply is None else reply.refused)
                 on_answer(question, None)
             return
         for question, target in zip(questions, reply.targets, strict=False):
+            answer = None
             if target.refused:
-                on_answer(question, None)
-            elif len(target.pieces) == len(question.case.pieces):
-                on_answer(question, read_answer(target))
+                self._note_failure(question, target.refused)
+            elif len(target.pieces) != len(question.case.pieces):
+                continue
+            elif (answer := read_answer(target)) is None:
+                self._note_failure(question, "a number is beyond what a table can hold")
+            on_answer(question, answer)
+
+    def _note_failure(self, question: Asked, reason: str) -> None:
+        self.context.log(types.NotAudited(height=question.case.height, target=question.case.member, reason=reason))
 
 
 def read_answer(target: AuditedTarget) -> Answer | None:

@@ -89,6 +89,9 @@ class Jury:
         question = find_accused(x, challenge)
         if question is Lack.GONE:
             self._verdicts[get_key(challenge)] = None
+            if challenge.epoch == x.epoch and (member := find_member(x.state, challenge.target)) is not None:
+                reason = "its work, or that of the round before, is not here"
+                x.log(types.NotAudited(height=challenge.height, target=member, reason=reason))
             return
         if isinstance(question, Question) and challenge.reason >= AuditReason.SIGNS and has_local_steps(x.state):
             self._conclude(challenge, question, False)  # nobody looks at whole rounds of them

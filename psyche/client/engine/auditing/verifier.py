@@ -79,7 +79,7 @@ class OwnAudits:
     whole: Charge | None = None  # of a whole round (V11)
     opening: Opening | None = None
     is_whole_due: bool = False
-    is_at_whole: bool = False  # it is being recomputed, or was
+    at_whole: Question | None = None  # what is being recomputed of it, or was
     waiting_since: float | None = None
     is_over: bool = True
 
@@ -175,7 +175,7 @@ class Verifier:
             self.context.log(types.NotSent(height=record.height, reason="this client's digest is not the agreed one"))
             return
         # a whole round takes as long as a batch: if it were cut, none would ever come to its end
-        if is_time_up and own.found and not own.is_at_whole:
+        if is_time_up and own.found and own.at_whole is None:
             self.desk.cancel()
         if self.desk.is_busy:
             return
@@ -226,19 +226,18 @@ class Verifier:
             header, keys = chosen.result.header, (x.get_key(chosen.member),)
             x.do(AskOpening(x.epoch, header.height, header.member, keys, link, now + OPENING_LIMIT_S))
         elif link is None:  # the signs alone
-            own.is_at_whole = True
-            self.desk.ask([ask_whole(chosen)], record.seed, self._take_whole)
+            own.at_whole = ask_whole(chosen)
+            self.desk.ask([own.at_whole], record.seed, self._take_whole)
         else:
             own.whole = Charge(chosen, link)
-        return own.is_at_whole
+        return own.at_whole is not None
 
     def _ask_opened(self, record: RoundRecord, opening: Opening) -> bool:
         arrived, own = opening.arrived, self.own
-        if own.is_at_whole or not own.found or arrived is None or arrived.opening == ZERO32:
+        if own.at_whole is not None or not own.found or arrived is None or arrived.opening == ZERO32:
             return False
-        own.is_at_whole = True
-        link = opening.link._replace(opening=arrived.opening)
-        self.desk.ask([ask_whole(opening.question, link)], record.seed, self._take_whole)
+        own.at_whole = ask_whole(opening.question, opening.link._replace(opening=arrived.opening))
+        self.desk.ask([own.at_whole], record.seed, self._take_whole)
         return True
 
     def _choose_whole(self, record: RoundRecord, questions: Sequence[Question]) -> Question | None:
@@ -262,7 +261,7 @@ class Verifier:
     def _take_whole(self, question: Question, answer: Answer | None) -> None:
         tolerance = self.tolerances.get(question.case.numeric_class, question.member)
         reason = None if answer is None else answer.judge_round(tolerance)
-        if reason:
+        if reason and question is self.own.at_whole:  # else its round is over
             self.own.whole = Charge(question, reason, answer)
         self.context.log(
             types.RoundAudited(

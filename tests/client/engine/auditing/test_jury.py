@@ -105,6 +105,8 @@ def test_a_juror_without_the_result_cannot_tell() -> None:
     bench.play()
     assert bench.get_all(act.Audit) == []
     assert bench.get_all(JudgeChallenge) == []
+    (said,) = bench.get_logs(types.NotAudited)
+    assert (said.target, said.height, "is not here" in said.reason) == (target, opened.height, True)
 
 
 def test_a_conviction_is_told_in_words() -> None:

@@ -95,6 +95,18 @@ def test_a_verifier_has_the_whole_round_of_one_member_computed_with_what_it_open
     assert [(one.evidence.reason, one.case) for one in kept] == ([(reason, case)] if reason else [])
 
 
+def test_a_whole_round_that_is_computed_too_late_accuses_nobody_in_the_next_report() -> None:
+    """A jury would look for it in the round before that report's, and find nothing."""
+    bench, asked = build_link_audit()
+    arrive(bench, asked, BLOB)
+    late = bench.get_all(act.Audit)[-1]
+    bench.play()
+    bench.close()
+    bench.feed(answer_audit(late, link_distance=0.5))
+    assert bench.get_logs(types.RoundAudited)[-1].reason == AuditReason.LINK
+    assert bench.engine.audits.verifier.own.whole is None
+
+
 @pytest.mark.parametrize(
     ("is_forged", "is_there", "reason"),
     [(False, True, AuditReason.WITHHELD), (False, False, AuditReason.NONE), (True, True, AuditReason.PATHS)],

@@ -25,6 +25,9 @@ from psyche.telemetry import types
 from psyche.testing.builders import build_hash
 from psyche.wire.crypto import compute_commitment
 from psyche.wire.gossip import decode_gossip
+from psyche.wire.trainer import AuditedPiece, AuditedTarget, AuditReply
+
+HUGE = AuditedPiece(piece=0, loss=1e30, values=((0.0,) * 64,) * 2)
 
 
 def get_only(bench: Bench) -> ReportAudit:
@@ -252,9 +255,25 @@ def test_a_trainer_that_cannot_recompute_holds_up_nothing(reason: str) -> None:
     bench = build_verifier()
     answer(bench, lambda audit: act.Audited(audit, None, reason))
     assert get_reports(bench) == []
+    assert {event.reason for event in bench.get_logs(types.NotAudited)} == {reason}
     assert [m for m in bench.get_said(Finished) if m.height == bench.state.current.height]
     bench.run_rounds(3)
     assert bench.state.current.height >= 4
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason"),
+    [((), "data: gone"), ((HUGE,), "a number is beyond what a table can hold")],
+)
+def test_work_that_cannot_be_recomputed_is_logged_with_the_reason(
+    pieces: tuple[AuditedPiece, ...], reason: str
+) -> None:
+    refused = "" if pieces else reason
+    reply = AuditReply(targets=(AuditedTarget(pieces=pieces, refused=refused),), seconds=0.0)
+    bench = build_verifier()
+    answer(bench, lambda audit: act.Audited(audit, reply))
+    assert {event.reason for event in bench.get_logs(types.NotAudited)} == {reason}
+    assert bench.get_all(ReportAudit) == []
 
 
 def test_an_audit_that_other_work_cut_short_is_asked_for_again() -> None:

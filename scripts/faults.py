@@ -4,10 +4,10 @@
     python scripts/faults.py --files health.rs       all faults of one file, of several, or of lines (bits.rs:196)
     python scripts/faults.py --equivalents           those of the list: nothing must notice one
 
-The rules are built as a library of this machine, in a copy. Right answers and hashes of the bytes are recorded once,
-from traces, random events and random updates, while core judges them; then each faulty library must give another
-answer, other bytes, or panic. Faults that change nothing that anybody can see are listed in equivalent_faults.toml with
-the reason, and are not counted. It needs cargo.
+The rules are built as a library of this machine, in a copy. Right answers and hashes of the bytes are recorded, first
+from traces, while core judges them; then each faulty library must give another answer, other bytes, or panic. Those
+that do not are tried with random updates, then with random events. Faults that change nothing that anybody can see are
+listed in equivalent_faults.toml with the reason, and are not counted. It needs cargo.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -42,10 +43,10 @@ FAST_HASHES: Final = '\n[profile.host.package."*"]\nopt-level = 3\n'  # the rule
 LIMIT_S: Final = 300  # a faulty loop may never end
 NOTICED, UNNOTICED = 3, 0
 REFUSED_SOMEHOW: Final = -1
+SILLY: Final = "does not compile"
 EVENTS: Final = 5_000  # of a seed
 UPDATES: Final = 8_000
 FIRST, WHOLE = (TIERS[tier].event_seeds for tier in ("first", "whole"))
-WAYS: Final = ("traces", "random updates", "random events", "random events of the second tier")
 
 
 class Step(NamedTuple):
@@ -118,19 +119,15 @@ def is_noticed(path: Path, steps: list[Step]) -> bool:
     return False
 
 
-def judge(library: Path, recorded: list[list[Step]]) -> str:
-    """What notices the faulty library; empty if nothing does. It runs in a process of its own, since it may crash."""
+def judge(library: Path, steps: list[Step]) -> bool:
+    """Whether these notice the faulty library, or it crashes. It runs in a process of its own for that."""
     child = os.fork()
     if not child:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         signal.alarm(LIMIT_S)
-        noticed = next((place for place, steps in enumerate(recorded) if is_noticed(library, steps)), None)
-        os._exit(UNNOTICED if noticed is None else NOTICED + noticed)
+        os._exit(NOTICED if is_noticed(library, steps) else UNNOTICED)
     _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return "crash"
-    code = os.waitstatus_to_exitcode(status)
-    return WAYS[code - NOTICED] if code >= NOTICED else ""
+    return os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) != UNNOTICED
 
 
 class Workshop:
@@ -196,27 +193,45 @@ def main() -> int:
 
 
 def search(workshop: Workshop, args: argparse.Namespace) -> int:
+    """Try each way to notice a fault, which takes longer than the one before, on those that are left."""
     library = workshop.build()
     if library is None:
         print(workshop.said)
         return 2
     right = library.with_name("right.so")
     shutil.copy(library, right)
-    recorded = [record_traces(right), record_updates(right, args.seed)]
-    recorded += [record_events(right, seeds) for seeds in (range(FIRST), range(FIRST, WHOLE))]
-    print(", ".join(f"{len(steps):,} of {way}" for way, steps in zip(WAYS, recorded, strict=True)), flush=True)
-    faults, tally = choose(list(find_faults(workshop.sources)), args), Counter[str]()
+    ways: dict[str, Callable[[], list[Step]]] = {
+        "traces": lambda: record_traces(right),
+        "random updates": lambda: record_updates(right, args.seed),
+        "random events": lambda: record_events(right, range(FIRST)),
+        "random events of the second tier": lambda: record_events(right, range(FIRST, WHOLE)),
+    }
+    left, tally = choose(list(find_faults(workshop.sources)), args), Counter[str]()
+    for way, record in ways.items():
+        steps = record() if left else []
+        print(f"{len(steps):,} of {way}", flush=True)
+        left = list(play(workshop, left, steps, way, tally, args.sample or len(left)))
+    for fault in left:
+        print(f"{'NOTHING':15} {fault.name}")
+    print(dict(tally) | {"NOTHING": len(left)})
+    return int((tally.total() - tally[SILLY] if args.equivalents else len(left)) > 0)
+
+
+def play(
+    workshop: Workshop, faults: list[Fault], steps: list[Step], way: str, tally: Counter[str], most: int
+) -> Iterator[Fault]:
+    """The faults, of so many that compile, that these steps do not notice."""
     for fault in faults:
-        if args.sample and tally.total() - tally["does not compile"] >= args.sample:
-            break
+        if not most:
+            return
         faulty = workshop.put(fault)
-        found = "does not compile" if faulty is None else judge(faulty, recorded) or "NOTHING"
-        tally[found] += 1
-        if found != "does not compile":
-            print(f"{found:15} {fault.name}", flush=True)
-    print(dict(tally))
-    unnoticed, noticed = tally["NOTHING"], tally.total() - tally["NOTHING"] - tally["does not compile"]
-    return int((noticed if args.equivalents else unnoticed) > 0)
+        most -= faulty is not None
+        if faulty is not None and not judge(faulty, steps):
+            yield fault
+            continue
+        tally[way if faulty is not None else SILLY] += 1
+        if faulty is not None:
+            print(f"{way:15} {fault.name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     python scripts/mutants.py --sample 300        as a sample, drawn by --seed
     python scripts/mutants.py --module tally      all mutants of one module, or of several
     python scripts/mutants.py --tier whole        with all tests, not those of the first tier alone
+    python scripts/mutants.py --module tally --tests tests/core/rules    with these alone, which are measured sooner
     python scripts/mutants.py --at-import --sample 40   of tables, fields and constants, a fresh process each
 
 One process collects the tests; each mutant is a fork of it, in which live functions get the changed code, and which
@@ -160,7 +161,7 @@ class Stage:
 
     def _measure(self, session: Any, log: int) -> Baseline:
         """Run the tests without a mutant, which takes minutes; what comes out is kept until core or a test changes."""
-        kept = Path(tempfile.gettempdir()) / f"psyche-mutants-{compute_hash()}-{self._options.tier}.json"
+        kept = Path(tempfile.gettempdir()) / f"psyche-mutants-{compute_hash(self._options)}.json"
         if not kept.exists() and fork(lambda: observe(session, kept), log) != 0:
             os.lseek(log, 0, os.SEEK_SET)
             print(f"The tests fail without any mutant:\n{os.read(log, 1 << 20).decode()[-3000:]}", flush=True)
@@ -168,9 +169,10 @@ class Stage:
         return Baseline(json.loads(kept.read_text(encoding="utf-8")))
 
 
-def compute_hash() -> str:
+def compute_hash(options: argparse.Namespace) -> str:
     paths = sorted(path for part in (CORE, "tests", "psyche/testing") for path in (ROOT / part).rglob("*.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:20]
+    asked = repr((options.tier, options.tests)).encode()
+    return hashlib.sha256(asked + b"".join(path.read_bytes() for path in paths)).hexdigest()[:20]
 
 
 def observe(session: Any, kept: Path) -> int:
@@ -234,7 +236,7 @@ def play(options: argparse.Namespace) -> dict[Mutant, str]:
         for mutant in mutants:
             stage.report(mutant, play_at_import(mutant, texts[mutant.path]))
     else:
-        run_pytest(TESTS if options.searches else [f"--ignore={SEARCHES}", *TESTS], stage)
+        run_pytest(options.tests if options.searches else [f"--ignore={SEARCHES}", *options.tests], stage)
     return {mutant: found for mutant, found in stage.outcomes.items() if found != NOT_TRIED}
 
 
@@ -284,6 +286,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the sample (0)")
     parser.add_argument("--module", nargs="+", default=[], metavar="NAME", help="only mutants of these modules")
     parser.add_argument("--only", nargs="+", default=[], metavar="FILE:LINE", help="only mutants of these lines")
+    parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH", help="only these tests (all of core)")
     parser.add_argument("--tier", choices=TIERS, default="first", help="the tests of this tier (first)")
     parser.add_argument("--longest", type=float, default=5.0, metavar="S", help="leave out tests over S seconds (5)")
     parser.add_argument("--searches", action="store_true", help="with the tests that search small worlds")

@@ -101,6 +101,7 @@ def test_what_llama_server_lacks_is_said_before_the_start(model: ServedModel, co
     assert "reads a GGUF file, which llama.cpp's convert_hf_to_gguf.py makes; name that with --gguf-converter" in said
     said = run("model", "serve", model.folder, "--engine", "vllm", "--gguf-converter", sys.executable, code=1).stderr
     assert "is for --engine llama-server, leave it out" in said
+    assert "--batch, --device: are for transformers, and --engine is llama" in run(*call, "--batch", code=1).stderr
     for name in ("a.gguf", "b.gguf"):
         (model.folder / name).touch()
     assert "model has 2 GGUF files; leave one of them there" in run(*call, code=1).stderr

@@ -288,6 +288,8 @@ def serve(
         raise ConfigError(f"--events {events}: is for --follow, leave it out")
     if settings.gguf_converter is not None and settings.engine != "llama-server":
         raise ConfigError(f"--gguf-converter {settings.gguf_converter}: is for --engine llama-server, leave it out")
+    if settings.engine != "transformers" and (settings.batch or settings.device != "auto"):
+        raise ConfigError(f"--batch, --device: are for transformers, and --engine is {settings.engine}; leave them out")
     if settings.engine == "transformers":
         require_extra("serve", "psyche model serve", "fastapi")
     else:

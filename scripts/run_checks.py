@@ -26,6 +26,7 @@ from kits.tier import TIERS, VARIABLE  # noqa: E402
 BIN = Path(sys.executable).parent
 STAMP = BIN.parent / ".whole-tests"  # when the second tier was run last
 STOP_S = 20  # for a check to end after Ctrl-C
+WORKERS = {"first": 4, "whole": 2}  # on two cores: many tests wait, and those of the second tier start many processes
 # A file's tests stay together: they share processes that are slow to start. tests/conftest.py puts long files first.
 BY_FILE = ["--dist=loadfile", "--no-loadscope-reorder"]
 CLOSING = re.compile(r"^=+ .*\b(passed|failed|error|errors|no tests ran)\b.* in .*=+$")
@@ -65,7 +66,7 @@ def get_tests(tier: str, seed: int) -> list[Stage]:
     pytest = [sys.executable, "-m", "pytest", f"--hypothesis-seed={seed}", *get_color(), "-p", "scripts.cover_core"]
     coverage = [sys.executable, "-m", "coverage"]
     stages = [
-        Stage("tests", [*pytest, "--durations=10", f"-n{TIERS[tier].workers}", *BY_FILE]),
+        Stage("tests", [*pytest, "--durations=10", f"-n{WORKERS[tier]}", *BY_FILE]),
         Stage("coverage data", [*coverage, "combine", "--quiet"]),
         Stage("coverage of core", [*coverage, "report", "--fail-under=100", "--skip-covered", "-m"]),
     ]

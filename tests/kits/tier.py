@@ -17,7 +17,6 @@ VARIABLE: Final = "PSYCHE_TEST_TIER"
 class Amounts:
     """What one tier does."""
 
-    workers: int  # of pytest, on two cores: many tests of the first tier wait, those of the second start many processes
     simulated_rounds: int  # of fresh seeds, a few of them on a chain
     event_seeds: int  # of random events, 5,000 each (half in the first tier), in core and in the compiled rules
     examples: int  # that hypothesis draws for a test, unless the test says how many
@@ -25,8 +24,8 @@ class Amounts:
 
 
 TIERS: Final = {
-    "first": Amounts(workers=4, simulated_rounds=100, event_seeds=1, examples=25, world_states=300),
-    "whole": Amounts(workers=2, simulated_rounds=9_500, event_seeds=20, examples=100, world_states=1_200),
+    "first": Amounts(simulated_rounds=100, event_seeds=1, examples=25, world_states=300),
+    "whole": Amounts(simulated_rounds=9_500, event_seeds=20, examples=100, world_states=1_200),
 }
 IS_WHOLE: Final = os.environ.get(VARIABLE, "first") == "whole"
 AMOUNTS: Final = TIERS["whole" if IS_WHOLE else "first"]

@@ -3,7 +3,7 @@
     python benchmarks/eval_cost.py [--json FILE] [--quick] [--clients N] [--runs N]
 
 - Rounds: the median time from a round's start to the next one's, of runs whose members have tasks, and do them in
-  every other five rounds.
+  every other ten rounds.
 - Digests: two trainers train and apply the same batches by turns, and one of them is always scoring when a batch comes.
 - Held up: how much longer a batch takes, as its client sees it, than the trainer needs for it; in both trainers.
 
@@ -44,7 +44,7 @@ from psyche.wire.trainer import ApplyRequest, LoadRequest, ScoreRequest, ScoreRo
 
 DEMO: Final = Path(__file__).resolve().parents[1] / "config" / "demo"
 SKIPPED: Final = 2  # the first rounds of an epoch fill the pipeline
-SPAN: Final = 5  # so many rounds without tasks, then as many with; of each the first one is not counted
+SPAN: Final = 10  # so many rounds without tasks, then as many with; of each the first one is not counted
 SAMPLES: Final = 8  # of a batch of one member
 DOCUMENTS: Final = 20_000  # more than a run does
 ROWS: Final = (ScoreRow(context=tuple(range(1, 97)), choices=(tuple(range(1, 17)), tuple(range(17, 33)))),) * 1_000
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=3, help="members of the runs whose rounds are timed")
     parser.add_argument("--runs", type=int, default=1)
     args = parser.parse_args()
-    rounds, runs, count = (22, 1, 20) if args.quick else (82, args.runs, 60)
+    rounds, runs, count = (32, 1, 20) if args.quick else (102, args.runs, 60)
     timed = Rounds([], [], [])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

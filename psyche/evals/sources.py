@@ -12,7 +12,7 @@ import trio
 from psyche.data.prepared.rows import open_parquet
 from psyche.data.prepared.sources import Source, find_sources, list_sources
 from psyche.data.records import BATCH_ROWS
-from psyche.errors import DataError
+from psyche.errors import DataError, StorageError
 from psyche.evals.documents import Documents, build_documents
 from psyche.evals.questions import Question, Row
 from psyche.evals.tasks import Task
@@ -22,6 +22,9 @@ from psyche.storage.port import Storage, StorageOptions
 
 CONVERTED: Final = "refs/convert/parquet"
 LAYOUT: Final = "a task reads the folder SUBSET/SPLIT of its data set, or SPLIT where it has no subsets"
+WITHOUT_HUB: Final = (
+    "without the Hub, copy its files and name their folder: --task-data, or a client's --eval-task-data"
+)
 MAX_SPLIT_BYTES: Final = 512 << 20  # of its text, all of which is in memory
 Find = Callable[[str | None, str], list[Source]]  # by subset and split
 
@@ -47,7 +50,10 @@ async def load_documents(
         return build(*rows, source=str(path))
     hub, cache = HubStorage(task.dataset, CONVERTED, options, kind="dataset"), open_cache(options)
     async with aclosing(hub):
-        await hub.list_files()  # from here on a commit is read
+        try:
+            await hub.list_files()  # from here on a commit is read
+        except StorageError as error:
+            raise type(error)(f"{error}; {WITHOUT_HUB}") from error
         storage = CachedStorage(hub, cache) if cache else hub
         rows = await trio.to_thread.run_sync(_read_both, partial(_find_stored, storage), task, shots)
         return build(*rows, source=hub.address)

@@ -9,7 +9,7 @@ from kits.storage.hub import Blob, open_hub_double
 from kits.storage.servers import OPTIONS
 from kits.storage.tasks import list_splits, make_row, to_parquet, write_data
 
-from psyche.errors import DataError
+from psyche.errors import DataError, StorageRefused
 from psyche.evals import sources
 from psyche.evals.documents import Documents
 from psyche.evals.sources import CONVERTED, load_documents
@@ -51,6 +51,8 @@ async def test_the_hub_is_read_at_one_commit_and_kept(data: Path, tmp_path: Path
         served_bytes = hub.served_bytes
         assert await load("piqa", None, options) == found
         assert hub.served_bytes - served_bytes < min(map(len, raw.values())), "only the listing was read again"
+        with pytest.raises(StorageRefused, match=r"hellaswag.*; without the Hub, copy its files .*: --task-data"):
+            await load("hellaswag", None, options)
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ async def judge(
     """
     tolerance = case.tolerance if tolerance is None else tolerance
     if case.evidence.reason >= AuditReason.SIGNS and has_local_steps(case.state):
-        return Judgement(None, "nobody looks at whole rounds of local steps: only inner steps are computed again")
+        return Judgement(False, "nobody looks at whole rounds of local steps: only inner steps are computed again")
     match case.evidence.reason:
         case AuditReason.WITHHELD | AuditReason.PATHS:
             return Judgement(None, "what a member opens, or does not, is not signed: only its jury has seen it")

@@ -1,4 +1,4 @@
-"""A client whose trainer cheats, as its user would start it: `python cheating_client.py KIND client train ...`.
+"""A client that cheats, as its user would start it: `python cheating_client.py KIND client train ...`.
 
 It computes, signs and gossips as every client does; what its trainer is asked for or answers is changed on the way.
 """

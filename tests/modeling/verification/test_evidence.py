@@ -249,12 +249,14 @@ def test_v13_what_nobody_signs_shows_nothing_afterwards(scene: Scene, reason: Au
 
 
 @pytest.mark.parametrize("reason", [AuditReason.SIGNS, AuditReason.MOMENTUM])
-def test_v13_a_whole_round_of_local_steps_shows_nothing(scene: Scene, reason: AuditReason) -> None:
+def test_v13_whom_somebody_accuses_of_a_whole_round_of_local_steps_is_innocent(
+    scene: Scene, reason: AuditReason
+) -> None:
     case = read_case(encode_evidence(scene.accuse(reason)))
     case.state.model.optimizer = Optimizer(OptimizerKind.LOCAL_STEPS)
     nothing: Any = None
     found = trio.run(judge, nothing, case, scene.load, nothing)
-    assert (found.guilty, "nobody looks at whole rounds of local steps" in found.found) == (None, True)
+    assert (found.guilty, "nobody looks at whole rounds of local steps" in found.found) == (False, True)
 
 
 def test_v13_a_member_whose_arithmetic_is_off_is_judged_by_its_own_tolerance(lazy_scene: Scene) -> None:

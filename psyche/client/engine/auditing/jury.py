@@ -93,8 +93,8 @@ class Jury:
                 reason = "its work, or that of the round before, is not here"
                 x.log(types.NotAudited(height=challenge.height, target=member, reason=reason))
             return
-        if isinstance(question, Question) and challenge.reason >= AuditReason.SIGNS and has_local_steps(x.state):
-            self._conclude(challenge, question, False)  # nobody looks at whole rounds of them
+        if isinstance(question, Question) and challenge.reason >= AuditReason.SIGNS and not self._has_whole(question):
+            self._conclude(challenge, question, False)
             return
         if isinstance(question, Question) and challenge.reason is AuditReason.SIGNS:
             question = ask_whole(question)
@@ -103,6 +103,13 @@ class Jury:
         if isinstance(question, Question) and may_ask and not self.desk.is_busy and not self.weights.is_diverged:
             self._asked_at = (x.epoch, x.height)
             self.desk.ask([question], x.state.current.seed, partial(self._take, challenge))
+
+    def _has_whole(self, question: Question) -> bool:
+        """Whether what is accused is a round at which verifiers look as a whole.
+
+        A report is none: the payload to judge would be that of whom it is about.
+        """
+        return len(question.trail) == 1 and not has_local_steps(self.context.state)
 
     def _note_link(self, challenge: Challenge) -> None:
         """What the accused work hangs on may be in rounds that are forgotten before its last juror votes."""

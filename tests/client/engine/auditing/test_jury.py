@@ -15,17 +15,20 @@ from psyche.telemetry import types
 
 
 def build_accusation(
-    own: int = 0, reason: AuditReason = AuditReason.GRADIENT, least_height: int = 1, **changes: Any
-) -> tuple[Bench, int]:
-    """Another member is accused; the engine under test is a witness of every round."""
+    own: int = 0, reason: AuditReason = AuditReason.GRADIENT, least_height: int = 1, *, is_report: bool = False,
+    **changes: Any,
+) -> tuple[Bench, int]:  # fmt: skip
+    """Another member is accused, of its report as a verifier or of its batch; the engine under test is in each jury."""
     bench = build_verified(6, own, manual=(act.Audit,), **changes)
     targets: list[int] = []
     for _ in range(12):
         height = bench.state.current.height
-        trained = bench.get_record(height - 1).assignments if height else {}
+        record = bench.get_record(height - 1) if height else None
+        owed = () if record is None else record.reporters if is_report else record.assignments
         verifiers = get_verifiers(bench.state.current, bench.state.config)
-        targets = [m for m in trained if m != own]
-        if height >= least_height and own not in verifiers and any(v not in (own, targets[0]) for v in verifiers):
+        targets = [m for m in owed if m != own]
+        is_free = height >= least_height and own not in verifiers
+        if is_free and targets and any(v not in (own, targets[0]) for v in verifiers):
             break
         bench.run_round()
     accuse(bench, targets[0], reason)
@@ -87,6 +90,14 @@ def test_signs_are_judged_by_the_whole_round(agreement: float, votes: list[int])
     (case,) = bench.get_all(act.Audit)[-1].cases
     assert len(case.pieces) > 1
     assert [vote.guilty for vote in judge(bench, agreement=agreement)] == votes
+
+
+def test_who_is_accused_of_the_signs_of_a_report_is_innocent_whatever_they_are_whom_it_is_about() -> None:
+    """V11: a liar must not have a verifier put out for what another member sent."""
+    bench, _ = build_accusation(reason=AuditReason.SIGNS, is_report=True)
+    go_to_jury(bench)
+    bench.play()
+    assert [vote.guilty for vote in judge(bench, agreement=0.1)] == [0]
 
 
 @pytest.mark.parametrize(("scale", "guilty"), [(1.0, 0), (1.002, 1)])

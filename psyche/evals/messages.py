@@ -22,19 +22,19 @@ class MessageKind(Generic[T]):
         what: it is, in errors.
         tag: the bytes that it begins with.
         fields: of fixed size, in their order.
-        text_bytes: as long its `text` may be in UTF-8; None: it has no text.
+        max_text_bytes: as long its `text` may be in UTF-8; None: it has no text.
         check: raises WireError for values that do not fit together.
     """
 
     def __init__(
-        self, cls: Callable[..., T], what: str, tag: bytes, fields: Sequence[Field], *, text_bytes: int | None = None,
-        check: Callable[[T], None] = lambda _: None,
+        self, cls: Callable[..., T], what: str, tag: bytes, fields: Sequence[Field], *,
+        max_text_bytes: int | None = None, check: Callable[[T], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        self._cls, self._what, self.tag, self._check, self._has_text = cls, what, tag, check, text_bytes is not None
+        self._cls, self._what, self.tag, self._check, self._has_text = cls, what, tag, check, max_text_bytes is not None
         self._layout = FieldLayout(getattr(cls, "__name__", what), fields, is_aligned=False)
         self._start = len(tag) + self._layout.size  # of the text
         self.least_bytes = self._start + SIGNATURE_BYTES
-        self.most_bytes = self.least_bytes + (text_bytes or 0)
+        self.most_bytes = self.least_bytes + (max_text_bytes or 0)
 
     def get_signed_bytes(self, message: T) -> bytes:
         """Encode what the member's key signs.

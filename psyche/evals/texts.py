@@ -32,7 +32,7 @@ class WrittenText:
 TEXTS: Final = MessageKind(
     WrittenText, "text of weights", b"psyche/text/1",
     [raw("run_uid"), raw("digest"), u16("epoch"), up_to(MAX_CLIENTS - 1, u16("member"))],
-    text_bytes=MAX_TEXT_BYTES,
+    max_text_bytes=MAX_TEXT_BYTES,
 )  # fmt: skip
 
 

@@ -104,5 +104,6 @@ def test_v11_one_verifier_in_five_looks_at_whole_rounds_and_its_targets_open_the
     assert 25 < sum(looks_at_whole(seed, 3) for seed in seeds) < 55
     seed = next(seed for seed in seeds if looks_at_whole(seed, 3))
     assert [member for member in range(10) if looks_at_whole(seed, member)] == [3, 8]
+    assert [member for member in range(10) if looks_at_whole(bytes([0, 1, 2]), member)] == [4, 9]
     tasks = [AuditTask(3, 0, False, 0), AuditTask(3, 1, True, 0), AuditTask(4, 2, False, 0)]
     assert [member for member in range(4) if is_opened(seed, tasks, member)] == [0]

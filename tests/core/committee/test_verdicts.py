@@ -90,6 +90,8 @@ def test_v6_who_is_off_is_named_and_does_not_move_the_median() -> None:
     distances = compute_calibration(rows)
     assert find_odd(distances, compute_tolerance(CONFIG, NumericClass.FP32, distances)) == [7]
     assert distances[0] == pytest.approx(0.0001, rel=0.01)
+    assert compute_calibration({0: (1.0,), 1: (2.0,), 2: (4.0,)}) == {0: 0.5, 1: 0.0, 2: 1.0}, "relative to the median"
+    assert find_odd({0: 0.001, 1: 0.002}, 0.001) == [1]
 
 
 def test_v6_who_is_as_far_off_as_cheats_are_from_its_class_and_from_all_is_unfit() -> None:
@@ -107,7 +109,7 @@ def test_v6_who_is_a_little_off_is_judged_by_that_and_who_is_far_off_has_no_excu
 
 
 def test_v11_signs_agree_at_the_places_sent() -> None:
-    assert compute_agreement([1, -1, 2, -2], [5, -1, 0, 3]) == 0.5
+    assert compute_agreement([1, -1, 2, -2, 1], [5, -1, 0, 3, 1]) == 0.6
     assert compute_agreement([], []) == 0
 
 
@@ -131,6 +133,8 @@ def test_v11_who_agrees_least_is_recomputed_but_not_twice_in_64_rounds() -> None
         (-1, AuditReason.NONE, -1, None),
         (0.79, AuditReason.NONE, -1, AuditReason.SIGNS),
         (0.8, AuditReason.NONE, -1, AuditReason.NONE),
+        (0.0, AuditReason.NONE, -1, AuditReason.SIGNS),
+        (0.1, AuditReason.NONE, 0.0, AuditReason.NONE),
     ],
 )
 def test_v11_a_whole_round_is_judged_by_its_opened_momentum_and_without_one_by_signs(

@@ -218,10 +218,11 @@ class RunView:
             found[event.name] = (count + 1, update + event.update_energy, grad + event.grad_energy)
 
     def _on_score(self, _t: float, _node: str, event: types.EvalScore) -> None:
-        known = self.scores.get(event.task)
+        task = clean_name(event.task)
+        known = self.scores.get(task)
         is_newer = known is None or (event.step, event.final, event.percent) >= (known.step, known.final, known.percent)
         if is_newer and (known is not None or len(self.scores) < MAX_TASKS):
-            self.scores[event.task] = event
+            self.scores[task] = event
 
     def _on_text(self, _t: float, _node: str, event: types.EvalText) -> None:
         if self.text is None or event.step >= self.text.step:

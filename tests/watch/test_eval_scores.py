@@ -58,7 +58,10 @@ def test_what_the_newest_weights_write_commands_nothing(view: RunView, capsys: p
     assert not {"\x1b", "\u202e"} & set(told)
 
 
-def test_a_log_with_many_tasks_fills_no_memory(view: RunView) -> None:
+def test_a_log_with_many_tasks_fills_no_memory_and_their_names_command_nothing(view: RunView) -> None:
+    view.take(make_score(1, 0.5, task="a\x1b[2J\u202etask\n" + "x" * 1_000))
+    shown = [*describe_course(view), describe_run(view, "0", 1.0)["scores"][0]["task"]]
+    assert all(one.isprintable() and len(one) < 200 for one in shown)
     for number in range(100):
         view.take(make_score(1, 0.5, task=f"task {number}"))
     assert len(view.scores) == 32

@@ -55,6 +55,21 @@ def test_v9_a_verifier_that_finds_nothing_is_on_record() -> None:
     decode_state(encode_state(run.state))
 
 
+def test_v9_who_is_out_since_the_audited_round_may_be_named_and_who_was_out_by_then_may_not() -> None:
+    run = start(verification_percent=60)
+    run.run_round()
+    gone = run.get_members()[0]
+    run.eject(gone)
+    for named in (True, False):
+        run.run_round()
+        verifier = find_verifiers(run)[0]
+        if named:
+            run.report(verifier, gone, GRADIENT)
+        else:
+            with expect_refusal(run.state, InvalidAudit, "was not in the audited round"):
+                run.report(verifier, gone, GRADIENT)
+
+
 def test_v12_an_accusation_opens_a_challenge_that_names_all_that_its_jury_needs() -> None:
     run = start()
     verifier, target = accuse(run)

@@ -199,7 +199,8 @@ def test_v12_who_may_not_judge() -> None:
     jury = convene(run)
     others = [m for m in range(8) if m not in get_witnesses(run.state.current)]
     for member in (verifier, target, others[0]):
-        with expect_refusal(run.state, InvalidJudgement, "is not in the jury"):
+        elected = run.state.challenges[0].deadline_height - 1
+        with expect_refusal(run.state, InvalidJudgement, f"is not in the jury of round {elected},"):
             run.judge(member)
     with expect_refusal(run.state, InvalidJudgement, "challenge 1 is not open"):
         run.judge(jury[0], challenge=1)
@@ -275,6 +276,7 @@ def test_v12_a_jury_that_does_not_agree_in_time_decides_nothing_and_the_target_i
     assert get_doubted(run.state, run.state.current.height) == []
     assert run.state.challenges[0].state is ChallengeState.OPEN
     run.run_round()
+    assert get_doubted(run.state, run.state.current.height - 1) == [], "as it was in that round"
     for _ in range(4):
         assert run.state.challenges[0].state is ChallengeState.UNDECIDED
         assert get_doubted(run.state, run.state.current.height) == [target]
@@ -282,6 +284,8 @@ def test_v12_a_jury_that_does_not_agree_in_time_decides_nothing_and_the_target_i
         assert get_doubted(run.state, run.state.current.height - 1) == [target]  # the list does not change meanwhile
     assert get_doubted(run.state, run.state.current.height) == []
     for _ in range(2):
+        with expect_refusal(run.state, InvalidJudgement, "is not open"):
+            run.judge(target)
         run.run_round()
     assert run.state.challenges[0] == Challenge()
     assert run.state.clients[target].state is ClientState.HEALTHY

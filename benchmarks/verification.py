@@ -186,20 +186,21 @@ def compute_false_look(distances: list[float], tolerance: float) -> float:
 
 
 def measure_cost(folder: Path, rows: Callable[[int], Tensor], rounds: int) -> dict[str, float]:
-    """CPU seconds of a round without and with tables and roots, by turns."""
-    engines: dict[bool, TrainerEngine] = {}
-    for shows in (False, True):
-        engines[shows] = TrainerEngine()
+    """CPU seconds of a round without and with tables and roots, by turns, with all pieces in one pass or one by one."""
+    ways = {"without": (False, 8), "with tables and roots": (True, 8), "with them, piece by piece": (True, 1)}
+    engines = {name: TrainerEngine() for name in ways}
+    for name, (shows, size) in ways.items():
         model = Model(max_seq_len=LENGTH, optimizer=OPTIMIZER)
         load = LoadRequest(
-            path=str(folder / "model"), is_snapshot=False, model=model, micro_batch_size=1, device="cpu", verifies=shows
-        )
-        engines[shows].load(load)
-    spent: defaultdict[bool, list[float]] = defaultdict(list)
+            path=str(folder / "model"), is_snapshot=False, model=model, micro_batch_size=size, device="cpu",
+            verifies=shows,
+        )  # fmt: skip
+        engines[name].load(load)
+    spent: defaultdict[str, list[float]] = defaultdict(list)
     for height in range(rounds):
         seed = blake3_hash(height.to_bytes(4, "little"))
-        for shows, engine in engines.items():
-            work = WorkRequest(seed=seed, piece_samples=1) if shows else None
+        for name, engine in engines.items():
+            work = WorkRequest(seed=seed, piece_samples=1) if ways[name][0] else None
             tokens = rows(height)[:8].int().numpy().astype("<u4").tobytes()
             started = time.process_time()
             engine.train(
@@ -217,8 +218,8 @@ def measure_cost(folder: Path, rows: Callable[[int], Tensor], rounds: int) -> di
                     work=work,
                 )
             )
-            spent[shows].append(time.process_time() - started)
-    return {"without": median(spent[False]), "with tables and roots": median(spent[True])}
+            spent[name].append(time.process_time() - started)
+    return {name: median(times) for name, times in spent.items()}
 
 
 def main() -> None:

@@ -8,13 +8,15 @@ an eighth of the rows is looked at, this costs a 24th of the forward and backwar
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from psyche.core.encoding.work import SKETCH_VALUES
-from psyche.modeling.verification.sketch import LONGEST_ROW, TakenRows
+from psyche.modeling.verification.sketch import LONGEST_ROW, Sketch, TakenRows
 
+_BLOCK: Final = 1 << 22  # numbers that are multiplied at once
 Layers = Mapping[nn.Module, Mapping[str, str]]  # a module's own parameters: their names in it, and in the model
 
 
@@ -45,8 +47,10 @@ def _is_divisible(module: nn.Module) -> bool:
 class SampleSketches:
     """The sketches of one micro-batch's samples, added up layer by layer while it goes backward."""
 
-    def __init__(self, layers: Layers, rows: Mapping[str, TakenRows], samples: int, device: torch.device) -> None:
-        self._layers, self._rows, self._samples = layers, rows, samples
+    def __init__(
+        self, sketch: Sketch, layers: Layers, rows: Mapping[str, TakenRows], samples: int, device: torch.device
+    ) -> None:
+        self._sketch, self._layers, self._rows, self._samples = sketch, layers, rows, samples
         self._is_mixed = False
         self._values = torch.zeros(samples, SKETCH_VALUES, device=device)
 
@@ -92,20 +96,26 @@ class SampleSketches:
     def _add_linear(self, module: nn.Module, inputs: Tensor, delta: Tensor) -> None:
         names = self._layers[module]
         if not (rows := self._rows[names["weight"]]).are_none:
-            sums = inputs.to(delta.dtype) @ rows.signs.to(delta.dtype).T
-            self._values.index_add_(1, rows.buckets, (sums * rows.take(delta)).float().sum(1))
+            signs, buckets = self._sketch.find_signs(rows.numbers, rows.width)
+            signs = signs.to(delta.dtype).T
+            at_once = max(1, _BLOCK // (inputs.shape[1] * len(buckets)))  # a head has as many rows as words
+            parts = (one.split(at_once) for one in (self._values, inputs, rows.take(delta)))
+            for values, part, of_rows in zip(*parts, strict=True):
+                sums = part.to(delta.dtype) @ signs
+                values.index_add_(1, buckets, (sums * of_rows).float().sum(1))
         if "bias" in names:
             self._add_row(names["bias"], delta.float().sum(1))
 
     def _add_embedding(self, module: nn.Module, inputs: Tensor, delta: Tensor) -> None:
         assert isinstance(module, nn.Embedding)
         rows = self._rows[self._layers[module]["weight"]]
+        signs, buckets = self._sketch.find_signs(rows.numbers, rows.width)
         number, rest = inputs // rows.every, inputs % rows.every
         taken = (rest == rows.first) & (inputs != (-1 if module.padding_idx is None else module.padding_idx))
         sample, token = taken.nonzero(as_tuple=True)
         number = number[sample, token]
-        found = (delta[sample, token].float() * rows.signs[number]).sum(1)
-        self._values.view(-1).index_add_(0, sample * SKETCH_VALUES + rows.buckets[number], found)
+        found = (delta[sample, token].float() * signs[number]).sum(1)
+        self._values.view(-1).index_add_(0, sample * SKETCH_VALUES + buckets[number], found)
 
     def _add_vectors(self, module: nn.Module, inputs: Tensor, delta: Tensor) -> None:
         """A layer with vectors only, as those that normalize: its gradient is computed for each sample."""
@@ -125,4 +135,5 @@ class SampleSketches:
     def _add_row(self, name: str, gradients: Tensor) -> None:
         """Add the only row of a vector, of which each sample has a gradient."""
         if not (rows := self._rows[name]).are_none:
-            self._values.index_add_(1, rows.buckets, (gradients * rows.signs).sum(1, keepdim=True))
+            signs, buckets = self._sketch.find_signs(rows.numbers, rows.width)
+            self._values.index_add_(1, buckets, (gradients * signs).sum(1, keepdim=True))

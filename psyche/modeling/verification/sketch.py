@@ -45,16 +45,16 @@ class _Rows(NamedTuple):
 
 
 class TakenRows(NamedTuple):
-    """The rows of one tensor that take part: each `every`th from `first` on."""
+    """The rows of one tensor that take part: each `every`th from `first` on, by their `numbers` in the sketch."""
 
     first: int
-    signs: Tensor  # int8 [rows, width]
-    buckets: Tensor  # of the sketch, one for each row
+    numbers: Tensor
+    width: int
     every: int = ROWS_OF_ONE
 
     @property
     def are_none(self) -> bool:
-        return len(self.buckets) == 0
+        return len(self.numbers) == 0
 
     def take(self, delta: Tensor) -> Tensor:
         """Of an output's gradient, the part of these rows."""
@@ -96,8 +96,8 @@ class Sketch:
         for name, shape in sorted(shapes.items()):
             width = max(1, shape[-1]) if shape else 1
             count, first = math.prod(shape) // width, (self._first - passed) % ROWS_OF_ONE
-            rows = torch.arange(passed + min(first, count), passed + count, ROWS_OF_ONE)
-            found[name] = TakenRows(first, *self._find_signs(rows, width))
+            numbers = torch.arange(passed + min(first, count), passed + count, ROWS_OF_ONE)
+            found[name] = TakenRows(first, numbers, width)
             passed += count
         return found
 
@@ -114,11 +114,11 @@ class Sketch:
     def _gather(self, group: list[int], places: Sequence[tuple[int, int, int]]) -> _Block:
         width = places[group[0]][2]
         numbers = [first + ROWS_OF_ONE * torch.arange(rows) for first, rows, _ in (places[part] for part in group)]
-        return _Block(group, *self._find_signs(torch.cat(numbers), width))
+        return _Block(group, *self.find_signs(torch.cat(numbers), width))
 
-    def _find_signs(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """The signs of rows, int8 [rows, width], and the bucket of each."""
-        rows = rows.to(self._signs.device)
+    def find_signs(self, numbers: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """The signs of rows with these numbers, int8 [rows, width], and the bucket of each."""
+        rows = numbers.to(self._signs.device)
         return self._signs.unfold(0, width, 1)[rows * STRIDE % (SIGNS - width)], rows // ROWS_OF_ONE % SKETCH_VALUES
 
 

@@ -60,7 +60,7 @@ class WorkLog(PieceLog):
         layers = self._replica.layers
         assert layers is not None, "else only one piece at a time"
         rows = self._sketch.find_rows(get_shapes(self._replica.parameters))
-        self._watched = SampleSketches(layers, rows, samples, self._replica.device)
+        self._watched = SampleSketches(self._sketch, layers, rows, samples, self._replica.device)
         return self._watched.watch()
 
     def add(self, losses: Sequence[float], gradients: Mapping[str, Tensor]) -> None:

@@ -21,6 +21,7 @@ from psyche.modeling.model import enable_checkpointing, get_parameters
 from psyche.modeling.trainer import batch
 from psyche.modeling.trainer.batch import compute_gradients, decode_tokens
 from psyche.modeling.trainer.replica import Replica
+from psyche.modeling.verification import samples
 from psyche.modeling.verification.samples import find_layers
 from psyche.modeling.verification.work import WorkLog
 from psyche.wire.data import BEGINS
@@ -78,6 +79,11 @@ def test_pieces_of_one_micro_batch_are_those_computed_one_by_one(family: str, bu
     replica = build(family)
     for seed in range(8):  # which rows take part
         compare(replica, 4 if seed % 2 else 99, seed, draw_rows(seed))
+
+
+def test_samples_of_large_layers_are_multiplied_some_at_a_time(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "_BLOCK", 3 * LENGTH * 64 // 8)  # three of seven samples of the head
+    compare(build("llama"), 99, 1, draw_rows(1))
 
 
 def test_rows_of_several_sequences_show_their_pieces_too(build: Build) -> None:

@@ -104,7 +104,7 @@ async def test_a_member_that_cheats_is_put_out_and_the_others_go_on_alike(
     optimizer: str, kind: str, tmp_path: Path, make_run: MakeRun
 ) -> None:
     is_linked = KINDS[kind] < WHOLE
-    percent, rounds = (40, 90) if is_linked else (20, 30)  # a fifth of the verifiers look at whole rounds
+    percent, rounds = (40, 180) if is_linked else (20, 30)  # a fifth of the verifiers look at whole rounds
     config = make_run(
         optimizer=optimizer, init_min_clients=MEMBERS, verification_percent=percent, convict=True,
         global_batch_size_start=48, global_batch_size_end=48, rounds_per_epoch=rounds, total_steps=rounds + 1,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from psyche.core.encoding.work import SKETCH_VALUES
-from psyche.modeling.verification.sketch import LONGEST_ROW, Sketch, TakenRows
+from psyche.modeling.verification.sketch import LONGEST_ROW, ROWS_OF_ONE, Sketch, TakenRows
 
 _BLOCK: Final = 1 << 22  # numbers that are multiplied at once
 Layers = Mapping[nn.Module, Mapping[str, str]]  # a module's own parameters: their names in it, and in the model
@@ -110,7 +110,7 @@ class SampleSketches:
         assert isinstance(module, nn.Embedding)
         rows = self._rows[self._layers[module]["weight"]]
         signs, buckets = self._sketch.find_signs(rows.numbers, rows.width)
-        number, rest = inputs // rows.every, inputs % rows.every
+        number, rest = inputs // ROWS_OF_ONE, inputs % ROWS_OF_ONE
         taken = (rest == rows.first) & (inputs != (-1 if module.padding_idx is None else module.padding_idx))
         sample, token = taken.nonzero(as_tuple=True)
         number = number[sample, token]

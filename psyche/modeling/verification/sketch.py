@@ -45,12 +45,11 @@ class _Rows(NamedTuple):
 
 
 class TakenRows(NamedTuple):
-    """The rows of one tensor that take part: each `every`th from `first` on, by their `numbers` in the sketch."""
+    """The rows of one tensor that take part: one in eight from `first` on, by their `numbers` in the sketch."""
 
     first: int
     numbers: Tensor
     width: int
-    every: int = ROWS_OF_ONE
 
     @property
     def are_none(self) -> bool:
@@ -58,7 +57,7 @@ class TakenRows(NamedTuple):
 
     def take(self, delta: Tensor) -> Tensor:
         """Of an output's gradient, the part of these rows."""
-        return delta[..., self.first :: self.every]
+        return delta[..., self.first :: ROWS_OF_ONE]
 
 
 class _Block(NamedTuple):

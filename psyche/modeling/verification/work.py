@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Final, NoReturn, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from psyche.modeling.model import get_shapes
 from psyche.modeling.trainer.batch import PieceLog, compute_gradients, count_predicted, decode_tokens
 from psyche.modeling.trainer.replica import Replica
 from psyche.modeling.verification.samples import SampleSketches
-from psyche.modeling.verification.sketch import Sketch
+from psyche.modeling.verification.sketch import Sketch, TakenRows
 from psyche.wire.trainer import TrainRequest, WorkRequest
 
 # Of the gradient's sketch; within it the samples' sketches add up to it.
@@ -56,11 +57,14 @@ class WorkLog(PieceLog):
             return 1
         return max(1, micro_batch_size // self.piece_samples)
 
+    @cached_property
+    def _taken(self) -> dict[str, TakenRows]:
+        return self._sketch.find_rows(get_shapes(self._replica.parameters))
+
     def watch(self, samples: int) -> AbstractContextManager[object]:
         layers = self._replica.layers
         assert layers is not None, "else only one piece at a time"
-        rows = self._sketch.find_rows(get_shapes(self._replica.parameters))
-        self._watched = SampleSketches(self._sketch, layers, rows, samples, self._replica.device)
+        self._watched = SampleSketches(self._sketch, layers, self._taken, samples, self._replica.device)
         return self._watched.watch()
 
     def add(self, losses: Sequence[float], gradients: Mapping[str, Tensor]) -> None:

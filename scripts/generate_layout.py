@@ -39,6 +39,7 @@ from psyche.core.state.limits import (
     MAX_CLIENTS,
     MAX_WITNESSES,
     METADATA_BYTES,
+    SIGNATURE_BYTES,
     U64_MAX,
 )
 from psyche.core.state.messages import Between, Sized, WitnessMessage
@@ -53,7 +54,7 @@ from psyche.core.state.timeline import (
 )
 from psyche.wire.access import ACCESS_KINDS
 from psyche.wire.crypto import Identity
-from psyche.wire.gossip import SIGNATURE_BYTES, encode_gossip, get_signed_bytes, sign_gossip
+from psyche.wire.gossip import encode_gossip, get_signed_bytes, sign_gossip
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 PAGES: Final = (DOCS / "protocol.md", DOCS / "protocol-reference.md")

@@ -24,12 +24,12 @@ from psyche.core.committee.verdicts import (
     judge_accused,
 )
 from psyche.core.encoding.account import decode_state
-from psyche.core.encoding.evidence import NEEDED, SIGNATURE_BYTES, Evidence, SignedResult, decode_evidence
+from psyche.core.encoding.evidence import NEEDED, Evidence, SignedResult, decode_evidence
 from psyche.core.encoding.header import ResultHeader, ResultKind, decode_header
 from psyche.core.encoding.plan import decode_plan
 from psyche.core.encoding.work import compute_difference, compute_pieces, decode_report, decode_table
 from psyche.core.state.gossip import Gossip, Result
-from psyche.core.state.limits import HEADER_BYTES
+from psyche.core.state.limits import HEADER_BYTES, SIGNATURE_BYTES
 from psyche.core.state.state import ZERO32, AuditReason, Coordinator, DataType, Round
 from psyche.core.state.timeline import get_round
 from psyche.errors import TrainerError, WireError

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from psyche.core.encoding.fields import Field
 from psyche.core.encoding.records import FieldLayout
+from psyche.core.state.limits import SIGNATURE_BYTES
 from psyche.errors import WireError
 from psyche.wire.crypto import Identity, verify
 
 T = TypeVar("T")  # a dataclass of the fields, of `text` if there is one, and of `signature`
-
-SIGNATURE_BYTES: Final = 64
 
 
 class MessageKind(Generic[T]):

@@ -6,11 +6,10 @@ from typing import Final
 
 from psyche.core.encoding.gossip import BODIES, PREFIX, READY, TAGS
 from psyche.core.state.gossip import Finished, Gossip, GossipBody, Result
-from psyche.core.state.limits import HEADER_BYTES
+from psyche.core.state.limits import HEADER_BYTES, SIGNATURE_BYTES
 from psyche.errors import WireError
 from psyche.wire.crypto import Identity, compute_commitment, verify
 
-SIGNATURE_BYTES: Final = 64
 MESSAGES_KEPT: Final = 1_024  # about 1 MB
 _TAG_OF: Final = {kind: tag for tag, kind in TAGS.items()}
 

@@ -19,9 +19,9 @@ from psyche.backends.solana.programs.vouching import Vouching, choose_programs
 from psyche.backends.solana.rpc.client import Rpc
 from psyche.backends.solana.rpc.sender import Confirmed, TransactionSender
 from psyche.backends.solana.rpc.transaction import TRANSACTION_BYTES, FeePolicy
+from psyche.core.state.limits import SIGNATURE_BYTES
 from psyche.errors import BackendError, ConfigError
 
-SIGNATURE_BYTES: Final = 64
 BUDGET_BYTES: Final = 32 + 8 + 8 + 12  # the compute-budget program, and the three limits that a sender adds
 
 

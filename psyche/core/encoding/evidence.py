@@ -13,12 +13,11 @@ from psyche.core.encoding.header import ResultKind, decode_header
 from psyche.core.encoding.reader import Reader
 from psyche.core.encoding.work import MAX_MAGNITUDE, SKETCH_VALUES, Values
 from psyche.core.state.enums import AuditReason
-from psyche.core.state.limits import HASH_BYTES, HEADER_BYTES, STATE_BYTES, STORED_ROUNDS
+from psyche.core.state.limits import HASH_BYTES, HEADER_BYTES, SIGNATURE_BYTES, STATE_BYTES, STORED_ROUNDS
 from psyche.errors import WireError
 
 EVIDENCE_MAGIC: Final = b"PSYCHEEV"
 EVIDENCE_VERSION: Final = 2
-SIGNATURE_BYTES: Final = 64
 MAX_PART_BYTES: Final = 1 << 30
 _HEAD: Final = struct.Struct("<8sHHHdd")
 _VALUES: Final = struct.Struct(f"<{SKETCH_VALUES}f")

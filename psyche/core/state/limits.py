@@ -34,6 +34,7 @@ MIN_STRAGGLER_SLACK_S: Final = 2
 FOLLOW_WINDOW_S: Final = 5  # W6(b): a witness that follows a root may leave out payloads that arrived this recently
 
 HASH_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
 SHUFFLE_ROUNDS: Final = 90  # swap-or-not
 RUN_ID_BYTES: Final = 32
 NAME_BYTES: Final = 64
